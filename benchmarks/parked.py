@@ -29,7 +29,7 @@ from agentrt.serving.programs.api import go_on
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.parked import Parking
 from agentrt.serving.programs.runs import ProgramRuns
-from agentrt.serving.questions.asked import Viewer, Wanted
+from agentrt.serving.questions.server_questions import QuestionFilter, Viewer
 from agentrt.serving.server import ServedProgram, Server
 from benchmarks.harness import WHOLE, Column, Figures, Results, run_with_table
 from tests.doubles.scripted import ScriptedExecutor
@@ -136,7 +136,7 @@ class Local:
         return count
 
     async def listed(self) -> int:
-        found = await self.server.questions.open(Viewer(), Wanted(limit=100))
+        found = await self.server.questions.open(Viewer(), QuestionFilter(limit=100))
         assert len(found) == 100
         return 1
 

@@ -61,7 +61,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.interrupts.questions import no_human
 from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 
 _NOT_WITH_INPUTS = {
     "input_text": "--input",

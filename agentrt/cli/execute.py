@@ -27,7 +27,7 @@ from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunReport
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 
 
 class Watch:

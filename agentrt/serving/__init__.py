@@ -1,6 +1,7 @@
-"""The HTTP server of programs.
+"""The HTTP server.
 
-`agentrt.serving.app` puts its APIs together: ``frontend`` (vLLM's own, for models), ``programs``
-(sessions, and programs that are served), ``langgraph`` (graphs behind the LangGraph API), ``mcp``,
-``submit``, ``questions``, ``chat``, and ``observability`` (dashboard, metrics, health).
+`agentrt.serving.app` combines its APIs: ``frontend`` (vLLM's routes for models), ``programs``
+(sessions, and runs of served programs), ``langgraph`` (the LangGraph API for graphs), ``mcp``
+(tools for MCP clients), ``submit`` (programs sent as source), ``questions`` (to humans), ``chat``
+(a page) and ``observability`` (dashboard, metrics, health).
 """

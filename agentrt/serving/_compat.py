@@ -1,7 +1,8 @@
-"""Where we reach into uvicorn, for timeouts and for a server inside our own loop.
+"""The places that depend on uvicorn's internals: timeouts, and a server inside the runtime's event
+loop.
 
-uvicorn has no public setting for either. ``tests/serving/test_compat.py`` names the versions that
-this was tested with, and fails when a hook that is overridden here is gone.
+uvicorn has no public settings for these. ``tests/serving/test_compat.py`` names the tested versions
+of uvicorn, and fails if a method that is overridden here has disappeared.
 """
 
 from __future__ import annotations
@@ -18,28 +19,33 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from agentrt.serving.server import Bounds
 
 DROPPED_PER_S = 8 * 1024 * 1024
-"""Bytes of one connection. A client that sends as fast as it can takes half of the event loop."""
+"""Maximum rate at which the rest of a refused body is read and dropped (bytes per second). Without
+a limit, a single client could use half of the event loop's time.
+"""
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the process it runs in."""
+    """A uvicorn server that installs no signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     def requests(self) -> set[asyncio.Task[Any]]:
-        """The tasks of the requests under way."""
+        """Return the tasks of the requests in flight."""
         return self.server_state.tasks
 
 
 def bounded(kind: type[ReaderTimeout], bounds: Bounds) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's options ``http`` and ``ws``."""
+    """Return a subclass of ``kind`` with ``bounds``, for uvicorn's options ``http`` and ``ws``."""
     return type(kind.__name__, (kind,), {"BOUNDS": bounds})
 
 
 class ReaderTimeout(asyncio.Protocol):
-    """Drops a connection whose client reads nothing: uvicorn would wait without end."""
+    """A protocol that closes a connection whose client does not read.
+
+    uvicorn would wait for such a client without a limit.
+    """
 
     BOUNDS = Bounds()
     transport: asyncio.Transport
@@ -66,18 +72,19 @@ class ReaderTimeout(asyncio.Protocol):
 
 
 class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
-    """A WebSocket."""
+    """The protocol of WebSockets, which closes connections whose client does not read."""
 
     async def send(self, message: Any) -> None:
-        """uvicorn would log an error for each handshake that is refused with a response."""
+        """Send a message. Without this, uvicorn logs an error for each refused handshake."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True
 
 
 class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
-    """Drops a connection whose request is not whole in time, too: uvicorn itself waits without end
-    for one that comes a byte at a time.
+    """The protocol of HTTP, which also closes a connection whose request takes too long to arrive.
+
+    uvicorn itself waits without a limit for a request that arrives byte by byte.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
@@ -98,7 +105,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._request_timer is None and not self._in_body:
-            self._await_request()  # the next one on a connection that is kept alive
+            self._await_request()  # the next request on a kept-alive connection
         if not self._in_body:
             self._header_bytes += len(data)
         super().data_received(data)
@@ -108,7 +115,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
             self._refuse(431, "Request Header Fields Too Large")
 
     def _drop_slowly(self, size: int) -> None:
-        """The rest of a body that was refused is dropped no faster than `DROPPED_PER_S`."""
+        """Drop the rest of a refused body no faster than `DROPPED_PER_S`."""
         self.flow.pause_reading()
         self.loop.call_later(size / DROPPED_PER_S, self._go_on)
 
@@ -134,7 +141,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
         self._request_timer = self.loop.call_later(self.BOUNDS.request_s, self._too_late)
 
     def _too_late(self) -> None:
-        if self._in_body:  # the application waits for it, and learns that the client is gone
+        if self._in_body:  # the waiting application learns that the client has disconnected
             self.transport.abort()
         else:
             self._refuse(408, "Request Timeout")
@@ -147,7 +154,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
         self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No new request came. Nobody will read what has not been read by now."""
+        """Close a kept-alive connection without a new request, even if answers are still unread."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
-    """All APIs. ``projects`` are the ``langgraph.json`` files that are served.
+    """Return all APIs. ``projects`` are the ``langgraph.json`` files that are served.
 
-    Raises `ConfigError` if two of these have authentication hooks.
+    Raises `ConfigError` if more than one of these has authentication hooks.
     """
     from agentrt.serving import chat, langgraph, mcp, observability
     from agentrt.serving.programs.api import api as programs
@@ -49,7 +49,10 @@ def _auth_of(projects: Sequence[Path]) -> Auth | None:
     hooks = {path: auth for path in projects if (auth := load_auth(path)) is not None}
     if len(hooks) > 1:
         names = ", ".join(map(str, hooks))
-        raise ConfigError(f"one server takes the auth hooks of one project: {names}")
+        raise ConfigError(
+            f"several projects have authentication hooks ({names}), and a server can use those of "
+            "one project only; serve the projects on separate servers"
+        )
     return next(iter(hooks.values()), None)
 
 
@@ -57,9 +60,9 @@ def _auth_of(projects: Sequence[Path]) -> Auth | None:
 async def opened_app(
     server: Server, apis: Sequence[Api], rest: FrontendApp | None = None
 ) -> AsyncIterator[ASGIApp]:
-    """The application with its ``apis`` open; their tasks end with the block.
+    """Open the ``apis``, and yield the application; at the end, close the APIs and their tasks.
 
-    What has none of their paths goes to ``rest``.
+    Requests to paths that no API has go to ``rest``.
     """
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _http_error)
@@ -79,10 +82,10 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """A path without a route, as an error of the API that the path belongs to."""
+    """Answer an HTTP error, such as an unknown path, in the format of the API at the path."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if not is_openai(path):
         return await http_exception_handler(request, error)
-    what = f"{request.method} {path}: {str(error.detail).lower()}"
-    return error_response(path, error.status_code, what, headers=error.headers)
+    message = f"{request.method} {path}: {str(error.detail).lower()}"
+    return error_response(path, error.status_code, message, headers=error.headers)

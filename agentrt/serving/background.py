@@ -1,4 +1,4 @@
-"""Work that a server does by itself, again and again: what fails is logged, and tried again."""
+"""Background tasks of a server, which run repeatedly. A failed task is logged and retried."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from agentrt import tracking
 
 STUBBORN = 3
-"""The server is not ready while some work has failed so many times in a row."""
+"""The server is not ready while a task has failed this many times in a row."""
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
 _LONGEST_TEXT = 500
 _STEADY_S = 30.0
-"""Work without an error for so many seconds has recovered."""
+"""Seconds without an error after which a task has recovered."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Fault:
-    """The last error of some work, and how many there were in a row."""
+    """The last error of a task, and how many errors there were in a row.
+
+    ``since`` is the time of the retry after the error.
+    """
 
     text: str
     count: int
@@ -31,8 +34,10 @@ class _Fault:
 
 
 class Background:
-    """The tasks of one server. A task waits ``rest_s`` seconds after its first error, and twice as
-    long after each further one, up to a minute.
+    """The background tasks of a server.
+
+    A task waits ``rest_s`` seconds after its first error, and twice as long after each further
+    error in a row, up to a minute.
     """
 
     def __init__(self, rest_s: float = _FIRST_REST_S) -> None:
@@ -43,7 +48,10 @@ class Background:
     async def doing(
         self, name: str, work: Callable[[], Awaitable[None]], every_s: float = 0.0
     ) -> AsyncIterator[None]:
-        """Do ``work`` every ``every_s`` seconds until the block ends. It may go on for ever."""
+        """Run ``work`` every ``every_s`` seconds until the block ends.
+
+        ``work`` may also never return; then it is cancelled at the end of the block.
+        """
         with tracking.outside():
             task = asyncio.create_task(self._go_on(name, work, every_s), name=f"agentrt/{name}")
         try:
@@ -54,17 +62,21 @@ class Background:
             self._faults.pop(name, None)
 
     def failing(self) -> Mapping[str, str]:
-        """The errors of what does not go on now, by its name."""
-        return {name: one.text for name, one in self._current().items()}
+        """Return the last errors of the tasks that fail now, by task name."""
+        return {name: fault.text for name, fault in self._current().items()}
 
     def stubborn(self) -> list[str]:
-        """The names of what fails again and again."""
-        return [name for name, one in self._current().items() if one.count >= STUBBORN]
+        """Return the names of the tasks that have failed `STUBBORN` times in a row or more."""
+        return [name for name, fault in self._current().items() if fault.count >= STUBBORN]
 
     def _current(self) -> dict[str, _Fault]:
-        """The faults that still count. Work that goes on for ever never says that it is well."""
+        """Return the current faults.
+
+        A fault expires after `_STEADY_S` seconds, because work that never returns cannot report
+        success.
+        """
         steady = asyncio.get_running_loop().time() - _STEADY_S
-        return {name: one for name, one in self._faults.items() if one.since > steady}
+        return {name: fault for name, fault in self._faults.items() if fault.since > steady}
 
     async def _go_on(self, name: str, work: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:
@@ -76,19 +88,19 @@ class Background:
                 await asyncio.sleep(self.failed(name, error))
 
     def went_well(self, name: str) -> None:
-        """The work of that name was done."""
+        """Record that a task has succeeded."""
         self._faults.pop(name, None)
 
     def failed(self, name: str, error: Exception) -> float:
-        """The work of that name failed. Returns the seconds until the next try."""
+        """Record that a task has failed, and return the seconds until its retry."""
         before = self._current().get(name)
         count = 1 if before is None else before.count + 1
         rest_s = min(_LONGEST_REST_S, self._rest_s * 2.0 ** (count - 1))
         first_line = str(error).strip().partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"[:_LONGEST_TEXT]
-        if count & (count - 1) == 0:  # failures 1, 2, 4, 8 and so on: most are the same
+        if count & (count - 1) == 0:  # log failures 1, 2, 4, 8 and so on, which are mostly equal
             _log.warning(
-                "background task %s failed, for the %d. time in a row, and is tried again: %s",
+                "background task %s failed (%d in a row) and will be retried: %s",
                 *(name, count, text),
                 exc_info=error if count == 1 else None,
             )

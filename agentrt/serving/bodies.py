@@ -1,5 +1,6 @@
-"""Reads a request's body whole. Its bytes and the values in its JSON are bounded: both are checked
-as it comes, before anything is parsed.
+"""Read the body of a request, and limit its size and the number of values in its JSON.
+
+Both limits are checked while the body arrives, before it is parsed.
 """
 
 from __future__ import annotations
@@ -12,41 +13,46 @@ from starlette.types import Message, Receive
 from agentrt.serving.encodings import coding_of, decompressed
 
 MOST_VALUES = 512 * 1024
-"""Values in the JSON of a body. Parsing so many takes some 50 ms, in which the server does nothing
-else.
+"""Maximum number of values in the JSON of a body. Parsing this many takes about 50 ms, in which the
+server does nothing else.
 """
 MOST_OBJECTS = 20 * 1024
-"""Objects and lists in it: each takes as long as many numbers."""
+"""Maximum number of objects and lists in a body. Parsing an object takes as long as parsing many
+numbers.
+"""
 MOST_VALUES_OF_AGENTS = 20 * 1024
-"""The values in a message to an agent (A2A), which the protocol's types take 2 µs each to read."""
+"""Maximum number of values in a message to an agent (A2A). The protocol's types need 2 µs for each.
+"""
 LONG = 64 * 1024
-"""Bytes of a body from which on its request is a large one."""
+"""A request with a larger body (bytes) is a large request (`agentrt.serving.long_requests`)."""
 MANY_OBJECTS = 2048
-"""Objects and lists in a body from which on its request is a large one."""
+"""A request whose body has more objects and lists than this is a large request."""
 _AGENTS = "/a2a/"
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
-"""Filters are short, and lists of ids have an end."""
+"""Maximum size of the body of a search (bytes)."""
 _MARKS = b'",[{'
 _NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 
 
 async def pause() -> None:
-    """Let other requests go on between two pieces of work for this one."""
+    """Let other requests run on the event loop before the next piece of work for this request."""
     await asyncio.sleep(0)
 
 
 class TooLargeError(Exception):
-    """The body is larger than the server takes. The message says in what, and what to do."""
+    """The body of a request exceeds a limit. The message names the limit."""
 
     def __init__(self, fault: str) -> None:
-        # The connection stays open, and the rest is read and dropped until the request times
-        # out: closing it would reset it, and the client would never see this answer.
+        # The connection stays open, and the rest of the body is read and dropped. Closing the
+        # connection would reset it, and the client would never see this error.
         super().__init__(f"the request's body {fault}; send less")
 
 
 class JSONCount:
-    """Counts the ``values`` of JSON that comes in pieces, and the ``objects`` and lists of them."""
+    """A counter of the ``values`` in JSON that arrives in pieces, and of its objects and lists
+    (``objects``).
+    """
 
     def __init__(self) -> None:
         self.values = self.objects = 0
@@ -54,8 +60,8 @@ class JSONCount:
         self._left = b""
 
     def feed(self, piece: bytes) -> None:
-        """Read on: some nanoseconds a byte."""
-        if self._left or b"\\" in piece:  # quotes that are escaped end no text
+        """Count the next piece. This takes a few nanoseconds per byte."""
+        if self._left or b"\\" in piece:  # an escaped quote does not end a string
             piece = (self._left + piece).replace(b"\\\\", b"").replace(b'\\"', b"")
             self._left = b"\\" if piece.endswith(b"\\") else b""
         marks = piece.translate(None, _NO_MARKS).replace(b'""', b"")
@@ -66,7 +72,7 @@ class JSONCount:
 
 
 def is_long(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body is long, or of unknown length, as the headers of its request say."""
+    """Whether the body of a request is long, or of unknown length, according to its headers."""
     size = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or not size.isdigit() or int(size[:20]) > LONG
 
@@ -74,12 +80,14 @@ def is_long(headers: Mapping[bytes, bytes]) -> bool:
 async def read_body(
     receive: Receive, path: str, headers: dict[bytes, bytes], most_bytes: int
 ) -> tuple[Receive, int]:
-    """Read the body of a request at ``path``. The first result gives it as one message, and then
-    what ``receive`` gives; the second is how many objects and lists its JSON has. A compressed
-    body is decompressed, and ``headers`` are then those of the plain one: they are changed.
+    """Read the body of a request at ``path``, and decompress it.
 
-    Raises `TooLargeError`, also of a body that is as large once it is decompressed, and
-    `EncodingError` of one that cannot be.
+    Returns a receive function that returns the whole body as the first message, and then the
+    messages of ``receive``; and the number of objects and lists in the body's JSON. If the body was
+    compressed, ``headers`` are changed to those of the plain body.
+
+    Raises `TooLargeError` for a body that exceeds a limit, before or after decompression, and
+    `EncodingError` for a body that cannot be decompressed.
     """
     coding = coding_of(headers)
     body = _Body(path, headers, most_bytes)
@@ -96,16 +104,16 @@ async def read_body(
             headers.pop(b"transfer-encoding", None)
             headers[b"content-length"] = b"%d" % body.size
         message = whole(b"".join(body.pieces))
-    return given(message, receive), body.objects
+    return replaying(message, receive), body.objects
 
 
 def whole(body: bytes) -> Message:
-    """A body as one message."""
+    """Return a body as a single ASGI message."""
     return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _Body:
-    """A body as it comes, within the bounds of its path."""
+    """A body while it arrives, with the limits of its path."""
 
     def __init__(self, path: str, headers: Mapping[bytes, bytes], most_bytes: int) -> None:
         is_search = path.endswith(_SEARCHES)
@@ -132,7 +140,7 @@ class _Body:
         self.check_size(len(self._compressed))
 
     async def decompress(self, coding: str) -> None:
-        """Add what was compressed, and let other requests go on between its pieces."""
+        """Decompress the body, and let other requests run between its pieces."""
         self._is_compressed = True
         for piece in decompressed(coding, bytes(self._compressed)):
             self.add(piece)
@@ -151,8 +159,8 @@ class _Body:
             raise TooLargeError(f"has more than {MOST_OBJECTS} objects and lists")
 
 
-def given(first: Message, receive: Receive) -> Receive:
-    """Gives ``first``, and then what ``receive`` does."""
+def replaying(first: Message, receive: Receive) -> Receive:
+    """Return a receive function that returns ``first``, and then the messages of ``receive``."""
     messages = iter((first,))
 
     async def received() -> Message:

@@ -1,4 +1,4 @@
-"""Reads compressed bodies: gzip, deflate, br and zstd, in pieces of a bounded size."""
+"""Decompress request bodies (gzip, deflate, br and zstd) in pieces of a bounded size."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 PIECE = 64 * 1024
-"""Bytes that are decompressed at once."""
+"""Maximum size of a decompressed piece (bytes)."""
 _MOST_WINDOW = 8 * 1024 * 1024
-"""Bytes that a decoder of zstd may need, as RFC 9659 limits it for HTTP."""
+"""Maximum window of the zstd decoder (bytes), which RFC 9659 sets for HTTP."""
 _ZSTD_SLICE = 256
-"""Bytes that are given to zstd at once: four of them can stand for 128 KiB."""
+"""Compressed bytes that are passed to zstd at a time. Four bytes can expand to 128 KiB."""
 _IDENTITY = ("", "identity")
 
 Decoder = Callable[[bytes], Iterator[bytes]]
 
 
 class EncodingError(Exception):
-    """A body's coding cannot be read. The message says why, and which can."""
+    """A body has an unknown content coding, or cannot be decompressed. The message names the cause,
+    and the codings that this server can read.
+    """
 
 
 def coding_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the content coding of a request's body, None for a plain one.
+    """Return the content coding of a request's body; None for a plain body.
 
-    Raises `EncodingError` for one that this server does not read.
+    Raises `EncodingError` for a coding that this server cannot read.
     """
     value = headers.get(b"content-encoding")
     if value is None:
@@ -34,26 +36,26 @@ def coding_of(headers: Mapping[bytes, bytes]) -> str | None:
         return None
     (coding, *others) = codings
     if others:
-        told = ", ".join(codings)
-        raise EncodingError(f"the request's body is compressed more than once ({told}); {_way()}")
+        names = ", ".join(codings)
+        raise EncodingError(f"the request's body is compressed more than once ({names}); {_way()}")
     if coding not in _DECODERS:
         package = _PACKAGES.get(coding)
         why = f" without the package {package}" if package else ""
-        told = coding if len(coding) <= _MOST_NAME else f"{coding[:_MOST_NAME]}…"
+        shown = coding if len(coding) <= _MOST_NAME else f"{coding[:_MOST_NAME]}…"
         raise EncodingError(
-            f"the request's body has the content encoding {told!r}, which this server does not "
+            f"the request's body has the content encoding {shown!r}, which this server does not "
             f"read{why}; {_way()}"
         )
     return coding
 
 
 def accepted() -> str:
-    """Return the codings that can be read, as a value of the header Accept-Encoding."""
+    """Return the codings that this server can read, as a value of the header Accept-Encoding."""
     return ", ".join(name for name in _DECODERS if name != "x-gzip")
 
 
 def decompressed(coding: str, body: bytes) -> Iterator[bytes]:
-    """Return the pieces of ``body``. Raises `EncodingError` where it is not in this coding."""
+    """Yield the decompressed pieces of ``body``. Raises `EncodingError` if its data is invalid."""
     if not body:
         return
     try:
@@ -77,7 +79,7 @@ def _gzip(body: bytes) -> Iterator[bytes]:
 
 
 def _deflate(body: bytes) -> Iterator[bytes]:
-    # Some clients leave out zlib's header, which the standard asks for.
+    # Some clients leave out zlib's header, although the standard requires it.
     has_header = body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
     stream = zlib.decompressobj(wbits=15 if has_header else -15)
     yield from _inflated(stream, body)

@@ -1,6 +1,4 @@
-"""Errors as they are answered, in the form of the API that the path belongs to: they name the field
-at fault, and say why.
-"""
+"""Convert errors to HTTP answers in the format of the API at the path, with the field at fault."""
 
 from __future__ import annotations
 
@@ -44,14 +42,15 @@ def is_openai(path: str) -> bool:
 def openai_error(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, object]:
-    """The body of an error in OpenAI's API."""
+    """Return the body of an error in the format of OpenAI's API."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def in_form_of(path: str, body: dict[str, object], status: int | None = None) -> dict[str, object]:
-    """An OpenAI error as the API that ``path`` belongs to has it; some ``status`` have a type of
-    their own there.
+    """Convert an error body of OpenAI's format to the format of the API at ``path``.
+
+    In Anthropic's API, the type of an error may depend on its ``status``.
     """
     error = body["error"]
     assert isinstance(error, dict)
@@ -70,14 +69,16 @@ def error_response(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """An OpenAI or Anthropic error for their paths, ``{"detail": "…"}`` for all others."""
+    """Return an error in the format of the API at ``path``: OpenAI's, Anthropic's, or
+    ``{"detail": "…"}`` for all other paths.
+    """
     body: dict[str, object] = {"detail": message}
     if is_openai(path):
         body = in_form_of(path, openai_error(status, message, code=code), status)
     return Response(json.dumps(body), status, dict(headers or {}), "application/json")
 
 
-# -- what is raised, and how it is answered ------------------------------------------------
+# -- errors and their answers --------------------------------------------------------------
 
 
 _MOST_WORDS = 400
@@ -87,7 +88,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ApiError(HTTPException):
-    """A request that is refused: ``param`` is the field at fault."""
+    """An error that refuses a request. ``param`` is the field at fault."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -97,23 +98,23 @@ class ApiError(HTTPException):
 
 
 class CalledOffError(AgentrtError):
-    """A call whose program was ended while it was under way."""
+    """The error of a call that was cancelled because its program was ended."""
 
     status = 409
 
     def __init__(self, program_id: str) -> None:
-        super().__init__(f"the call was called off: its program {program_id} was ended")
+        super().__init__(f"the call was cancelled because its program {program_id} was ended")
 
 
 class SupersededError(AgentrtError):
-    """A call whose client has sent the same request again."""
+    """The error of a call that was cancelled because its client sent the request again."""
 
     status = 409
 
     def __init__(self) -> None:
         super().__init__(
-            "the call was called off: its client sent the request again, with the same "
-            "Idempotency-Key or as a retry that it counts, and the later one is answered"
+            "the call was cancelled because its client sent the request again, with the same "
+            "Idempotency-Key or as a counted retry; the later request is answered"
         )
 
 
@@ -127,27 +128,27 @@ _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (CalledOffError, 409, "cancelled"),
     (SupersededError, 409, "superseded"),
 )
-"""How errors are answered: the first that fits."""
+"""The status and code of each type of error. The first type that matches applies."""
 
 
 class OpenAIRoute(APIRoute):
-    """A route whose errors are in OpenAI's shape, and whose JSON is read strictly."""
+    """A route with errors in OpenAI's format, which reads JSON strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with errors turned into answers."""
+        """Return the route's handler, wrapped so that errors become answers."""
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
             try:
-                return await handle(_Request(request.scope, request.receive))
+                return await handle(_StrictRequest(request.scope, request.receive))
             except (RequestValidationError, HTTPException, AgentrtError) as error:
                 return answer_to(error)
 
         return handler
 
 
-class _Request(Request):
-    """Its JSON has no NaN, no lone surrogates, and an end to its depth."""
+class _StrictRequest(Request):
+    """A request that refuses JSON with NaN, lone surrogates or very deep nesting."""
 
     async def json(self) -> Any:
         try:
@@ -157,20 +158,20 @@ class _Request(Request):
 
 
 def answer_to(error: Exception) -> Response:
-    """The answer to a request that failed with ``error``."""
+    """Log ``error`` if it is the server's fault, and return the answer to its request."""
     status, body, headers = describe(error)
     log_fault(status, error)
     return JSONResponse(body, status, headers)
 
 
 def log_fault(status: int, error: BaseException) -> None:
-    """Say in the log what is the server's own fault."""
+    """Log an error with its traceback if its status is 500, which means a fault of the server."""
     if status == _INTERNAL:
         _LOG.error("a request failed", exc_info=error)
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:
-    """Status, body and headers for an error. What is none of ours is a fault of the server."""
+    """Return status, body and headers for an error. Unknown types of errors get status 500."""
     if isinstance(error, RequestValidationError):
         param, message = _first(error.errors())
         return 400, openai_error(400, message, param=param, code="invalid_value"), {}
@@ -183,21 +184,21 @@ def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, st
     if isinstance(error, BusyError):
         headers = {"retry-after": str(error.retry_after)}
         return 429, openai_error(429, str(error), code="rate_limit_exceeded"), headers
-    found = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
-    status, code = next(found, (_INTERNAL, "internal_error"))
+    matches = ((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
+    status, code = next(matches, (_INTERNAL, "internal_error"))
     message = str(error) if isinstance(error, AgentrtError) else "the server failed"
     param = "model" if isinstance(error, NotServedError) else None
     return status, openai_error(status, message, param=param, code=code), {}
 
 
 def client_gone() -> Response:
-    """What nobody reads; the status is for logs."""
+    """Return an answer for a client that has disconnected. Its status only appears in logs."""
     return Response(status_code=_CLIENT_GONE)
 
 
 def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
-    """The field at fault and what is wrong with it, of pydantic's list."""
-    chosen = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    """Return the first field at fault, and the message, from pydantic's list of errors."""
+    chosen = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     field = ".".join(str(part) for part in chosen["loc"] if part != "body")
     message = chosen["msg"]
     if chosen["type"] == "extra_forbidden":

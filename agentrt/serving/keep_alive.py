@@ -1,8 +1,8 @@
-"""A stream that waits says that it lives: proxies and clients cut connections that are silent.
+"""Keep idle streams alive, because proxies and clients cut silent connections.
 
-A comment, or a ``ping`` event in Anthropic's API, is sent when a stream has been silent for as
-long as the server's option says, from its first header on. `Middleware` does this for every answer
-that is a stream of events, whichever API it belongs to.
+When a stream has been silent for the configured interval, counted from its head on, a comment is
+sent, or in Anthropic's API a ``ping`` event. `Middleware` does this for all streams of server-sent
+events, in every API.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ STREAM = b"text/event-stream"
 COMMENT = b": waiting\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 NEVER_S = 7 * 24 * 3600
-"""The interval of the pings that a library would send by itself beside these."""
+"""An interval (seconds) that turns off the pings of the library for server-sent events."""
 _MESSAGES = "/v1/messages"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _NO_BODY: Message = {"body": b"\n\n", "more_body": True}
 
 
 class Timer(Protocol):
-    """A call that can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 Later = Callable[[float, Callable[[], Any]], Timer]
-"""Calls a function after so many seconds, as `asyncio.AbstractEventLoop.call_later`."""
+"""Calls a function after a number of seconds, as `asyncio.AbstractEventLoop.call_later`."""
 
 
 class KeepAlive:
-    """Keeps the stream at ``path`` alive, which goes out by ``send``.
+    """The keep-alive of a stream at ``path``, which is sent with ``send``.
 
-    Whoever sends a message of the stream sets ``last`` to it and ``idle`` to 0: these are set for
-    every token, and so cost no call. The stream is looked at twice in ``interval_s`` seconds.
+    The sender of the stream sets ``last`` to each message, and ``idle`` to 0. These are attributes
+    and not a method, because they are set for every token. The stream is checked twice in
+    ``interval_s`` seconds.
     """
 
     __slots__ = ("_beat", "_later", "_path", "_send", "_timer", "idle", "last")
@@ -53,7 +54,7 @@ class KeepAlive:
         self._timer = self._later(self._beat, self._look)
 
     def stop(self) -> None:
-        """Send nothing more. Idempotent."""
+        """Stop the keep-alive. Idempotent."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -61,7 +62,7 @@ class KeepAlive:
             return  # the stream has ended
         self._timer = self._later(self._beat, self._look)
         self.idle += 1
-        # Between two events only, and once in an interval.
+        # Send only between two events, and only once in an interval.
         if self.idle >= 2 and bytes(self.last.get("body", b"")).endswith(_ENDS):
             self.idle = 0
             send_now(
@@ -70,26 +71,26 @@ class KeepAlive:
 
     @property
     def ping(self) -> bytes:
-        """What the API of the stream takes for a sign of life."""
+        """The bytes that keep the stream alive in its API."""
         return ping_of(self._path)
 
 
 def ping_of(path: str) -> bytes:
-    """The sign of life in the API that ``path`` belongs to."""
+    """Return the bytes that keep a stream alive in the API at ``path``."""
     return PING if path == _MESSAGES else COMMENT
 
 
 def send_now(sending: Awaitable[None]) -> bool:
-    """Send without waiting, and return whether it was sent.
+    """Start sending without waiting, and return whether the message was sent.
 
-    It is not where bytes are on their way already, which the client does not read.
+    It is not sent if earlier bytes are still waiting for the client to read them.
     """
     steps = sending.__await__()
     try:
         next(steps)
     except StopIteration:
         return True
-    except RuntimeError:  # the answer has ended meanwhile
+    except RuntimeError:  # the answer has ended in the meantime
         return False
     close = getattr(steps, "close", None)
     if close is not None:

@@ -1,4 +1,4 @@
-"""How long threads and items of the store are kept, as a langgraph.json says."""
+"""How long threads and store items are kept, according to a langgraph.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Strategy = Literal["delete", "keep_latest"]
 
 
 class Ttl(BaseModel):
-    """After how many minutes without a change a thread is deleted, or loses its past."""
+    """The lifetime of a thread: minutes without a change after which it expires.
+
+    An expired thread is deleted, or keeps its last state only, depending on ``strategy``.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,25 +27,31 @@ class Ttl(BaseModel):
     strategy: Strategy = "delete"
 
 
-class _Swept(Settings):
-    """``sweep_…`` changes nothing: all that is due is swept twice a minute."""
+class _LifetimeSection(Settings):
+    """A section with lifetimes.
+
+    ``sweep_…`` has no effect, because expired data is always removed twice a minute.
+    """
 
     default_ttl: Minutes | None = None
     sweep_interval_minutes: Minutes | None = None
     sweep_limit: int | None = None
 
 
-class _Threads(_Swept):
+class _ThreadLifetimes(_LifetimeSection):
     strategy: Strategy = "delete"
 
 
-class _Items(_Swept):
+class _ItemLifetimes(_LifetimeSection):
     refresh_on_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """What holds for a new thread, and an item of the store, that says nothing itself."""
+    """The default lifetimes of threads, and of store items (``items``, in minutes).
+
+    With ``refresh_items``, reading an item extends its life.
+    """
 
     threads: Ttl | None = None
     items: float | None = None
@@ -50,12 +59,12 @@ class Lifetimes:
 
 
 def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
-    """``checkpointer.ttl`` and ``store.ttl`` of the langgraph.json files.
+    """Return the lifetimes in ``checkpointer.ttl`` and ``store.ttl`` of the langgraph.json files.
 
-    Raises `ConfigError` and `ProgramLoadError` for what cannot be.
+    Raises `ConfigError` if several files have a section, and `ProgramLoadError` for invalid values.
     """
-    threads = read_section(projects, "checkpointer.ttl", _Threads)
-    items = read_section(projects, "store.ttl", _Items)
+    threads = read_section(projects, "checkpointer.ttl", _ThreadLifetimes)
+    items = read_section(projects, "store.ttl", _ItemLifetimes)
     ttl = None
     if threads is not None and threads[1].default_ttl is not None:
         ttl = Ttl(ttl=threads[1].default_ttl, strategy=threads[1].strategy)

@@ -1,4 +1,4 @@
-"""Listens on a port, in the runtime's own event loop, and stops in order."""
+"""Serve the application on a port, in the runtime's own event loop, and shut down gracefully."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from agentrt.serving.server import Bounds, Server
 
 _KEEP_ALIVE_S = 30
 SOCKET_PING_S = 10.0
-"""Seconds between the pings of a WebSocket: proxies cut connections that are silent."""
+"""Seconds between the pings of a WebSocket, because proxies cut silent connections."""
 _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""Seconds until a silent connection is probed, seconds between probes, and how many of them may be
-lost: an answer that comes in one piece has no other sign of life, and its client may be gone.
+"""TCP keep-alive: seconds until a silent connection is probed, seconds between probes, and the
+number of lost probes after which the connection is dead. A client that waits for an answer without
+streaming sends nothing, so only probes show that it has disappeared.
 """
 _SPARE_FILES = 256
-"""File descriptors for other things: the engine, the database, the programs themselves."""
+"""File descriptors that are reserved for the engine, the database and the programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a server shows of itself over TLS: PEM files. Without ``key`` it is in ``chain``."""
+    """The PEM files of a server's TLS certificate. Without ``key``, the file ``chain`` has it."""
 
     chain: Path
     key: Path | None = None
@@ -42,25 +43,27 @@ class Certificate:
 
         def no_password() -> str:
             raise ConfigError(
-                f"--ssl-keyfile {self.key or self.chain}: give one without a password"
+                f"--ssl-keyfile {self.key or self.chain}: the key has a password; use a key "
+                "without a password"
             )
 
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.chain, self.key, no_password)
-        except OSError as error:  # an SSLError is one
-            why = "no certificate and its key, as PEM"
+        except OSError as error:  # SSLError is a subclass
+            why = "not a certificate with its key in PEM format"
             if not isinstance(error, ssl.SSLError):
                 why = (error.strerror or str(error)).lower()
-            given = f"--ssl-certfile {self.chain}"
+            options = f"--ssl-certfile {self.chain}"
             if self.key is not None:
-                given += f", --ssl-keyfile {self.key}"
-            raise ConfigError(f"{given}: {why}") from error
+                options += f", --ssl-keyfile {self.key}"
+            raise ConfigError(f"{options}: {why}") from error
 
 
 class Listener:
-    """A bound port, with TLS if there is a ``certificate``. Connections are answered once `serve`
-    runs.
+    """A bound port, with TLS if there is a ``certificate``. `serve` answers its connections.
+
+    Raises `ConfigError` for an unknown host, a port that is in use, or an invalid certificate.
     """
 
     def __init__(self, host: str, port: int, certificate: Certificate | None = None) -> None:
@@ -81,11 +84,11 @@ class Listener:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it accepts connections yet."""
+        """Whether the server answers connections."""
         return self._server is not None and self._server.started
 
     async def serve(self, app: Any, bounds: Bounds) -> None:
-        """Serve ``app`` until `stop`. When cancelled, drop the requests under way."""
+        """Serve ``app`` until `stop` is called. If cancelled, drop the requests in flight."""
         own = self._certificate
         config = uvicorn.Config(
             app,
@@ -95,10 +98,10 @@ class Listener:
             ws=bounded(SocketProtocol, bounds),
             ws_max_size=min(bounds.message_bytes, bounds.body_bytes),
             ws_ping_interval=SOCKET_PING_S,
-            ws_per_message_deflate=False,  # it costs each connection memory, and unpacks bombs
+            ws_per_message_deflate=False,  # costs memory, and would expand decompression bombs
             lifespan="off",
             log_config=None,
-            log_level="error",  # no line for every bad request
+            log_level="error",  # else each malformed request would be logged
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -115,8 +118,9 @@ class Listener:
 
     @contextlib.asynccontextmanager
     async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[None]:
-        """Serve ``app`` while the block runs, and free the port after it. Raises what serving
-        failed with.
+        """Serve ``app`` while the block runs, and free the port afterwards.
+
+        Raises the error of `serve`, if any, at the end of the block.
         """
         with contextlib.closing(self):
             task = asyncio.create_task(self.serve(app, bounds))
@@ -127,7 +131,7 @@ class Listener:
                 await task
 
     async def drain(self, server: Server, timeout_s: float) -> None:
-        """Take nothing new, wait at most ``timeout_s`` for what is under way, and stop."""
+        """Stop accepting work, wait at most ``timeout_s`` seconds for work in flight, and stop."""
         server.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -140,7 +144,7 @@ class Listener:
         return set() if self._server is None else self._server.requests()
 
     def stop(self) -> None:
-        """End `serve`, also one that is yet to begin."""
+        """End `serve`. If `serve` has not begun yet, it will end at once."""
         self._is_stopped = True
         if self._server is not None:
             self._server.should_exit = True
@@ -151,7 +155,7 @@ class Listener:
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """A request that a stop has cut off is none: uvicorn would log its traceback."""
+    """Whether to log a record: tracebacks of requests that a shutdown cancelled are not logged."""
     return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 
@@ -161,16 +165,18 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host!r}: no such address ({error})") from error
+        raise ConfigError(f"--host {host!r}: unknown address ({error})") from error
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its connections have it too
+        bound.setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )  # accepted connections inherit this option
         for name, value in _PROBES.items():
             if hasattr(socket, name):
                 bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
-        bound.listen(0)  # a second server fails now, and not only once its engine is up
+        bound.listen(0)  # so that a second server fails now, and not after loading its engine
     except OSError as error:
         bound.close()
         raise _port_error(host, port, error) from error
@@ -179,11 +185,11 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _port_error(host: str, port: int, error: OSError) -> ConfigError:
     reason = (error.strerror or str(error)).lower()
-    return ConfigError(f"port {port} at {host}: {reason}; choose another with --port")
+    return ConfigError(f"port {port} at {host}: {reason}; choose another port with --port")
 
 
 def _file_limit() -> int:
-    """How many files this process may open, after raising the limit as far as allowed."""
+    """Raise the limit of open files as far as allowed, at most to 65536, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

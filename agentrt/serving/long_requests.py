@@ -1,10 +1,10 @@
-"""Large requests work on the event loop one step at a time, and leave most of it to the others.
+"""Limit the time that large requests take on the event loop, so that short requests stay fast.
 
-What a request does between two waits is a step: nobody else's request goes on meanwhile. To read
-and check a body of a megabyte takes some steps of ten milliseconds. A short call has some fifteen
-steps, and between each two of them those of every large request could run. So only one large
-request at a time takes a step, tenants in turns; and while short requests are under way, the steps
-of all large ones together take `SHARE` of the time.
+The work of a request between two waits is a step, and no other request runs during a step. Reading
+and checking a body of a megabyte takes several steps of ten milliseconds. A short call has about
+fifteen steps, and without a limit, a step of every large request could run between each two of
+them. So only one large request at a time takes steps, and tenants take turns. While short requests
+are in flight, the steps of all large requests together take at most `SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from agentrt.executors.vllm.turns import Turns
 
 SHARE = 0.25
-"""The part of the event loop's time that large requests take while short ones are under way."""
+"""The share of the event loop's time for large requests while short requests are in flight."""
 BURST_S = 0.004
-"""So much of it they may take at once."""
+"""Seconds that large requests may use in advance of their share."""
 _MOST_S = 0.1
-"""What a step took beyond this is not made up for."""
+"""Maximum number of seconds that a step is charged with."""
 _LEAST_S = 0.0005
-"""Less is not waited for."""
+"""Shorter waits (seconds) are skipped."""
 
 
 class LongRequests:
-    """The large requests of a server. ``short`` counts the others that are under way."""
+    """The scheduler of a server's large requests. ``short`` counts the short requests in flight."""
 
     def __init__(
         self,
@@ -41,11 +41,14 @@ class LongRequests:
         self._at = self._began = clock()
 
     def run(self, tenant: str, request: Awaitable[None]) -> Awaitable[None]:
-        """Do a request of ``tenant``, each of its steps in turn."""
+        """Return an awaitable that runs a large request of ``tenant`` step by step."""
         return _Stepped(self, tenant, request)
 
     async def begin(self, tenant: str) -> None:
-        """Wait until a request may take a step: `end` ends it, and `over` its turn."""
+        """Wait for the turn of a request, and for its first step.
+
+        `end` ends a step, and `over` ends the turn.
+        """
         await self._turns.take(tenant)
         try:
             await self.rest()
@@ -54,14 +57,16 @@ class LongRequests:
             raise
 
     async def rest(self) -> None:
-        """Wait until there is time for the next step of the request that has the turn."""
+        """Wait until the share of large requests allows the next step of this turn."""
         while (wait_s := self._wait_s()) > _LEAST_S:
             await self._sleep(wait_s)
         self._began = self._clock()
 
     def end(self) -> None:
-        """A step is over. It counts by the time in which nobody else went on, and not by its
-        processor time: on a busy machine, all others take longer, too.
+        """End a step, and charge its duration.
+
+        The duration counts, and not the processor time, because it is the time that other requests
+        had to wait.
         """
         now = self._forget()
         self._used = min(self._used + now - self._began, _MOST_S)
@@ -82,9 +87,10 @@ class LongRequests:
 
 
 class _Stepped:
-    """Awaits a request, and begins its steps only in its turn. It has the turn until it waits for
-    something: a `sleep(0)` in which others go on ends a step, and not the turn. So few large bodies
-    are in memory as objects at a time.
+    """An awaitable that runs the steps of a request in its turns.
+
+    A turn ends when the request waits for something. A ``sleep(0)`` ends a step, but not the turn,
+    so that few large bodies are in memory as parsed objects at a time.
     """
 
     def __init__(self, requests: LongRequests, tenant: str, request: Awaitable[None]) -> None:
@@ -101,7 +107,7 @@ class _Stepped:
                 try:
                     yield from begun.__await__()
                     has_turn = True
-                except BaseException as error:  # cancelled while it waits: it ends out of turn
+                except BaseException as error:  # cancelled while waiting: end without a turn
                     step, value = steps.throw, error
                 try:
                     awaited = step(value)

@@ -1,5 +1,7 @@
-"""What every request passes first: request id, draining, whose page sent it, API key, body size.
-Then its route.
+"""The middleware that every request passes before its route.
+
+It sets the request id, refuses new work on a draining server, checks the origin of web pages and
+the API key, and reads and limits the body.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from agentrt.serving.tenants.keys import TENANT_NAME
 
 DEFAULT_TENANT = "default"
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
-"""Paths that need no key: health checks, and pages without data of their own."""
+"""Paths that need no key: health checks, and pages that contain no data."""
 
 _OPEN_FOLDERS = ("/dashboard/", "/chat/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -42,7 +44,10 @@ _BEARER = "bearer "
 
 
 def tenant_of(request: Request) -> str:
-    """The tenant whose key came with the request; without keys there is one tenant."""
+    """Return the tenant of a request.
+
+    On a server without keys, this is the tenant that the request names, or the default tenant.
+    """
     tenant: str = getattr(request.state, "tenant", DEFAULT_TENANT)
     return tenant
 
@@ -52,16 +57,16 @@ def _visible_tenant(request: Request) -> str | None:
 
 
 VisibleTenant = Annotated[str | None, Depends(_visible_tenant)]
-"""The parameter of a request handler that says whose programs may be seen: the tenant's whose key
-came, or for an operator (None) all."""
+"""The parameter of a request handler for the tenant whose programs the client may see, or None for
+an operator, who may see the programs of all tenants."""
 
 
 class Middleware:
-    """Admits requests to ``app``, or answers with an error. Those at a path that ``direct`` has go
-    to its application, past the many routes and the middleware of ``app``.
+    """An ASGI middleware that passes requests to ``app``, or answers them with an error.
 
-    ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, the ``request_id`` and
-    the ``headers`` by their names.
+    Requests at a path of ``direct`` go to that path's application, which is faster than the routing
+    of ``app``. ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, the
+    ``request_id``, and the ``headers`` by name.
     """
 
     def __init__(
@@ -86,17 +91,17 @@ class Middleware:
         sending = _Sending(send, path, request_id, self._server.keep_alive_s)
         try:
             await self._answer(scope, receive, sending, headers)
-        except asyncio.CancelledError:  # the server's stop has cut it off
+        except asyncio.CancelledError:  # the server's shutdown cancelled the request
             if sending.is_begun or not self._server.draining:
                 raise
-            await _stopping(path, "this took too long")(scope, receive, sending)
-        except SendTimeoutError:  # its client has stopped reading a stream
+            await _stopping(path, "this request took too long")(scope, receive, sending)
+        except SendTimeoutError:  # the client has stopped reading a stream
             return
-        except Exception as error:  # a bug: the log gets its traceback, the client nothing of it
+        except Exception as error:  # a bug: its traceback is logged, and not sent to the client
             if not sending.is_begun:
                 await server_failed(path)(scope, receive, sending)
-            # Where it is raised on, uvicorn closes the connection, on which the next request is
-            # reset. That is right only where the client would wait for the rest of an answer.
+            # Raising the error makes uvicorn close the connection, and the next request on it would
+            # be reset. This is needed only if the client waits for the rest of an answer.
             if not sending.is_over:
                 raise
             log_fault(500, error)
@@ -111,7 +116,7 @@ class Middleware:
             await refusal(scope, receive, send)
         elif _is_open(scope["path"]):
             await self._app(scope, receive, send)
-        elif scope["method"] == "GET":  # it has no body, and may last
+        elif scope["method"] == "GET":  # without a body, and possibly a long stream: not counted
             await self._admit(scope, receive, send, headers)
         elif is_long(headers):
             tenant = scope["state"]["tenant"]
@@ -124,11 +129,11 @@ class Middleware:
                 self._long.short -= 1
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        """The error response for a request, or a WebSocket, that may not pass."""
+        """Return the error for a request or a WebSocket that may not pass; None if it may."""
         path, server = scope["path"], self._server
         is_socket = scope["type"] == "websocket"
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
-            return _stopping(path, "it finishes what runs and takes nothing new")
+            return _stopping(path, "it finishes running work and accepts no new work")
         is_open = _is_open(path)
         why = None if is_open else self._origins.refusal(headers, is_socket=is_socket)
         if why is not None:
@@ -138,7 +143,8 @@ class Middleware:
             return error_response(
                 path,
                 401,
-                "this server needs a key: send 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
+                "missing or unknown API key; send the header 'Authorization: Bearer KEY' or "
+                "'X-Api-Key: KEY'",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -156,7 +162,7 @@ class Middleware:
     async def _admit(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> None:
-        """Read the body, and let the path's application answer."""
+        """Read the body, and pass the request to the application of its path."""
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
         was_compressed, was_long = b"content-encoding" in headers, is_long(headers)
         try:
@@ -180,7 +186,10 @@ class Middleware:
         await answer
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
-        """The tenant of the request's key; on a server without keys, the one that it names."""
+        """Return the tenant of a request's key, or None for an unknown key.
+
+        On a server without keys, return the tenant that the request names, or the default tenant.
+        """
         if self._server.keys is None:
             named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
             return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
@@ -189,8 +198,10 @@ class Middleware:
 
 
 class _Sending:
-    """Sends an answer, which gets the request's id, and is kept ``alive`` if it is a stream.
-    ``is_begun`` once its head is sent, and ``is_over`` once all of it is.
+    """A send function that adds the request's id to the answer, and keeps streams alive.
+
+    ``alive`` is the stream's keep-alive, if the answer is a stream. ``is_begun`` is True after the
+    head of the answer was sent, and ``is_over`` after all of it was sent.
     """
 
     __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun", "is_over")
@@ -234,7 +245,7 @@ def _is_open(path: str) -> bool:
 
 
 def _goes_on(method: str, path: str) -> bool:
-    """Whether a server that drains still takes the request: an answer ends what runs."""
+    """Whether a draining server accepts a request: reads, and answers to questions of live runs."""
     return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
 
 
@@ -245,17 +256,17 @@ def _stopping(path: str, why: str) -> Response:
 
 
 def server_failed(path: str) -> Response:
-    """The answer to a request that a bug of ours ended."""
+    """Return the answer to a request that failed because of a bug in this server."""
     return error_response(path, 500, "the server failed", code="internal_error")
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if _ID.fullmatch(given) else token_hex(16)
+    raw_id = headers.get(b"x-request-id", b"").decode("latin-1")
+    return raw_id if _ID.fullmatch(raw_id) else token_hex(16)
 
 
 def _key(headers: dict[bytes, bytes]) -> str:
-    given = headers.get(b"authorization", b"").decode("latin-1").strip()
-    if given[: len(_BEARER)].lower() == _BEARER:
-        return given[len(_BEARER) :].strip()
+    authorization = headers.get(b"authorization", b"").decode("latin-1").strip()
+    if authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :].strip()
     return headers.get(b"x-api-key", b"").decode("latin-1").strip()

@@ -1,8 +1,9 @@
-"""Which web pages may call the server, and by which names it may be called.
+"""Which web pages may call the server, and by which host names the server may be called.
 
-A browser shows pages of strangers, and lets each send requests to this machine. Without keys
-nothing else distinguishes such a page from the user. So requests that name a foreign host (DNS
-rebinding), or come from a page of a foreign origin, are refused. With keys a page needs one.
+A browser lets the pages of any site send requests to this machine. On a server without keys,
+nothing else distinguishes such a page from the user. So the server refuses requests with a foreign
+host name (DNS rebinding), and requests from pages of a foreign origin. On a server with keys, a
+page needs a key.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """What was asked for. ``listens`` is the address that the server listens at. ``hosts`` are the
-    names that it may be called by beside that; ``*.NAME`` stands for all names that end so, ``*``
-    for any. ``origins`` are those whose pages may call it and read its answers, and ``cors`` more
-    options for that, as ``http.cors`` of a langgraph.json has them.
+    """The configured host names and origins.
+
+    ``listens`` is the address at which the server listens. ``hosts`` are further host names by
+    which it may be called; ``*.NAME`` stands for all subdomains of NAME, and ``*`` for any name.
+    ``origins`` are the origins whose pages may call the server and read its answers, and ``cors``
+    are the options of ``http.cors`` in a langgraph.json.
     """
 
     listens: str = LOOPBACK
@@ -54,40 +57,45 @@ class Origins:
 
 
 class OriginCheck:
-    """Refuses pages of strangers. Those of ``asked``, and without keys those of this machine, may
-    read answers.
+    """The check of each request's host and origin.
+
+    Pages of the configured ``origins`` may read answers. On a server without keys, pages of this
+    machine may, too.
     """
 
-    def __init__(self, asked: Origins, *, has_keys: bool) -> None:
-        self._asked = asked
+    def __init__(self, origins: Origins, *, has_keys: bool) -> None:
+        self._origins = origins
         self._has_keys = has_keys
-        self._checks_host = bool(asked.hosts) or not has_keys
-        self._names_us = lru_cache(_MOST_REMEMBERED)(partial(_names, asked))
+        self._checks_host = bool(origins.hosts) or not has_keys
+        self._names_us = lru_cache(_MOST_REMEMBERED)(partial(_names, origins))
         self._rules = self.around(_nowhere)
 
     def around(self, app: ASGIApp) -> CORSMiddleware:
-        """``app``, whose answers say whose pages may read them."""
-        given = self._asked.cors
-        patterns = [given.get("allow_origin_regex")]
+        """Return ``app`` wrapped so that its answers have CORS headers."""
+        cors = self._origins.cors
+        patterns = [cors.get("allow_origin_regex")]
         if not self._has_keys:
             patterns.append(_LOOPBACK_ORIGIN)
         options = {
             **_DEFAULTS,
-            **given,
-            "allow_origins": [*given.get("allow_origins", ()), *self._asked.origins],
-            "allow_origin_regex": "|".join(f"(?:{one})" for one in patterns if one) or None,
+            **cors,
+            "allow_origins": [*cors.get("allow_origins", ()), *self._origins.origins],
+            "allow_origin_regex": "|".join(f"(?:{pattern})" for pattern in patterns if pattern)
+            or None,
         }
         return CORSMiddleware(app, **options, allow_private_network=True)
 
     def refusal(self, headers: Mapping[bytes, bytes], *, is_socket: bool = False) -> str | None:
-        """Why a request may not pass, or None if it may. A page's WebSocket is checked with keys,
-        too: a browser sends cookies with it, and lets any page read what it gets.
+        """Return why a request is refused, or None if it may pass.
+
+        The origin of a WebSocket is checked on servers with keys, too, because a browser sends
+        cookies with it, and lets any page read its messages.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._checks_host and not self._names_us(host):
             return (
-                f"host {host[:100]!r}: this server is not called so; start it with "
-                "--allowed-hosts NAME if it is"
+                f"unknown host name {host[:100]!r}; if this server may be called by this name, "
+                "start it with --allowed-hosts NAME"
             )
         if (self._has_keys and not is_socket) or self._rules.allow_all_origins:
             return None
@@ -96,32 +104,32 @@ class OriginCheck:
             return None
         if origin and (_is_of(origin, host) or self._rules.is_allowed_origin(origin)):
             return None
-        what = "open a WebSocket here" if self._has_keys else "call a server without keys"
+        action = "open a WebSocket here" if self._has_keys else "call a server without keys"
         return (
-            f"a page of another site ({origin[:100] or 'unnamed'}) may not {what}; start the "
-            "server with --cors-origin ORIGIN to let it"
+            f"a page of another site ({origin[:100] or 'unnamed'}) may not {action}; to allow "
+            "this, start the server with --cors-origin ORIGIN"
         )
 
 
-def _names(asked: Origins, host: str) -> bool:
-    """Whether ``host``, perhaps with a port, names this server."""
+def _names(origins: Origins, host: str) -> bool:
+    """Whether ``host``, with or without a port, is a name of this server."""
     name = _name(host)
-    if not host:  # as in HTTP/1.0: browsers always send one
+    if not host:  # possible in HTTP/1.0 only; browsers always send a host
         return True
-    if name in (asked.listens.lower(), "localhost") or name.endswith(".localhost"):
+    if name in (origins.listens.lower(), "localhost") or name.endswith(".localhost"):
         return True
-    for allowed in map(str.lower, asked.hosts):
+    for allowed in map(str.lower, origins.hosts):
         if allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:])):
             return True
     try:
-        # An address is no rebinding: that takes a name, which resolves to ours.
-        return ip_address(name).is_loopback or not _is_loopback(asked.listens)
+        # DNS rebinding needs a name that resolves to this server, so an address is safe.
+        return ip_address(name).is_loopback or not _is_loopback(origins.listens)
     except ValueError:
         return False
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether a page of ``origin`` comes from this very server."""
+    """Whether a page of ``origin`` comes from this server itself."""
     parts = urlsplit(origin)
     port = _DEFAULT_PORTS.get(parts.scheme, "")
     return parts.netloc.lower().removesuffix(port) == host.removesuffix(port) != ""
@@ -139,49 +147,52 @@ def _is_loopback(listens: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """A host without its port and brackets."""
+    """Return a host without its port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() and ":" not in name else host).rstrip(".")
 
 
-# -- what a user gives ---------------------------------------------------------------------
+# -- options and configuration files -------------------------------------------------------
 
 
-def read_origins(given: Sequence[str]) -> tuple[str, ...]:
-    """The origins of ``--cors-origin``. Raises `ConfigError` for what is none."""
-    for one in given:
-        if one not in ("*", "null") and not _ORIGIN.fullmatch(one):
+def read_origins(values: Sequence[str]) -> tuple[str, ...]:
+    """Return the origins of ``--cors-origin``. Raises `ConfigError` for an invalid origin."""
+    for origin in values:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"--cors-origin {one!r}: an origin is a scheme, a host and perhaps a port, as "
-                "https://chat.example.com (without a path), or * for all"
+                f"--cors-origin {origin!r}: invalid origin; use a scheme, a host and optionally a "
+                "port, such as https://chat.example.com (without a path), or * for all origins"
             )
-    return tuple(given)
+    return tuple(values)
 
 
-def read_hosts(given: Sequence[str]) -> tuple[str, ...]:
-    """The names of ``--allowed-hosts``. Raises `ConfigError` for what is none."""
-    for one in given:
-        if one != "*" and not _HOST.fullmatch(one):
+def read_hosts(values: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of ``--allowed-hosts``. Raises `ConfigError` for an invalid name."""
+    for host in values:
+        if host != "*" and not _HOST.fullmatch(host):
             raise ConfigError(
-                f"--allowed-hosts {one!r}: give a name without scheme and port, as "
-                "agents.example.com or *.example.com, or * for any"
+                f"--allowed-hosts {host!r}: invalid host name; use a name without scheme and port, "
+                "such as agents.example.com or *.example.com, or * for any name"
             )
-    return tuple(one.strip("[]").rstrip(".") for one in given)
+    return tuple(host.strip("[]").rstrip(".") for host in values)
 
 
 def read_cors(projects: Sequence[Path]) -> Mapping[str, Any]:
-    """``http.cors`` of the langgraph.json files. Raises `ProgramLoadError` for what cannot be."""
-    found = read_section(projects, "http.cors", _Cors)
-    return {} if found is None else found[1].model_dump(exclude_unset=True)
+    """Return ``http.cors`` of the langgraph.json files.
+
+    Raises `ProgramLoadError` for invalid values, and `ConfigError` if several files have it.
+    """
+    section = read_section(projects, "http.cors", _Cors)
+    return {} if section is None else section[1].model_dump(exclude_unset=True)
 
 
 def _check_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"invalid regular expression: {error}") from error
     return text
 
 

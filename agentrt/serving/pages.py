@@ -1,4 +1,4 @@
-"""Web pages that the package brings: their files, with nothing from elsewhere."""
+"""Web pages that are part of the package. Their files load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""The browser loads nothing that is not from this server."""
+"""Headers by which the browser loads files of this server only."""
 
 
 class Page:
-    """The files of the folder ``page`` of ``package``, by name. No other file is served."""
+    """A web page: the files in the folder ``page`` of ``package``, by name."""
 
     def __init__(self, package: str) -> None:
         folder = resources.files(package).joinpath("page")
@@ -33,13 +33,14 @@ class Page:
         }
 
     def file(self, name: str, put: tuple[bytes, bytes] = (b"", b"")) -> Response:
-        """A file's response, with the second of ``put`` where it has the first. Raises 404 if
-        there is no file of that name.
+        """Return a file's response. Raises `HTTPException` 404 for an unknown file.
+
+        ``put`` is a pair of bytes: the first is replaced by the second in the file's content.
         """
-        found = self._files.get(name)
-        if found is None:
-            raise HTTPException(404, "the page has no such file")
-        content, media_type = found
+        entry = self._files.get(name)
+        if entry is None:
+            raise HTTPException(404, f"unknown file {name[:80]!r}")
+        content, media_type = entry
         old, new = put
         content = content.replace(old, new) if old else content
         return Response(content, media_type=media_type, headers=_HEADERS)

@@ -1,4 +1,4 @@
-"""What the APIs of a server share: the runtime, what is served, bounds and tenants."""
+"""The state that all APIs of a server share: the runtime, the served programs, limits, tenants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrt.serving.background import Background
 from agentrt.serving.lifetimes import Lifetimes
 from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 from agentrt.serving.tenants import Tenants
 from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedProgram:
-    """A ``@program`` function from the file ``source``."""
+    """A served ``@program`` function from the file ``source``."""
 
     program: Program
     source: str
@@ -37,9 +37,9 @@ class ServedProgram:
 
 @dataclass(frozen=True, slots=True)
 class ServedGraph:
-    """A LangGraph graph, or what makes one, as the file ``source`` holds it.
+    """A served LangGraph graph, or a factory of graphs, from the file ``source``.
 
-    ``agentrt.integrations.langgraph.graphs.open_graph`` opens ``value``.
+    ``agentrt.integrations.langgraph.graphs.open_graph`` returns the graph of ``value``.
     """
 
     value: Any
@@ -51,13 +51,15 @@ Served = ServedProgram | ServedGraph
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits on what one client can use up, in bytes and seconds.
+    """Limits of a server that protect it from a single client.
 
-    A request has at most ``header_bytes`` and ``body_bytes``, and arrives within ``request_s``;
-    a message over a WebSocket has at most ``message_bytes``. A client that reads nothing of its
-    answer for ``reader_s`` is dropped. There are at most ``connections``. A client program without
-    a request for ``idle_s`` is ended; one that the server detected by itself, after
-    ``silent_idle_s``.
+    - ``header_bytes``, ``body_bytes``: maximum size of a request's headers and body.
+    - ``message_bytes``: maximum size of a WebSocket message.
+    - ``request_s``: seconds within which a request must have arrived.
+    - ``reader_s``: seconds after which a client that does not read its answer is disconnected.
+    - ``connections``: maximum number of open connections.
+    - ``idle_s``: seconds without a request after which a client program with a name ends.
+    - ``silent_idle_s``: the same for a client program that was recognised by its conversation.
     """
 
     header_bytes: int = 64 * 1024
@@ -71,36 +73,48 @@ class Bounds:
 
 
 class KeyCheck(Protocol):
-    """Maps API keys to tenants."""
+    """A source of API keys and their tenants."""
 
     def tenant_of(self, key: str) -> str | None:
-        """The key's tenant; None for an unknown key."""
+        """Return the tenant of a key; None for an unknown key."""
 
     def is_operator(self, tenant: str) -> bool:
-        """Whether this tenant operates the server, and may see all others."""
+        """Whether a tenant operates the server, and may see all other tenants."""
 
 
 @dataclass(slots=True)
 class Server:
-    """One server over one open runtime. ``models`` are the names of the models it serves.
+    """The shared state of a server over an open runtime.
 
-    ``served`` has programs and graphs by the names that clients use. Once ``draining``, the
-    server finishes what runs and takes nothing new; ``under_way`` has the tasks to wait for that
-    belong to no request (an API adds and removes them), and what is ``at_drain`` ends what waits
-    for more to come. ``tenants`` has each tenant's limits and
-    use; with ``keys``, requests without a key are refused. ``programs`` are the clients' own.
-    ``origins`` says which pages may call it, and ``background`` does what the APIs do by
-    themselves; ``checks`` say what else keeps the server from being ready. ``questions`` are what
-    programs and graphs ask humans. ``live`` counts the live runs of served programs by their
-    tenants, whatever started them. With ``submit``, clients may send programs. ``webhooks`` says
-    which hosts may be called at the ends of runs, ``lifetimes`` how long threads and items stay.
-    A recorded program that has waited ``park_s`` seconds for humans or a time alone leaves memory
-    (0: it never does). A stream that has been silent for ``keep_alive_s`` seconds says that it
-    lives (0: it never does), and an answer in one piece begins after ``early_s`` seconds, though it
-    is not known yet (0: it never does). ``server_tools`` has the names of tools that stand for
-    those of Anthropic's servers, by the kinds of these. If the server ``has_users``, authorization
-    hooks separate the users of a tenant. It runs on a ``machine`` with these clocks.
-    ``response_rows`` keep the responses of the Responses API where a database is open.
+    - ``models``: the names of the served models.
+    - ``served``: the served programs and graphs, by the names that clients use.
+    - ``database``: the URL of the database.
+    - ``draining``: True while the server finishes running work and accepts no new work.
+    - ``at_drain``: functions that are called when the server starts to drain, such as closing idle
+      WebSockets.
+    - ``under_way``: tasks outside of requests that a draining server waits for. The APIs add and
+      remove them.
+    - ``tenants``: the tenants' limits and current use.
+    - ``keys``: the API keys. Without keys (None), requests need no key.
+    - ``bounds``: limits that protect the server from a single client.
+    - ``origins``: host names of the server, and origins whose pages may call it.
+    - ``background``: the background tasks of the APIs.
+    - ``checks``: functions that return why the server is not ready, or None, by name.
+    - ``submit``: whether clients may send programs as source.
+    - ``webhooks``: the hosts that may be called at the end of runs.
+    - ``lifetimes``: how long threads and store items are kept.
+    - ``live``: the number of live runs of served programs, by tenant.
+    - ``park_s``: seconds after which a recorded run that waits only for humans or times leaves
+      memory (0: never).
+    - ``keep_alive_s``: seconds of silence after which a stream is kept alive by a ping (0: never).
+    - ``early_s``: seconds after which the head of an answer that is not a stream is sent early, to
+      keep its connection open (0: never).
+    - ``server_tools``: the names of the tools that replace Anthropic's server tools, by kind.
+    - ``has_users``: whether authorization hooks separate the users of a tenant.
+    - ``machine``: the clocks of the machine.
+    - ``response_rows``: the stored responses of the Responses API, if a database is open.
+    - ``programs``: the programs of clients.
+    - ``questions``: the questions of programs and graphs to humans.
     """
 
     runtime: Runtime
@@ -132,14 +146,17 @@ class Server:
 
     @property
     def native(self) -> dict[str, Program]:
-        """The programs that are served, by their names."""
+        """The served ``@program`` functions, by name."""
         return {
-            name: one.program for name, one in self.served.items() if isinstance(one, ServedProgram)
+            name: served.program
+            for name, served in self.served.items()
+            if isinstance(served, ServedProgram)
         }
 
     def shows_texts(self, tenant: str | None) -> bool:
-        """Whether lists of programs show questions and the messages of errors to this tenant, or
-        with None to whoever sees all. Not where they may be those of another user.
+        """Whether lists of programs show questions and error messages to a tenant (None: operator).
+
+        They are hidden if they may belong to another user of the same tenant.
         """
         return not self.has_users or (tenant is None and self.keys is not None)
 
@@ -154,4 +171,4 @@ class Server:
 
 
 Api = Callable[[Server], AbstractAsyncContextManager[APIRouter]]
-"""Opens one API (its database, its tasks), gives its routes, and closes it afterwards."""
+"""Opens an API with its database and tasks, yields its routes, and closes the API at the end."""

@@ -1,4 +1,4 @@
-"""Reads sections of the langgraph.json files that are served, each by a model of pydantic."""
+"""Read sections of the served langgraph.json files, and validate them with pydantic models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrt.files import read_json
 
 
 class Settings(BaseModel):
-    """A section: unknown fields are errors, and values are not converted."""
+    """A section in which unknown fields are errors, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -22,32 +22,36 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_section(projects: Sequence[Path], name: str, kind: type[S]) -> tuple[Path, S] | None:
-    """The section ``name``, such as ``http.cors``, and the project that has it.
+    """Return the project that has the section ``name``, such as ``http.cors``, and the section.
 
-    Raises `ConfigError` where several have it, and `ProgramLoadError` for what cannot be.
+    Returns None if no project has the section. Raises `ConfigError` if several projects have it,
+    and `ProgramLoadError` for invalid values.
     """
-    found = {project: given for project in projects if (given := _section(project, name))}
-    if len(found) > 1:
-        raise ConfigError(f"one server takes {name} of one project: {', '.join(map(str, found))}")
-    for project, given in found.items():
+    sections = {project: section for project in projects if (section := _section(project, name))}
+    if len(sections) > 1:
+        raise ConfigError(
+            f"several projects have {name} ({', '.join(map(str, sections))}), and a server can use "
+            "that of one project only; remove it from the other files"
+        )
+    for project, section in sections.items():
         try:
-            return project, kind.model_validate(given)
+            return project, kind.model_validate(section)
         except ValidationError as error:
             raise ProgramLoadError(f"{project}: {fault_in(error, name)}") from None
     return None
 
 
 def fault_in(error: ValidationError, *within: str) -> str:
-    """The first field at fault, and what is wrong with it."""
+    """Return the first field at fault and its error, as text. ``within`` is the field's prefix."""
     first = error.errors()[0]
     field = ".".join(map(str, (*within, *first["loc"])))
-    what = first["msg"].partition(" or instance of ")[0]
-    return f"{field}: {what}"
+    message = first["msg"].partition(" or instance of ")[0]
+    return f"{field}: {message}"
 
 
 def _section(project: Path, name: str) -> Any:
-    given = read_json(project)
+    value = read_json(project)
     for key in name.split("."):
-        if isinstance(given, dict):  # anything else is refused by the model
-            given = given.get(key)
-    return given
+        if isinstance(value, dict):  # the model refuses a value of another type
+            value = value.get(key)
+    return value

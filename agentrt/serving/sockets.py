@@ -1,5 +1,7 @@
-"""Which WebSockets are let in. A browser lets any page open one, with its user's cookies, and lets
-it send no header: the origin is always checked, and a page's key comes as a subprotocol.
+"""The admission of WebSockets.
+
+A browser lets any page open a WebSocket with the user's cookies, but does not let the page send
+headers. So the origin of a WebSocket is always checked, and a page sends its key as a subprotocol.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt.serving.error_responses import error_response
 
 SUBPROTOCOL = "agentrt"
-"""What is chosen of the subprotocols that a page offers: a key is never sent back."""
+"""The subprotocol that the server selects from a page's offers, so that it never sends the key."""
 _KEY = b"agentrt.bearer."
 
 Check = Callable[[Scope, dict[bytes, bytes]], Response | None]
 
 
 class Sockets:
-    """Lets connections to ``app`` through ``check``. ``answer`` takes HTTP requests, for what is
-    asked inside of them.
+    """An ASGI application that passes WebSockets to ``app`` after ``check``, and refuses others.
+
+    ``answer`` is the application that answers HTTP requests. A WebSocket of the Responses API sends
+    each of its messages to it as a request.
     """
 
     def __init__(self, app: ASGIApp, check: Check, answer: ASGIApp) -> None:
@@ -40,23 +44,24 @@ class Sockets:
 
 
 def no_socket(path: str) -> Response:
-    """The answer to a WebSocket's handshake where none is served. A 403 would say that the client
-    may not have it, and clients try again; by a 426 they know that HTTP is spoken here.
+    """Return the answer to a WebSocket handshake at a path that has no WebSocket.
+
+    After status 403, clients try again; status 426 tells them to use HTTP.
     """
-    text = f"no WebSocket is served at {path}: call it by HTTP"
+    text = f"{path} does not accept WebSockets; use HTTP"
     headers = {"upgrade": "HTTP/1.1"}
     return error_response(path, 426, text, code="upgrade_required", headers=headers)
 
 
 def close_code(status: int) -> int:
-    """The close code that means this HTTP status to LangGraph's clients."""
+    """Return the WebSocket close code that LangGraph's clients read as this HTTP status."""
     return 4000 + status
 
 
 def _take_key(scope: Scope) -> None:
-    """Have the key that a page gave as a subprotocol where all others send theirs."""
-    offered = [one.encode("latin-1") for one in scope["subprotocols"]]
-    keys = [one.removeprefix(_KEY) for one in offered if one.startswith(_KEY)]
+    """Copy the key that a page sent as a subprotocol to the ``Authorization`` header."""
+    offered = [protocol.encode("latin-1") for protocol in scope["subprotocols"]]
+    keys = [protocol.removeprefix(_KEY) for protocol in offered if protocol.startswith(_KEY)]
     if keys:
         scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + keys[0])]
 
@@ -64,7 +69,11 @@ def _take_key(scope: Scope) -> None:
 async def _refuse(
     refusal: Response, scope: Scope, receive: Receive, send: Send, *, is_page: bool
 ) -> None:
-    """Refuse a handshake. A page cannot read the response; one of a known origin gets a code."""
+    """Refuse a handshake.
+
+    A page cannot read an HTTP response to a handshake. So a page of a known origin gets a WebSocket
+    that is closed at once, with a code.
+    """
     if not is_page or refusal.status_code == HTTPStatus.FORBIDDEN:
         await refusal(scope, receive, send)
         return

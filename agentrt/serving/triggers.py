@@ -1,4 +1,4 @@
-"""Starts served programs by themselves, one for each event: ``agentrt serve --on``."""
+"""Start a run of a served program for each event of a topic: ``agentrt serve --on``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _LONGEST_PAUSE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """An event of ``topic`` starts ``program``, in the name of ``tenant``. At most ``most`` of
-    them run at once. The program's input is ``{"topic": …, "payload": …}``.
+    """A trigger: each event of ``topic`` starts ``program`` for ``tenant``.
+
+    At most ``most`` of these programs run at the same time. The program's input is
+    ``{"topic": …, "payload": …}``.
     """
 
     topic: str
@@ -35,16 +37,19 @@ class Trigger:
 
 
 def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
-    """An API without routes, which runs the triggers. ``notice`` gets lines for people."""
+    """Return an API without routes that runs the triggers.
+
+    ``notice`` is called with messages for the operator.
+    """
 
     @asynccontextmanager
     async def api(server: Server) -> AsyncIterator[APIRouter]:
         runs = ProgramRuns(server)
-        firing = [Firing(one, server, runs, notice) for one in triggers]
+        firing = [Firing(trigger, server, runs, notice) for trigger in triggers]
         try:
             async with AsyncExitStack() as stack:
-                for one in firing:
-                    doing = server.background.doing(f"on {one.trigger.topic}", one.run)
+                for running in firing:
+                    doing = server.background.doing(f"on {running.trigger.topic}", running.run)
                     await stack.enter_async_context(doing)
                 yield APIRouter()
         finally:
@@ -54,7 +59,7 @@ def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
 
 
 class Firing:
-    """One trigger at work."""
+    """A running trigger: its subscription, and the runs that it started."""
 
     def __init__(
         self, trigger: Trigger, server: Server, runs: ProgramRuns, notice: Callable[[str], None]
@@ -66,7 +71,7 @@ class Firing:
         self._live: set[ServedRun] = set()
 
     async def run(self) -> None:
-        """Start a program for each event, for ever."""
+        """Start a program for each event, until the task is cancelled."""
         subscription = await self._subscribed()
         try:
             while True:
@@ -82,7 +87,7 @@ class Firing:
             retry=retry_if_exception_type(ToolUnavailableError),
             wait=wait_exponential_jitter(max=_LONGEST_PAUSE_S),
             before_sleep=lambda state: self._notice(
-                f"on {self.trigger.topic}: {state.outcome and state.outcome.exception()}; trying on"
+                f"on {self.trigger.topic}: {state.outcome and state.outcome.exception()}; retrying"
             ),
         )
         topic, tenant = self.trigger.topic, self.trigger.tenant
@@ -91,23 +96,23 @@ class Firing:
     def _take(self, event: Event) -> None:
         trigger = self.trigger
         if self._server.draining:
-            self._refuse(event, "the server stops")
+            self._refuse(event, "the server is shutting down")
         elif len(self._live) >= trigger.most:
             self._refuse(event, f"{trigger.most} programs of this trigger run already")
         else:
-            given = {"topic": event.topic, "payload": event.payload}
-            body = RunRequest(input=given, deadline=None, wait=False)
+            program_input = {"topic": event.topic, "payload": event.payload}
+            body = RunRequest(input=program_input, deadline=None, wait=False)
             try:
-                one = self._runs.start(self._program, trigger.tenant, body, event)
+                served_run = self._runs.start(self._program, trigger.tenant, body, event)
             except BusyError as error:
                 self._refuse(event, str(error))
                 return
-            self._live.add(one)
-            assert one.run.task is not None
-            one.run.task.add_done_callback(functools.partial(self._ended, one))
+            self._live.add(served_run)
+            assert served_run.run.task is not None
+            served_run.run.task.add_done_callback(functools.partial(self._ended, served_run))
 
-    def _ended(self, one: ServedRun, task: asyncio.Task[None]) -> None:
-        self._live.discard(one)
+    def _ended(self, served_run: ServedRun, task: asyncio.Task[None]) -> None:
+        self._live.discard(served_run)
         self._runs.sweep()
 
     def _refuse(self, event: Event, why: str) -> None:
@@ -115,15 +120,18 @@ class Firing:
 
 
 def program_of(trigger: Trigger, served: Mapping[str, Served]) -> Program:
-    """What a trigger starts. Raises `ConfigError` for what cannot be started so."""
-    one = served.get(trigger.program)
-    if not isinstance(one, ServedProgram):
-        programs = [name for name, one in served.items() if isinstance(one, ServedProgram)]
-        known = ", ".join(programs) or "there is none"
-        raise ConfigError(f"--on …={trigger.program}: no program of this name is served ({known})")
-    if not one.program.takes_input:
+    """Return the program that a trigger starts.
+
+    Raises `ConfigError` for an unknown program, a graph, or a program without an input.
+    """
+    served_program = served.get(trigger.program)
+    if not isinstance(served_program, ServedProgram):
+        programs = [name for name, program in served.items() if isinstance(program, ServedProgram)]
+        known = ", ".join(programs) or "none"
+        raise ConfigError(f"--on …={trigger.program}: unknown program; served programs: {known}")
+    if not served_program.program.takes_input:
         raise ConfigError(
-            f"--on …={trigger.program}: it takes no input; write async def {trigger.program}"
-            "(ctx, event)"
+            f"--on …={trigger.program}: the program takes no input, but the event is its input; "
+            f"write async def {trigger.program}(ctx, event)"
         )
-    return one.program
+    return served_program.program

@@ -1,4 +1,4 @@
-"""Which hosts the webhooks of runs may call: those that the operator names, and no others."""
+"""Which hosts the webhooks of runs may call: only hosts that the operator names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from agentrt.serving.settings import Settings, read_section
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:]+")
 _VARIABLE = re.compile(r"\$\{\{\s*env\.(\w+)\s*\}\}")
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-"""Addresses of IPv6 behind which a gateway may have any of IPv4."""
+"""IPv6 addresses that a NAT64 gateway may translate to any IPv4 address."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookRules:
-    """What webhooks may call, and the ``headers`` that they send.
+    """The rules of webhooks: the URLs that they may call, and the ``headers`` that they send.
 
-    A host that is named (``hooks.example.com``, an address) may lie anywhere but on this link;
-    those that ``*.example.com`` or ``*`` fit must have public addresses.
+    A host that is named literally (``hooks.example.com``, an address) may have any unicast address
+    except link-local addresses. Hosts that only match ``*.example.com`` or ``*`` must have public
+    addresses. ``https`` allows only https URLs, ``ports`` only these ports (if any are named), and
+    ``longest`` limits the length of URLs (characters).
     """
 
     hosts: tuple[str, ...] = ()
@@ -38,26 +40,27 @@ class WebhookRules:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, text: str) -> httpx.URL:
-        """The URL of a webhook. Raises `ValueError` for one that may not be called."""
+        """Return the URL of a webhook. Raises `ValueError` for a URL that may not be called."""
         if not self.hosts:
-            raise ValueError("this server calls no hosts; they are named by --webhook-host")
+            raise ValueError("this server calls no webhooks; start it with --webhook-host HOST")
         if len(text) > self.longest:
-            raise ValueError(f"a URL has at most {self.longest} characters")
+            raise ValueError(f"the URL is too long; use at most {self.longest} characters")
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, TypeError) as error:
-            raise ValueError(f"no URL: {error}") from None
+            raise ValueError(f"invalid URL: {error}") from None
         schemes = ("https",) if self.https else ("https", "http")
         if url.scheme not in schemes or not url.host:
-            raise ValueError(f"give a whole URL, with {' or '.join(schemes)}")
+            raise ValueError(f"use a complete URL with {' or '.join(schemes)}")
         if url.userinfo:
-            raise ValueError("a URL has no user and password here")
+            raise ValueError("the URL must not have a user and a password; leave them out")
         if not any(_fits(name, host_of(url)) for name in self.hosts):
             raise ValueError(
-                f"the host {host_of(url)!r} is none of those that --webhook-host names"
+                f"the host {host_of(url)!r} is not allowed; --webhook-host names the allowed hosts"
             )
         if self.ports and port_of(url) not in self.ports:
-            raise ValueError(f"the port {port_of(url)} is none of {list(self.ports)}")
+            allowed = ", ".join(map(str, self.ports))
+            raise ValueError(f"the port {port_of(url)} is not allowed; use one of {allowed}")
         return url
 
     def check_address(self, host: str, address: str) -> None:
@@ -67,16 +70,16 @@ class WebhookRules:
             ip = ip.ipv4_mapped
         nowhere = ip.is_link_local or ip.is_multicast or ip.is_unspecified
         if nowhere or (host not in self.hosts and not _is_public(ip)):
-            raise ValueError(f"the host {host!r} has the address {ip}, which is not called")
+            raise ValueError(f"the host {host!r} has the address {ip}, which may not be called")
 
 
 def host_of(url: httpx.URL) -> str:
-    """The host as DNS and certificates have it: of ``ü`` as ``xn--…``."""
+    """Return the host in the form of DNS and certificates, with ``xn--…`` for other characters."""
     return url.raw_host.decode("ascii")
 
 
 def port_of(url: httpx.URL) -> int:
-    """The port, also where it goes without saying."""
+    """Return the port of a URL, or the default port of its scheme."""
     return url.port or (443 if url.scheme == "https" else 80)
 
 
@@ -92,7 +95,7 @@ def _is_public(ip: Address) -> bool:
     return ip.is_global
 
 
-# -- what a user gives ---------------------------------------------------------------------
+# -- options and configuration files -------------------------------------------------------
 
 
 class _Url(Settings):
@@ -100,51 +103,58 @@ class _Url(Settings):
     require_https: bool = True
     allowed_ports: list[int] = Field(default_factory=list)
     max_url_length: int = Field(default=2048, ge=1)
-    # Only what is named is called, so that there is nothing more to switch off.
+    # Accepted without effect: only named hosts are called, so loopback is disabled already.
     disable_loopback: bool = True
 
 
-class _Webhooks(Settings):
+class _WebhookSection(Settings):
     url: _Url = Field(default_factory=lambda: _Url(require_https=False))
     headers: dict[str, str] = Field(default_factory=dict)
     env_prefix: str = "LG_WEBHOOK_"
 
 
 def read_webhooks(hosts: Sequence[str], projects: Sequence[Path]) -> WebhookRules:
-    """The rules of ``--webhook-host``, and of ``webhooks`` in the langgraph.json files.
+    """Return the rules of ``--webhook-host``, and of ``webhooks`` in the langgraph.json files.
 
-    Raises `ConfigError` and `ProgramLoadError` for what cannot be.
+    Raises `ConfigError` for an invalid host, or if several files have ``webhooks``, and
+    `ProgramLoadError` for other invalid values in a file.
     """
-    named = [_host(one, f"--webhook-host {one!r}") for one in hosts]
-    if (found := read_section(projects, "webhooks", _Webhooks)) is None:
+    named = [_host(host, f"--webhook-host {host!r}") for host in hosts]
+    if (section := read_section(projects, "webhooks", _WebhookSection)) is None:
         return WebhookRules(tuple(named))
-    path, given = found
-    url = given.url
-    named += [_host(one, f"{path}: webhooks: {one!r}") for one in url.allowed_domains]
-    headers = {key: _filled(text, given.env_prefix, path) for key, text in given.headers.items()}
+    path, webhooks = section
+    url = webhooks.url
+    named += [_host(host, f"{path}: webhooks: {host!r}") for host in url.allowed_domains]
+    headers = {
+        key: _filled(text, webhooks.env_prefix, path) for key, text in webhooks.headers.items()
+    }
     return WebhookRules(
         tuple(named), url.require_https, tuple(url.allowed_ports), url.max_url_length, headers
     )
 
 
-def _host(given: str, where: str) -> str:
-    name = given.lower().strip("[]").rstrip(".")
+def _host(text: str, where: str) -> str:
+    name = text.lower().strip("[]").rstrip(".")
     if not _HOST.fullmatch(name):
         raise ConfigError(
-            f"{where}: give a host without scheme and port, as hooks.example.com or "
-            "*.example.com, or * for any with a public address"
+            f"{where}: invalid host; use a name without scheme and port, such as "
+            "hooks.example.com or *.example.com, or * for any host with a public address"
         )
     return name
 
 
 def _filled(text: str, prefix: str, project: Path) -> str:
-    """A header's value with the variables of the environment that it names."""
+    """Replace ``${{ env.NAME }}`` in a header's value by the environment variable.
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
+    Raises `ProgramLoadError` if the variable is not set, or lacks the prefix.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
         if not name.startswith(prefix) or name not in os.environ:
             raise ProgramLoadError(
-                f"{project}: webhooks: headers: {name} must begin with {prefix}, and be set"
+                f"{project}: webhooks: headers: the environment variable {name} must be set, and "
+                f"its name must begin with {prefix}"
             )
         return os.environ[name]
 

@@ -113,7 +113,7 @@ async def test_a_bad_answer_is_a_usage_error_and_a_late_one_fails(
     assert error.startswith(f"error: question {question} ")
     assert "answered" in error
     assert await at.call("questions", "answer", "nobodys", "blue") == 2
-    assert capsys.readouterr().err == "error: there is no question 'nobodys'\n"
+    assert capsys.readouterr().err == "error: unknown question 'nobodys'\n"
 
 
 def refusing(status: int, body: str) -> Callable[..., httpx.Response]:

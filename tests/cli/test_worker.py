@@ -110,8 +110,8 @@ def test_a_worker_that_the_broker_refuses_says_so_and_ends(tmp_path: Path) -> No
             ["--on", "mqtt:a/#/b=good", "--broker", "mqtt://x"],
             "'a/#/b' is not a valid topic filter",
         ),
-        (["--on", "mqtt:a=bad", "--broker", "mqtt://x"], "no program of this name is served"),
-        (["--on", "mqtt:a=good", "--broker", "mqtt://x"], "it takes no input"),
+        (["--on", "mqtt:a=bad", "--broker", "mqtt://x"], "unknown program; served programs: "),
+        (["--on", "mqtt:a=good", "--broker", "mqtt://x"], "the program takes no input"),
     ],
 )
 def test_what_no_event_can_start(

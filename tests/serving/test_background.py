@@ -53,7 +53,7 @@ async def test_it_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None
     assert told == [({}, []), *[({"sweep": text}, [])] * 2, ({"sweep": text}, ["sweep"])]
     assert [one.exc_info is not None for one in caplog.records] == [True, False]
     assert caplog.messages[1] == (
-        f"background task sweep failed, for the 2. time in a row, and is tried again: {text}"
+        f"background task sweep failed (2 in a row) and will be retried: {text}"
     )
 
 

@@ -108,7 +108,7 @@ def test_a_limit_on_the_page_is_the_codes(
 
 def test_a_tenants_default_on_the_page_is_the_codes() -> None:
     said: dict[str, str] = {}
-    for names, _, default in table("tenants.md", "| limit | is |"):
+    for names, _, default in table("tenants.md", "| limit | meaning |"):
         fields = re.findall(r"`(\w+)`", names)
         said |= zip(fields, default.split("; "), strict=True)
     assert set(said) == {name for name in NAMES if not name.startswith("submitted_")}

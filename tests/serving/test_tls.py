@@ -70,10 +70,10 @@ def test_files_that_cannot_be_used_are_refused_with_the_way_out(
     made(tmp_path / "chain", locked, "-passout", "pass:secret")
     cases = {
         Certificate(missing): f"--ssl-certfile {missing}: no such file",
-        Certificate(junk): "no certificate and its key, as PEM",
-        Certificate(certificate.chain): "no certificate and its key",
-        Certificate(tmp_path / "chain", locked): "give one without a password",
-        Certificate(certificate.chain, locked.with_name("chain")): "no certificate and its key",
+        Certificate(junk): "not a certificate with its key in PEM format",
+        Certificate(certificate.chain): "not a certificate with its key",
+        Certificate(tmp_path / "chain", locked): "the key has a password",
+        Certificate(certificate.chain, locked.with_name("chain")): "not a certificate with its key",
     }
     for case, why in cases.items():
         with pytest.raises(ConfigError, match=re.escape(why)):

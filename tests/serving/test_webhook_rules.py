@@ -16,17 +16,17 @@ from agentrt.serving.webhook_rules import WebhookRules, host_of, read_webhooks
     ("hosts", "url", "says"),
     [
         ((), "http://127.0.0.1/", "--webhook-host"),
-        (("a.example",), "http://b.example/", "'b.example' is none of those"),
-        (("*.a.example",), "http://a.example/", "none of those"),
-        (("*.a.example",), "http://bada.example/", "none of those"),
-        (("a.example",), "http://a.example.evil.example/", "none of those"),
-        (("a.example",), "http://evil.example#a.example", "none of those"),
-        (("a.example",), "http://a.example@evil.example/", "no user and password"),
-        (("*",), "http://u:p@a.example/", "no user and password"),
+        (("a.example",), "http://b.example/", "'b.example' is not allowed"),
+        (("*.a.example",), "http://a.example/", "is not allowed"),
+        (("*.a.example",), "http://bada.example/", "is not allowed"),
+        (("a.example",), "http://a.example.evil.example/", "is not allowed"),
+        (("a.example",), "http://evil.example#a.example", "is not allowed"),
+        (("a.example",), "http://a.example@evil.example/", "must not have a user and a password"),
+        (("*",), "http://u:p@a.example/", "must not have a user and a password"),
         (("*",), "ftp://a.example/", "https or http"),
-        (("*",), "/runs", "whole URL"),
-        (("*",), "http://", "whole URL"),
-        (("*",), "http://[::1", "no URL"),
+        (("*",), "/runs", "complete URL"),
+        (("*",), "http://", "complete URL"),
+        (("*",), "http://[::1", "invalid URL"),
         (("*",), "http://a.example/" + "x" * 3000, "2048 characters"),
     ],
 )
@@ -65,12 +65,12 @@ def test_ports_and_schemes_can_be_fewer() -> None:
 )
 def test_any_host_is_not_the_own_network(address: str) -> None:
     """A host that was named may be there, but for what is on this link or nowhere."""
-    with pytest.raises(ValueError, match="is not called"):
+    with pytest.raises(ValueError, match="may not be called"):
         WebhookRules(("*", "*.example")).check_address("a.example", address)
     nowhere = ("169.254", "fe80", "224.", "0.0.0.0", "::")
     named = WebhookRules(("a.example",))
     if address.startswith(nowhere[:4]) or address == "::":
-        with pytest.raises(ValueError, match="is not called"):
+        with pytest.raises(ValueError, match="may not be called"):
             named.check_address("a.example", address)
     else:
         named.check_address("a.example", address)
@@ -96,13 +96,17 @@ def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("hosts", "section", "says"),
     [
-        (["http://a.example"], {}, "--webhook-host 'http://a.example': give a host"),
+        (["http://a.example"], {}, "--webhook-host 'http://a.example': invalid host"),
         (["a.example:80"], {}, "without scheme and port"),
         ([], {"url": {"allowed_domains": "a"}}, "url.allowed_domains"),
-        ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': give a host"),
+        ([], {"url": {"allowed_domains": ["a b"]}}, "webhooks: 'a b': invalid host"),
         ([], {"urls": {}}, "webhooks.urls: Extra"),
-        ([], {"headers": {"a": "${{ env.HOME }}"}}, "HOME must begin with LG_WEBHOOK_"),
-        ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "and be set"),
+        (
+            [],
+            {"headers": {"a": "${{ env.HOME }}"}},
+            "HOME must be set, and its name must begin with LG_WEBHOOK_",
+        ),
+        ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "LG_WEBHOOK_NONE must be set"),
     ],
 )
 def test_wrong_settings_are_told(

@@ -1,6 +1,7 @@
-"""The chat page at ``/``: people talk to the graphs and programs that are served.
+"""The chat page at ``/``, on which people talk to the served graphs and programs.
 
-It has no data of its own: it calls the LangGraph API and the dashboard's, with the user's key.
+The page has no data of its own. It calls the LangGraph API and the routes of the dashboard with the
+user's key.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["api"]
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Serve the page."""
+    """Yield the router of the chat page and its files."""
     page = Page(__name__)
     router = APIRouter(include_in_schema=False)
 

@@ -1,1 +1,1 @@
-"""vLLM's front ends behind HTTP: whose a request is, what it may ask for, and its model."""
+"""vLLM's front ends over HTTP: each request gets its model and its program, within limits."""

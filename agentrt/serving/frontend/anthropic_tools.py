@@ -1,9 +1,10 @@
-"""The tools of a request to Anthropic's Messages API, as ordinary tools with a schema: pure.
+"""Convert the tools of a request to Anthropic's Messages API into ordinary tools with a schema.
 
-Anthropic's API knows tools by their type alone. Some are run by the client (a shell, an editor, a
-memory, a screen): their schema is published, and a model that is told it can call them. Others are
-run by Anthropic's servers (search, fetch, code execution, MCP toolsets): those are left out, unless
-this server has a tool that does the same.
+Anthropic's API has tools that are named by their type alone, without a schema. Some of them are run
+by the client (a shell, an editor, a memory, a screen). Their schemas are published, so this module
+adds the schema, and the model can call them. Others are run by Anthropic's servers (search, fetch,
+code execution, MCP toolsets). They are left out, unless this server has a tool in their place.
+These are pure functions.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 ToolFields = Mapping[str, Any]
 
 KINDS = ("web_search", "web_fetch", "code_execution")
-"""Tools of Anthropic's servers that a tool of this server can stand for."""
+"""Kinds of Anthropic's server tools that a tool of this server can replace."""
 _VERSION = re.compile(r"_\d{8}$")
 _SEARCHES = ("tool_search_tool_regex", "tool_search_tool_bm25")
 _KEPT = ("defer_loading", "strict", "cache_control")
 GONE: Any = object()
-"""The value of a field that is not in the request any more."""
+"""A marker in place of a field's value: the field is removed from the request."""
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -36,21 +37,21 @@ _NUMBERS = {"type": "array", "items": {"type": "integer"}}
 _POINT = {**_NUMBERS, "description": "x and y, in pixels from the upper left corner"}
 _RANGE = {**_NUMBERS, "description": "The first and the last line to show; -1 is the end"}
 _PATH = _string("The path of a file or folder")
-_LINE = {"type": "integer", "description": "Insert behind this line; 0 is the begin"}
+_LINE = {"type": "integer", "description": "Insert after this line; 0 is the start of the file"}
 
 _BASH = _object(
     [],
     command=_string("The command to run"),
-    restart={"type": "boolean", "description": "Start the shell anew, instead of a command"},
+    restart={"type": "boolean", "description": "Restart the shell, instead of running a command"},
 )
 _EDITS = ["view", "create", "str_replace", "insert"]
 _EDIT_FIELDS: dict[str, Any] = {
     "path": _PATH,
-    "file_text": _string("The text of the file that create makes"),
-    "old_str": _string("The text that str_replace replaces; it must occur once"),
-    "new_str": _string("The text that str_replace puts there"),
+    "file_text": _string("For create: the text of the new file"),
+    "old_str": _string("For str_replace: the text to replace; it must occur exactly once"),
+    "new_str": _string("For str_replace: the text to put in its place"),
     "insert_line": _LINE,
-    "insert_text": _string("The text that insert puts there"),
+    "insert_text": _string("For insert: the text to insert"),
     "view_range": _RANGE,
 }
 _ACTIONS = [
@@ -70,7 +71,7 @@ def _editor(kind: str, tool: ToolFields) -> tuple[str, dict[str, Any]]:
     is_old = kind[-8:] < "20250429"
     fields = dict(_EDIT_FIELDS)
     if is_old:
-        fields["new_str"] = _string("The text that str_replace or insert puts there")
+        fields["new_str"] = _string("For str_replace and insert: the new text")
         del fields["insert_text"]
     command = {"type": "string", "enum": [*_EDITS, "undo_edit"] if is_old else _EDITS}
     schema = _object(["command", "path"], command=command, **fields)
@@ -80,11 +81,11 @@ def _editor(kind: str, tool: ToolFields) -> tuple[str, dict[str, Any]]:
 def _memory(kind: str, tool: ToolFields) -> tuple[str, dict[str, Any]]:
     command = {"type": "string", "enum": [*_EDITS, "delete", "rename"]}
     renamed = {
-        "old_path": _string("The path that rename changes"),
-        "new_path": _string("The path that rename gives"),
+        "old_path": _string("For rename: the present path"),
+        "new_path": _string("For rename: the new path"),
     }
     schema = _object(["command"], command=command, **_EDIT_FIELDS, **renamed)
-    return "Keep notes for later in files below /memories. View it first.", schema
+    return "Keep notes for later in files below /memories. View that folder first.", schema
 
 
 def _computer(kind: str, tool: ToolFields) -> tuple[str, dict[str, Any]]:
@@ -102,8 +103,8 @@ def _computer(kind: str, tool: ToolFields) -> tuple[str, dict[str, Any]]:
         text=_string("The text to type, or the keys to press, such as ctrl+s"),
         scroll_direction={"type": "string", "enum": directions},
         scroll_amount={"type": "integer"},
-        duration={"type": "number", "description": "Seconds, of wait and hold_key"},
-        region={**_NUMBERS, "description": "What zoom shows: x0, y0, x1, y1"},
+        duration={"type": "number", "description": "For wait and hold_key: the seconds"},
+        region={**_NUMBERS, "description": "For zoom: the region to show, as x0, y0, x1, y1"},
     )
     width, height = tool.get("display_width_px"), tool.get("display_height_px")
     return f"Use a screen of {width} x {height} pixels, its keyboard and its mouse.", schema
@@ -115,14 +116,18 @@ _OF_CLIENTS: Mapping[str, tuple[str, Callable[[str, ToolFields], tuple[str, dict
     "memory": ("memory", _memory),
     "computer": ("computer", _computer),
 }
-"""Tools that the client runs: their usual name, and their description and schema."""
+"""Tools that the client runs, by type: the usual name, and a function that returns the description
+and the schema.
+"""
 
 
 @dataclass(slots=True)
 class Tools:
-    """The tools of a request. ``changed`` has the fields of the request that change, ``served`` the
-    tools that this server runs: their names, and their kinds. ``names`` are those of all tools
-    that the model can call, and ``left_out`` those of tools that it cannot.
+    """The converted tools of a request.
+
+    ``changed`` has the new values of the request's fields. ``served`` has the kinds of the tools
+    that this server runs, by name. ``names`` are the names of all tools that the model can call,
+    and ``left_out`` the names of the tools that it cannot call.
     """
 
     changed: dict[str, Any] = field(default_factory=dict)
@@ -136,7 +141,11 @@ class Tools:
         offered: Mapping[str, ToolFields],
         leave_out: Callable[[str], None],
     ) -> ToolFields | None:
-        """Return a tool as vLLM takes it, or None where this server cannot offer it."""
+        """Return a tool in the form that vLLM accepts, or None if this server cannot offer it.
+
+        ``offered`` has this server's replacements for Anthropic's server tools, by kind.
+        ``leave_out`` is called with the type of a tool that cannot be offered.
+        """
         kind, name = tool.get("type"), tool.get("name")
         if not isinstance(kind, str) or kind == "custom" or not _is_known_by_type(tool):
             self.names.add(str(name))
@@ -160,16 +169,20 @@ class Tools:
 
 
 def _is_known_by_type(tool: ToolFields) -> bool:
-    """Whether a tool has no schema of its own. One in OpenAI's form is a mistake, and stays it."""
+    """Whether a tool has no schema of its own.
+
+    A tool in OpenAI's format is the client's mistake; it is left for vLLM to refuse.
+    """
     return "input_schema" not in tool and "function" not in tool
 
 
 def read_tools(
     body: Mapping[str, Any], offered: Mapping[str, ToolFields], leave_out: Callable[[str], None]
 ) -> Tools:
-    """Return the tools of a request, with what changes in it.
+    """Return the converted tools of a request, and the fields of the request that change.
 
-    ``leave_out`` gets the types of tools that are not in it any more.
+    ``offered`` has this server's replacements for Anthropic's server tools, by kind.
+    ``leave_out`` is called with the type of each tool that is removed.
     """
     tools, listed = Tools(), body.get("tools")
     if not isinstance(listed, list):
@@ -183,7 +196,7 @@ def read_tools(
         if known is not None:
             kept.append(known)
     if any(_VERSION.sub("", str(_type(tool))) in _SEARCHES for tool in listed):
-        # Nothing would load them.
+        # The search for deferred tools is not available here, so show these tools at once.
         kept = [_at_once(tool) if is_deferred(tool) else tool for tool in kept]
     tools.changed["tools"] = kept or GONE
     choice = body.get("tool_choice")
@@ -197,14 +210,14 @@ def read_tools(
 
 
 def server_kinds(body: Mapping[str, Any]) -> set[str]:
-    """The kinds of the tools of a request that Anthropic's servers run, such as ``web_search``."""
+    """Return the kinds of Anthropic's server tools in a request, such as ``web_search``."""
     listed = body.get("tools")
     types = map(_type, listed if isinstance(listed, list) else ())
     return {_VERSION.sub("", kind) for kind in types if isinstance(kind, str)}.intersection(KINDS)
 
 
 def is_deferred(tool: Any) -> bool:
-    """Whether a tool is shown to the model only where a search loads it."""
+    """Whether a tool is shown to the model only after a tool search has loaded it."""
     return isinstance(tool, dict) and bool(tool.get("defer_loading"))
 
 

@@ -1,6 +1,8 @@
-"""Limits on what one request may ask for, in addition to vLLM's own, and which fields it may have.
+"""Limits on one request, in addition to vLLM's own, and the check of ``--strict-requests`` for
+unknown fields.
 
-Bodies are not validated yet. A value of the wrong type is left for vLLM to refuse.
+These checks run before vLLM validates the body. A value of the wrong type is left for vLLM to
+refuse.
 """
 
 from __future__ import annotations
@@ -18,42 +20,49 @@ from agentrt.serving.frontend.conversations import COMPLETIONS, MESSAGES, RESPON
 from agentrt.serving.programs.hints import FIELDS
 
 MOST_CHOICES = 128
-"""``n`` of a request: what OpenAI's API takes."""
+"""Maximum ``n`` of a request, the same as in OpenAI's API."""
 MOST_CALLS = 1024
-"""Choices times prompts."""
+"""Maximum number of choices times prompts of a request."""
 _LONGEST_STOP = 1024
 _LISTS = {"stop_token_ids": 1024, "logit_bias": 1024, "tools": 1024, "bad_words": 1024}
 
 MOST_MESSAGES = 2048
-"""Messages of a chat, items of a response: what OpenAI's API takes of the first."""
+"""Maximum number of messages of a chat, as in OpenAI's API, or of input items."""
 MOST_PARTS = 4 * MOST_MESSAGES
-"""Objects and lists in all of them. vLLM checks each with every kind that it may be."""
+"""Maximum number of objects and lists in all messages together. vLLM validates each of them
+against every type that it may have, which is slow.
+"""
 
 MOST_NODES = 10_000
-"""Values in all schemas of a request, nested ones included."""
+"""Maximum number of values in all schemas of a request together, nested values included."""
 MOST_REPEATS = 100_000
-"""The sum of lengths and repetitions (``minLength``, ``maxItems``, ``{n,m}`` of a pattern).
-``maxLength`` does not count: Claude Code has tools with half a million.
+"""Maximum sum of lengths and repetitions in schemas (``minLength``, ``maxItems``, ``{n,m}`` of a
+pattern). ``maxLength`` does not count, because Claude Code has tools whose value is 500,000.
 """
 MOST_LENGTHS = 64
-"""Different values of ``maxLength``. Each takes the engine core more than a second and 2 MB,
-whatever its value.
+"""Maximum number of different ``maxLength`` values. Each costs the engine core more than a second
+and 2 MB, whatever the value is.
 """
 MOST_ENUM_CHARACTERS = 64 * 1024
-"""In the texts of all ``enum``. Compiling texts with a common beginning takes quadratic time."""
+"""Maximum number of characters in all ``enum`` texts together. Compiling texts that begin alike
+takes quadratic time.
+"""
 MOST_OPTIONAL = 512
-"""Optional properties of one object: compiling them takes quadratic time."""
+"""Maximum number of optional properties of one object. Compiling them takes quadratic time."""
 LONGEST_PATTERN = 4096
 _GRAMMAR = 64 * 1024
 _REPEATS = ("minLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _CHECKED = frozenset([*_REPEATS, "pattern", "maxLength", "enum", "properties"])
 _NESTED = frozenset([dict, list])
-"""What a parser of JSON makes of objects and lists."""
+"""The Python types of JSON objects and lists."""
 _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 
 
 def calls_of(path: str, body: Mapping[str, Any]) -> int:
-    """How many calls a request makes. Raises `ApiError` for too many."""
+    """Return how many calls a request makes: choices times prompts.
+
+    Raises `ApiError` if this exceeds a limit.
+    """
     choices, prompts = _count(body.get("n")), 1
     if choices > MOST_CHOICES:
         raise _too_much("n", choices, MOST_CHOICES)
@@ -68,16 +77,16 @@ def calls_of(path: str, body: Mapping[str, Any]) -> int:
 
 
 def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> None:
-    """Raise `ApiError` for lists, schemas and patterns beyond the limits; it names the field.
+    """Raise `ApiError`, with the field's name, for lists, schemas and patterns beyond the limits.
 
-    ``size`` is that of the body (bytes): a short one has not many messages.
+    ``size`` is the size of the body (bytes). The messages of a small body are not counted.
     """
     check_lists(body, size)
     stop = "stop_sequences" if path == MESSAGES else "stop"
-    given = body.get(stop)
-    for one in given if isinstance(given, list) else [given]:
-        if isinstance(one, str) and len(one) > _LONGEST_STOP:
-            raise _too_much(stop, len(one), _LONGEST_STOP, "characters of one string")
+    stops = body.get(stop)
+    for stop_text in stops if isinstance(stops, list) else [stops]:
+        if isinstance(stop_text, str) and len(stop_text) > _LONGEST_STOP:
+            raise _too_much(stop, len(stop_text), _LONGEST_STOP, "characters of one string")
     weight = _Weight()
     for field, schema in _schemas(body):
         weight.add(field, schema)
@@ -86,19 +95,20 @@ def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> 
 
 
 def check_lists(body: Mapping[str, Any], size: float) -> None:
-    """Raise `ApiError` for too many items, messages or tools, before each is read. ``size`` is that
-    of the body (bytes).
+    """Raise `ApiError` for too many items, messages or tools.
+
+    ``size`` is the size of the body (bytes). The messages of a small body are not counted.
     """
     for name in _LISTS.keys() & body.keys():
-        given, most = body[name], _LISTS[name]
-        if isinstance(given, list | dict) and len(given) > most:
-            raise _too_much(name, len(given), most, "entries")
+        entries, most = body[name], _LISTS[name]
+        if isinstance(entries, list | dict) and len(entries) > most:
+            raise _too_much(name, len(entries), most, "entries")
     for name in ("messages", "input") if size > MOST_MESSAGES else ():
         _check_messages(name, body.get(name))
 
 
 def check_length(body: Mapping[str, Any], most: int) -> None:
-    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM looks at each."""
+    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM validates them."""
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or len(prompt) <= most or not _is_tokens(prompt):
         return
@@ -110,18 +120,18 @@ def check_length(body: Mapping[str, Any], most: int) -> None:
 _LIMITS = {MESSAGES: ("max_tokens",), RESPONSES: ("max_output_tokens",)}
 _CHAT_LIMITS = ("max_tokens", "max_completion_tokens")
 _LEAST_BUDGET = 1024
-"""What Anthropic's API takes at least for a budget of thinking (tokens)."""
+"""The smallest thinking budget that Anthropic's API accepts (tokens)."""
 
 
 def within_window(
     path: str, body: Mapping[str, Any], window: int, *, budgets: bool = True
 ) -> Mapping[str, Any]:
-    """The body with limits of the answer that are not beyond the model's ``window`` (tokens), where
-    vLLM would refuse the request.
+    """Return the body with its answer limits lowered to the model's ``window`` (tokens).
 
-    Agents ask for as much as their vendor's models give. vLLM cuts the limit down further, to what
-    the prompt leaves. A budget for thinking is cut, too, and left out where the engine has no
-    ``budgets``: the model thinks for as long as it wants.
+    Agents ask for the longest answer of their vendor's models, and vLLM refuses limits that exceed
+    the window. vLLM itself lowers the limit further, to the space that the prompt leaves. A
+    thinking budget is lowered, too. If the engine does not support ``budgets``, the budget is
+    removed, and thinking is not limited.
     """
     changed: dict[str, Any] = {}
     for name in _LIMITS.get(path, _CHAT_LIMITS):
@@ -139,18 +149,18 @@ def within_window(
     return {**body, **changed} if changed else body
 
 
-def _check_messages(field: str, given: Any) -> None:
-    if not isinstance(given, list) or _is_tokens(given):
+def _check_messages(field: str, chat: Any) -> None:
+    if not isinstance(chat, list) or _is_tokens(chat):
         return
-    if len(given) > MOST_MESSAGES:
-        raise _too_much(field, len(given), MOST_MESSAGES, "entries")
-    left: list[Any] = [given]
+    if len(chat) > MOST_MESSAGES:
+        raise _too_much(field, len(chat), MOST_MESSAGES, "entries")
+    left: list[Any] = [chat]
     count = 0
     while left:
         value = left.pop()
         count += 1
         inner = value.values() if isinstance(value, dict) else value
-        left += [one for one in inner if isinstance(one, dict | list)]
+        left += [part for part in inner if isinstance(part, dict | list)]
         if count + len(left) > MOST_PARTS:
             raise _too_much(field, count + len(left), MOST_PARTS, "objects and lists")
 
@@ -159,12 +169,12 @@ def _is_tokens(prompt: list[Any]) -> bool:
     return isinstance(prompt[0], int) if prompt else False
 
 
-def _count(given: Any) -> int:
-    return given if isinstance(given, int) and given > 0 else 1
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Where the APIs have schemas: formats of answers, and tools."""
+    """Yield the JSON schemas of a request, of answer formats and tools, with their field names."""
     if "response_format" in body:
         yield "response_format", body["response_format"]
     for name in ("text", "output_config"):
@@ -177,31 +187,31 @@ def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"tools.{index}.{name}", tool[name]
 
 
-def _check_structured(given: Any, weight: _Weight) -> None:
-    """vLLM's own field for what an output is held to."""
+def _check_structured(field_value: Any, weight: _Weight) -> None:
+    """Check vLLM's own field ``structured_outputs``."""
     where = "structured_outputs"
     for name in ("json", "structural_tag", "choice"):
-        value = _get(given, name)
+        value = _get(field_value, name)
         if isinstance(value, str):
             if len(value) > _GRAMMAR:
                 raise _too_much(f"{where}.{name}", len(value), _GRAMMAR, "characters")
             value = _parsed(value)
         weight.add(f"{where}.{name}", value)
-    weight.add(where, {"pattern": _get(given, "regex")})
-    grammar = _get(given, "grammar")
+    weight.add(where, {"pattern": _get(field_value, "regex")})
+    grammar = _get(field_value, "grammar")
     if isinstance(grammar, str) and len(grammar) > _GRAMMAR:
         raise _too_much(f"{where}.grammar", len(grammar), _GRAMMAR, "characters")
 
 
 class _Weight:
-    """What all schemas of a request come to."""
+    """The cost of all schemas of one request together, compared with the limits."""
 
     def __init__(self) -> None:
         self._nodes = self._repeats = self._enum_characters = 0
         self._lengths: set[int] = set()
 
     def add(self, field: str, schema: Any) -> None:
-        """Count another. Raises `ApiError` when it is too much."""
+        """Count a schema. Raises `ApiError` if the request's schemas exceed a limit."""
         left: list[Any] = [[schema]]
         while left:
             inner = left.pop()
@@ -212,7 +222,7 @@ class _Weight:
             self._nodes += len(inner)
             if self._nodes > MOST_NODES:
                 raise _too_much(field, self._nodes, MOST_NODES, "values in schemas")
-            left += [one for one in inner if type(one) in _NESTED]
+            left += [value for value in inner if type(value) in _NESTED]
 
     def _check_object(self, field: str, schema: Mapping[str, Any]) -> None:
         pattern = schema.get("pattern")
@@ -222,7 +232,9 @@ class _Weight:
             self._repeats += sum(int(b or a) for a, b in _QUANTIFIER.findall(pattern))
         self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
         if self._repeats > MOST_REPEATS:
-            raise _too_much(field, self._repeats, MOST_REPEATS, "lengths and repetitions in sum")
+            raise _too_much(
+                field, self._repeats, MOST_REPEATS, "as the sum of lengths and repetitions"
+            )
         self._check_texts(field, schema)
         properties, required = schema.get("properties"), schema.get("required")
         if isinstance(properties, dict):
@@ -236,33 +248,35 @@ class _Weight:
         if isinstance(longest := schema.get("maxLength"), int):
             self._lengths.add(longest)
         if len(self._lengths) > MOST_LENGTHS:
-            raise _too_much(field, len(self._lengths), MOST_LENGTHS, "different maxLength")
+            raise _too_much(
+                field, len(self._lengths), MOST_LENGTHS, "different values of maxLength"
+            )
         if isinstance(texts := schema.get("enum"), list):
-            self._enum_characters += sum(len(one) for one in texts if isinstance(one, str))
+            self._enum_characters += sum(len(text) for text in texts if isinstance(text, str))
         if self._enum_characters > MOST_ENUM_CHARACTERS:
             raise _too_much(
-                field, self._enum_characters, MOST_ENUM_CHARACTERS, "characters of enum"
+                field, self._enum_characters, MOST_ENUM_CHARACTERS, "characters in enum texts"
             )
 
 
 def _parsed(text: str) -> Any:
-    """JSON in a text; None where it is none, which vLLM refuses."""
+    """Return the value of a JSON text; None for other text, which vLLM refuses."""
     try:
         return from_json(text)
     except ValueError:
         return None
 
 
-def _get(given: Any, name: str) -> Any:
-    return given.get(name) if isinstance(given, dict) else None
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
-def _too_much(field: str, count: int, most: int, what: str = "") -> ApiError:
-    text = f"{field}: {count} {what}".rstrip()
+def _too_much(field: str, count: int, most: int, unit: str = "") -> ApiError:
+    text = f"{field}: {count} {unit}".rstrip()
     return ApiError(400, f"{text}; this server takes {most} at most", param=field)
 
 
-# -- --strict-requests: fields that vLLM does not know are refused, where it would ignore them
+# -- --strict-requests: refuse fields that vLLM does not know and would ignore
 
 
 _JSON = "application/json"
@@ -270,7 +284,7 @@ Schema = Mapping[str, Any]
 
 
 class KnownFields:
-    """The fields of the bodies that an application takes, as its own OpenAPI schema has them."""
+    """The request fields that an application knows, according to its OpenAPI schema."""
 
     def __init__(self, app: FastAPI) -> None:
         described = app.openapi()
@@ -282,36 +296,40 @@ class KnownFields:
         }
 
     def check(self, path: str, body: Mapping[str, Any]) -> None:
-        """Raise `ApiError` for a field that is not known; it is named."""
+        """Raise `ApiError`, with the field's name, for a field that is unknown at ``path``."""
         schema = self._bodies.get(path)
         other = {name: value for name, value in body.items() if name not in FIELDS}
         field = None if schema is None else self._unknown(other, schema)
         if field is not None:
             raise ApiError(
                 400,
-                f"{field}: no such field; leave it out (this server has --strict-requests)",
+                f"{field}: unknown field; leave it out (this server runs with --strict-requests)",
                 param=field,
                 code="unknown_field",
             )
 
     def _unknown(self, value: Any, schema: Schema, at: str = "") -> str | None:
-        """The first field in ``value`` that no reading of the schema knows."""
-        found: list[str] = []
-        for one in self._readings(schema):
-            field = self._unknown_in(value, one, at)
+        """Return the path of a field in ``value`` that no alternative of ``schema`` allows."""
+        unknown_fields: list[str] = []
+        for alternative in self._readings(schema):
+            field = self._unknown_in(value, alternative, at)
             if field is None:
                 return None
-            found.append(field)
-        return max(found, key=lambda field: field.count("."), default=None)
+            unknown_fields.append(field)
+        return max(unknown_fields, key=lambda field: field.count("."), default=None)
 
     def _readings(self, schema: Schema) -> Iterator[Schema]:
-        """A schema's alternatives, without references."""
+        """Yield a schema's alternatives, with references resolved."""
         if "$ref" in schema:
             yield from self._readings(self._schemas.get(schema["$ref"].rpartition("/")[2], {}))
             return
-        several = [one for name in ("anyOf", "oneOf", "allOf") for one in schema.get(name, ())]
-        for one in several:
-            yield from self._readings(one)
+        several = [
+            alternative
+            for name in ("anyOf", "oneOf", "allOf")
+            for alternative in schema.get(name, ())
+        ]
+        for alternative in several:
+            yield from self._readings(alternative)
         if not several:
             yield schema
 
@@ -320,17 +338,17 @@ class KnownFields:
             known = schema.get("properties")
             if known is None:
                 return None if schema.get("type", "object") == "object" else at or "body"
-            for name, one in value.items():
+            for name, inner_value in value.items():
                 here = f"{at}.{name}".lstrip(".")
                 if name not in known:
                     return here
-                if (field := self._unknown(one, known[name], here)) is not None:
+                if (field := self._unknown(inner_value, known[name], here)) is not None:
                     return field
         elif isinstance(value, list):
             items = schema.get("items")
             if items is None:
                 return None if schema.get("type", "array") == "array" else at
-            for index, one in enumerate(value):
-                if (field := self._unknown(one, items, f"{at}.{index}")) is not None:
+            for index, inner_value in enumerate(value):
+                if (field := self._unknown(inner_value, items, f"{at}.{index}")) is not None:
                     return field
         return None

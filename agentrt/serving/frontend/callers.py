@@ -1,4 +1,4 @@
-"""Makes the calls of an HTTP request as calls of its program."""
+"""Callers that make the model calls of an HTTP request as calls of its program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.runtime.services import ClientCall
 from agentrt.serving.error_responses import CalledOffError
-from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.tracking.scope import Scope
 
 _LATER_S = 0.1
@@ -26,15 +26,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class RequestCaller(Caller):
-    """Makes the calls of one request of a client's program, which has been entered.
+    """A caller for one HTTP request, after the request has joined its client's program.
 
-    Calls that run beside each other are siblings; one that begins when others have ended comes
-    after these. ``is_gone`` says that nobody waits for the answer any more,
-    and ``error`` is what a call of it came to, if any failed. ``max_tokens`` is what the answer may
-    have, if that is less than its client asked for.
+    Calls that run at the same time are siblings in the program's graph. A call that begins after
+    other calls have ended depends on them. ``is_gone`` is True after the client has disconnected.
+    ``error`` is the error of the last call that failed, or None. ``max_tokens`` is the limit of
+    the answer (tokens) if it is lower than the limit that the client asked for, else None.
     """
 
-    def __init__(self, runtime: Runtime, entry: Entry) -> None:
+    def __init__(self, runtime: Runtime, entry: RequestEntry) -> None:
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
         self._open: dict[ClientCall, AsyncGenerator[Chunk, None]] = {}
@@ -51,13 +51,19 @@ class RequestCaller(Caller):
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[Sibling]]:
-        """One with a scope of its own for each call: the last begins when the first may be over."""
+        """Yield a caller for each of ``count`` sibling calls.
+
+        Each sibling has a scope of its own, because the last may begin after the first has ended.
+        """
         yield [Sibling(self, self._entry.scope()) for _ in range(count)]
 
     def chunks(
         self, spec: CallSpec, *, stream: bool, scope: Scope | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, in ``scope`` or in a new one, that is read at once."""
+        """Make a call, in ``scope`` or in a new scope. The caller has to read its chunks at once.
+
+        Raises the error that called off the request, or `CalledOffError` if the program has ended.
+        """
         run = self._entry.program.run
         if run.ended_at is not None:
             raise CalledOffError(run.id)
@@ -77,8 +83,9 @@ class RequestCaller(Caller):
         return made
 
     async def tool(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """Run a tool as a node of the program: what the request calls later comes after it. Raises
-        as `Attempts.run` does.
+        """Run a tool as a node of the program; later calls of the request depend on the node.
+
+        Raises the same errors as `Attempts.run`.
         """
         scope = self._entry.scope()
         with tracking.within(scope):
@@ -88,25 +95,27 @@ class RequestCaller(Caller):
                 self._entry.ended(scope)
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """A `CallTimeoutError` at the program's deadline, and a `CalledOffError` when the program
-        is ended. None where the request itself is cancelled.
+        """Return the error that the client gets for ``error``, or None for a cancelled request.
+
+        This is a `CallTimeoutError` after the program's deadline, and a `CalledOffError` after the
+        program has been ended.
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):
             if self.is_gone or (self._off is None and run.ended_at is None):
                 return None
-            _uncancel()  # nobody else called it off
+            _uncancel()  # `call_off` cancelled the task; nothing else did
             self.error = self._off or CalledOffError(run.id)
         elif isinstance(error, AgentrtError):
             self.error = error
-        else:  # vLLM would tell the client what it says
+        else:  # vLLM would send the text of an unexpected error to the client
             _LOG.error("a call failed", exc_info=error)
             self.error = InvariantError("the server failed")
         return self.error
 
     @property
     def failed_or_left(self) -> bool:
-        """Whether a call failed, or the client went before its answer."""
+        """Whether a call failed, or the client disconnected before the answer was complete."""
         return self.is_gone or self.error is not None
 
     def limited(self, max_tokens: int) -> None:
@@ -114,11 +123,14 @@ class RequestCaller(Caller):
 
     def _too_late(self) -> None:
         run = self._entry.program.run
-        text = f"program {run.id} is over its deadline; its calls were aborted"
+        text = f"program {run.id} has passed its deadline; its calls were aborted"
         self.call_off(CallTimeoutError(text))
 
     def call_off(self, error: AgentrtError) -> None:
-        """Cancel whoever waits for a chunk, and those who read on later, with ``error``."""
+        """Cancel all calls of the request; readers of their chunks get ``error``.
+
+        Repeats itself, so that calls are cancelled whose chunks are read only later.
+        """
         self._off = self._off or error
         if self._deadline is not None:
             self._deadline.cancel()
@@ -129,7 +141,7 @@ class RequestCaller(Caller):
         self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self.call_off, error)
 
     async def close(self) -> None:
-        """Abort the calls that nobody reads to their end, and wait until they are over."""
+        """Abort the calls that were not read to their end, and wait until they have ended."""
         if self._deadline is not None:
             self._deadline.cancel()
         for call, made in tuple(self._open.items()):
@@ -145,7 +157,7 @@ class RequestCaller(Caller):
 
 @dataclass(frozen=True, slots=True)
 class Sibling(Caller):
-    """Makes one of several calls that run beside each other."""
+    """A caller for one of several calls that run at the same time."""
 
     caller: RequestCaller
     scope: Scope

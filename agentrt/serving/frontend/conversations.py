@@ -1,8 +1,10 @@
-"""The conversation of a request and its continuation by the answer, in any of the three APIs: pure.
+"""Read the conversation of a request, and its continuation in the answer, for chat completions,
+Messages and Responses. These are pure functions.
 
-All become messages as `agentrt.serving.programs.conversation` hashes them: a role, text, tool
-calls. Clients send back what they were answered, so both directions are read alike. Bodies were
-not checked yet: what has no sense is left out.
+All three formats become messages with a role, text and tool calls, which
+`agentrt.serving.programs.conversation` hashes. A client sends earlier answers back in its next
+request, so requests and answers are read in the same way. The bodies are not validated yet; values
+of a wrong type are skipped.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ Message = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 _BILLING = "x-anthropic-billing-header"
-"""A line that Claude Code puts before its system prompt, and that changes with each request."""
+"""The beginning of a block that Claude Code puts before its system prompt. The block changes with
+each request, so it is not hashed.
+"""
 _CHANGING = ("cache_control", "id", "status")
 
 
 def conversation(path: str, body: Mapping[str, Any]) -> list[Message]:
-    """The messages of a request; none for one that has no conversation."""
+    """Return the messages of a request, or an empty list for an API without conversations."""
     if path == MESSAGES:
         return [*_system(body.get("system")), *map(_blocks, _objects(body.get("messages")))]
     if path == RESPONSES:
@@ -36,7 +40,7 @@ def conversation(path: str, body: Mapping[str, Any]) -> list[Message]:
 
 
 def chat_message(message: Mapping[str, Any]) -> Message:
-    """A message of OpenAI's chat completions."""
+    """Convert a message of OpenAI's chat completions."""
     calls = [
         _call(function.get("name"), function.get("arguments"))
         for call in _objects(message.get("tool_calls"))
@@ -46,15 +50,15 @@ def chat_message(message: Mapping[str, Any]) -> Message:
 
 
 def blocks_message(content: Any) -> Message:
-    """An assistant's content blocks, as Anthropic's API answers."""
+    """Convert an assistant's content blocks from an answer of Anthropic's API."""
     return _blocks({"role": "assistant", "content": content})
 
 
-def items(given: Any) -> Iterator[Message]:
-    """Items of the Responses API, of an input or an output."""
-    if isinstance(given, str):
-        yield _message("user", given)
-    for item in _objects(given):
+def items(value: Any) -> Iterator[Message]:
+    """Convert items of the Responses API, from an input or an output."""
+    if isinstance(value, str):
+        yield _message("user", value)
+    for item in _objects(value):
         kind = str(item.get("type") or "message")
         if kind == "message":
             yield _message(item.get("role"), _text(item.get("content")))
@@ -71,14 +75,14 @@ def items(given: Any) -> Iterator[Message]:
 
 
 def tools_of(messages: Sequence[Message]) -> list[str]:
-    """The names of the tools that messages call."""
+    """Return the names of the tools that messages call."""
     return [call["function"]["name"] for message in messages for call in message["tool_calls"]]
 
 
-def _system(given: Any) -> list[Message]:
-    if isinstance(given, list):
-        given = [b for b in _objects(given) if not str(b.get("text", "")).startswith(_BILLING)]
-    return [_message("system", _text(given))] if given else []
+def _system(prompt: Any) -> list[Message]:
+    if isinstance(prompt, list):
+        prompt = [b for b in _objects(prompt) if not str(b.get("text", "")).startswith(_BILLING)]
+    return [_message("system", _text(prompt))] if prompt else []
 
 
 def _blocks(message: Mapping[str, Any]) -> Message:
@@ -92,8 +96,9 @@ def _blocks(message: Mapping[str, Any]) -> Message:
 
 
 def _is_aside(block: Mapping[str, Any]) -> bool:
-    """Whether a block does not tell conversations apart: thoughts, and what a server ran itself,
-    whose result another server may have in another form.
+    """Whether a block is left out of the hash: thinking, and tools that a server ran.
+
+    Another server may return the result of the same tool in another form.
     """
     kind = str(block.get("type"))
     is_result = kind.endswith("_tool_result")
@@ -126,15 +131,15 @@ def _part(part: Any) -> str:
 
 def _dump(value: Any) -> str:
     if isinstance(value, dict):
-        value = {name: one for name, one in value.items() if name not in _CHANGING}
+        value = {name: field for name, field in value.items() if name not in _CHANGING}
     return json.dumps(value, sort_keys=True)
 
 
-def _objects(given: Any) -> list[Mapping[str, Any]]:
-    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-# -- answers: a request of a client continues a conversation when it begins with these messages
+# -- answers: a later request continues a conversation if it begins with these messages
 
 
 _DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
@@ -144,12 +149,12 @@ _LAST = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\b", re.M
 
 
 class AnswerReader:
-    """Reads an answer of ``path`` to a request for ``choices``.
+    """A parser of the answer at ``path`` to a request with ``choices`` choices.
 
-    ``replies`` has each choice's messages; ``id`` is the response's own name in the Responses
-    API, and ``response`` its JSON. An answer ``is_over`` when all choices have come to their end:
-    with an event of a stream that has the bytes ``end``. So others may be read later, many at once,
-    which costs less.
+    ``replies`` has the messages of each choice. In the Responses API, ``id`` is the response's id,
+    and ``response`` its JSON. ``is_over`` is True when all choices have ended. The stream event
+    that ends a choice has the bytes ``end``, so the caller may collect events without these bytes
+    and feed many at once, which costs less.
     """
 
     def __init__(self, path: str, choices: int) -> None:
@@ -164,25 +169,25 @@ class AnswerReader:
         self.replies: list[list[Message]] = []
 
     def read(self, body: bytes) -> None:
-        """A whole answer."""
+        """Parse an answer that is not a stream."""
         whole = _json(body)
         if self._path == RESPONSES:
             self._response(whole)
         elif self._path == MESSAGES:
             self.replies = [[blocks_message(whole.get("content"))]]
         else:
-            chosen = [one.get("message") for one in whole.get("choices") or ()]
-            self.replies = [[chat_message(one)] for one in chosen if one]
+            chosen = [choice.get("message") for choice in whole.get("choices") or ()]
+            self.replies = [[chat_message(message)] for message in chosen if message]
         self.is_over = True
 
     def feed(self, events: bytes) -> None:
-        """The next whole events of a stream."""
+        """Parse the next complete events of a stream."""
         if self._path == RESPONSES:
             self.is_over |= _LAST.search(events) is not None
             if self.id and not self.is_over:
-                return  # the last event has all that is between
-        found = b",".join(_DATA.findall(events))
-        for event in _json(b'{"events":[%b]}' % found).get("events", ()):
+                return  # the last event repeats the content of all events before it
+        payloads = b",".join(_DATA.findall(events))
+        for event in _json(b'{"events":[%b]}' % payloads).get("events", ()):
             if self._path == RESPONSES:
                 self._response(event.get("response") or {})
             elif self._path == MESSAGES:
@@ -216,11 +221,11 @@ class AnswerReader:
             if block.get("type") == "tool_use":
                 parts.add(index, block.get("name"), None)
             elif block.get("type") == "text" and parts.text:
-                parts.text.append("\n")  # as the texts of several blocks are joined
+                parts.text.append("\n")  # `_text` joins the blocks of a request in the same way
         elif kind == "content_block_delta":
             delta = event.get("delta") or {}
             parts.text.append(delta.get("text") or "")
-            if "partial_json" in delta and parts.has(index):  # not a call that the server runs
+            if "partial_json" in delta and parts.has(index):  # calls of server tools are skipped
                 parts.add(index, None, delta["partial_json"])
         elif kind == "message_delta" and (event.get("delta") or {}).get("stop_reason"):
             self._end(0)
@@ -233,7 +238,7 @@ class AnswerReader:
 
 
 class _Parts:
-    """The pieces of one choice."""
+    """The text and the tool calls of one choice, collected from a stream."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -245,7 +250,7 @@ class _Parts:
         call[1] += arguments or ""
 
     def has(self, index: int) -> bool:
-        """Whether the block is a call."""
+        """Whether the block at ``index`` is a tool call."""
         return index in self._calls
 
     def message(self) -> Message:

@@ -1,4 +1,4 @@
-"""vLLM's own routes on this server: each request goes to the front end that has its model."""
+"""vLLM's own HTTP routes on this server: each request goes to the front end of its model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.frontend.models import ModelFrontends
 from agentrt.interrupts import Tool
-from agentrt.serving.bodies import LONG, given, pause, whole
+from agentrt.serving.bodies import LONG, pause, replaying, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
@@ -37,7 +37,12 @@ from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.frontend.response_items import TRIGGER, references
 from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_socket import ResponseSocket
-from agentrt.serving.frontend.responses import ASKING, Asking, Kept, ResponseStore
+from agentrt.serving.frontend.responses import (
+    CURRENT_REQUEST,
+    CurrentRequest,
+    ResponseStore,
+    StoredResponse,
+)
 from agentrt.serving.frontend.retries import Tries
 from agentrt.serving.frontend.server_tools import (
     ServedTool,
@@ -54,7 +59,7 @@ _CLIENTS = (
     *("/pooling", "/classify", "/score", "/rerank"),
 )
 _OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""vLLM has these only if its environment says VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+"""Routes for operators only. vLLM has them if VLLM_ALLOW_RUNTIME_LORA_UPDATING is set."""
 _NO_CALLS = (
     *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
@@ -68,14 +73,15 @@ _WINDOWS = (
     *("max_model_len", "context_window", "context_length"),  # vLLM and SGLang, Groq, OpenRouter
     *("max_input_tokens", "max_tokens"),  # Anthropic; prompt and answer share the window
 )
-"""Names of the tokens that a model takes."""
+"""The field names under which clients look for a model's context window (tokens)."""
 
 
 class Front(Protocol):
-    """vLLM's front end of one model. ``names`` are the model's, and its adapters'. With
-    ``reminders``, system messages in the middle of a chat stay at their place. ``budgets`` says
-    whether its engines can hold thinking to a number of tokens, and ``images`` whether the model
-    takes images.
+    """vLLM's HTTP front end for one model.
+
+    ``names`` are the names of the model and its adapters. With ``reminders``, system messages in
+    the middle of a chat keep their position. ``budgets`` says whether the engine can limit the
+    number of thinking tokens, and ``images`` whether the model accepts images.
     """
 
     app: FastAPI
@@ -96,16 +102,17 @@ class Front(Protocol):
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
-    """A runtime's front end as vLLM's own, one for each model; none of an executor without."""
+    """Return vLLM's front ends, one for each model. Executors without vLLM's routes have none."""
     each = frontend.fronts if isinstance(frontend, ModelFrontends) else (frontend,)
-    return tuple(cast(Front, one) for one in each if hasattr(one, "app"))
+    return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
 
 
 class FrontendApp:
     """vLLM's front ends as one ASGI application behind the server's own routes.
 
-    When ``strict``, fields that vLLM would ignore are refused. At ``paths`` vLLM answers, and
-    nobody else; there are others, such as that of one response.
+    With ``strict``, a request is refused if it has fields that vLLM would ignore. ``paths`` are
+    vLLM's public paths without parameters; paths with parameters, such as that of a stored
+    response, are not among them.
     """
 
     def __init__(self, server: Server, fronts: Sequence[Front], *, strict: bool = False) -> None:
@@ -142,7 +149,7 @@ class FrontendApp:
             await refusal(scope, receive, send)
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket of the Responses API. vLLM's own are not public."""
+        """Serve a WebSocket of the Responses API. vLLM's own WebSockets are not public."""
         if scope["path"] != RESPONSES or RESPONSES not in self.paths:
             await no_socket(scope["path"])(scope, receive, send)
             return
@@ -154,7 +161,7 @@ class FrontendApp:
             self._sockets.remove(connection)
 
     async def _drain(self) -> None:
-        """The server stops: close connections on which nothing is answered."""
+        """Close idle WebSockets now, and busy WebSockets after their answer: the server stops."""
         await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
 
     async def _serve(self, request: Request, send: Send) -> None:
@@ -184,7 +191,7 @@ class FrontendApp:
         model = await _model(request, kind, fields)
         front = self._front(path, tenant, model)
         WORKS_FOR.set(tenant)
-        token = ASKING.set(Asking(tenant, len(body), model))
+        token = CURRENT_REQUEST.set(CurrentRequest(tenant, len(body), model))
         try:
             window, chat = front.max_model_len, fields
             served: Mapping[str, ServedTool] = {}
@@ -214,7 +221,7 @@ class FrontendApp:
                 self._server.tenants.ask(tenant)
                 await front.app(*handed, _refusing(path, send))
         finally:
-            ASKING.reset(token)
+            CURRENT_REQUEST.reset(token)
 
     # -- responses that are kept -------------------------------------------------------
 
@@ -227,10 +234,13 @@ class FrontendApp:
         *,
         compacts: bool,
     ) -> Prepared:
-        """A request as vLLM can answer it, without what is added to ``left_out``."""
+        """Return a Responses request in a form that vLLM can answer.
+
+        The types of the parts that were removed are added to ``left_out``.
+        """
         if path != RESPONSES or not fields:
             return Prepared(fields)
-        tenant, size = ASKING.get().tenant, ASKING.get().size
+        tenant, size = CURRENT_REQUEST.get().tenant, CURRENT_REQUEST.get().size
         check_lists(fields, size)
         before = await self._before(tenant, fields)
         if names := references(fields.get("input")):
@@ -244,20 +254,21 @@ class FrontendApp:
             compacts=compacts,
         )
 
-    async def _before(self, tenant: str, fields: Mapping[str, Any]) -> Kept | None:
-        """The response that a request goes on from; None if it names none, or none that is kept.
+    async def _before(self, tenant: str, fields: Mapping[str, Any]) -> StoredResponse | None:
+        """Return the response named by ``previous_response_id``.
 
-        Raises `ApiError` for a response that is still under way.
+        Returns None if the request names no response, or a response that is not stored. Raises
+        `ApiError` for a response that is still being generated.
         """
         name = fields.get("previous_response_id")
         kept = await self._store.load(tenant, name) if isinstance(name, str) else None
         if kept is not None and kept.items is None:
-            text = f"response {name!r} is still under way; wait until it is completed"
+            text = f"response {name!r} is still being generated; wait until it is completed"
             raise ApiError(400, text, param="previous_response_id", code="response_in_progress")
         return kept
 
-    async def _stored(self, request: Request) -> Kept | None:
-        """The response that a request is about."""
+    async def _stored(self, request: Request) -> StoredResponse | None:
+        """Return the stored response that a request's path names."""
         name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
         return await self._store.load(request.scope["state"]["tenant"], name)
 
@@ -266,8 +277,8 @@ class FrontendApp:
     async def _read_messages(
         self, tenant: str, fields: Mapping[str, Any], front: Front
     ) -> tuple[Mapping[str, Any], Mapping[str, ServedTool], LeftOut]:
-        """A request as vLLM can answer it, the tools that this server runs for it, and what was
-        left out.
+        """Return a Messages request in a form that vLLM can answer, the tools that this server
+        runs for it, and the types of the parts that were removed.
         """
         tools = await self._server_tools(tenant, fields)
         offered = {kind: described(tool) for kind, tool in tools.items()}
@@ -275,7 +286,7 @@ class FrontendApp:
         return read.body, served_tools(read.served, tools, fields), read.left_out
 
     async def _server_tools(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Tool]:
-        """The tools of Anthropic's servers that a request has and this server runs."""
+        """Return this server's replacements for the Anthropic server tools of a request."""
         names = self._server.server_tools
         if not names or not (kinds := server_kinds(fields)):
             return {}
@@ -285,7 +296,7 @@ class FrontendApp:
     # -- models ------------------------------------------------------------------------
 
     def _front(self, path: str, tenant: str, model: str | None) -> Front:
-        """The front end of ``model``; of a response, that which made it."""
+        """Return the front end for ``model``, or for the model that made the stored response."""
         if path.startswith(_OF_RESPONSES):
             kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
             model = None if kept is None else kept.model
@@ -300,9 +311,9 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
     async def _models(self, name: str) -> dict[str, Any]:
-        """All models and adapters as vLLM describes them, or the one of that name.
+        """Return the list of all models and adapters, or the card of the model called ``name``.
 
-        Clients of several APIs read the same list, each the fields that it knows.
+        Each card has the fields of several vendors' APIs, so that every client finds its own.
         """
         cards: list[dict[str, Any]] = []
         for front in self._fronts:
@@ -322,8 +333,8 @@ class FrontendApp:
 
 
 def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
-    """What a list of models says of one: vLLM's fields, Anthropic's, and the model's window by each
-    name that clients read it by.
+    """Return a model's card: vLLM's fields, Anthropic's fields, and the context window (tokens)
+    under each field name that clients look for.
     """
     window = front.max_model_len
     made = datetime.fromtimestamp(card.get("created") or 0, UTC)
@@ -335,16 +346,16 @@ def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
         "lifecycle": "active",
         **dict.fromkeys(_WINDOWS, window),
     }
-    if card.get("root"):  # vLLM tells the folder that it was loaded from
+    if card.get("root"):  # vLLM would show the local folder that the model was loaded from
         described["root"] = display_name(card["root"])
     return described
 
 
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
-    """The fields of a JSON body; none where vLLM will refuse it, or where it is a form.
+    """Return the fields of a JSON body. A form, or JSON that is not an object, has no fields.
 
-    Raises `ApiError` for JSON that has NaN, half surrogates, or no end to its depth: Python's own
-    parser takes these, and what works with them fails later.
+    Raises `ApiError` for JSON with NaN, lone surrogates or very deep nesting. Python's own parser
+    accepts these values, but the code that uses them fails later.
     """
     if not body or "json" not in kind:
         return {}
@@ -356,7 +367,7 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
 
 
 async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str | None:
-    """The model that a request names, in its body or form."""
+    """Return the model that a request names in its JSON or form; None if it names no model."""
     model = fields.get("model")
     if kind.startswith("multipart/"):
         async with request.form() as form:
@@ -365,7 +376,7 @@ async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str 
 
 
 def _model_of(front: Front, responses: Any) -> Model:
-    """What reading requests of the Responses API for the model of ``front`` depends on."""
+    """Return the properties of a front end's model that the reading of requests depends on."""
     has_server = getattr(front.args, "tool_server", None) is not None
     profile = front.profile()
     takes = {"input_image": profile.images, "input_audio": profile.audio}
@@ -376,22 +387,26 @@ def _model_of(front: Front, responses: Any) -> Model:
     )
 
 
-def _edited(kept: Kept | None, send: Send) -> Send:
-    """``send`` with a stored response in its client's own form."""
+def _edited(kept: StoredResponse | None, send: Send) -> Send:
+    """Return ``send`` wrapped so that a stored response has the form of its own request."""
     return send if kept is None or kept.edit is None else kept.edit.sending(send)
 
 
 def _is_plain_get(request: Request) -> bool:
-    """Whether a request asks for a response, and not for its events."""
+    """Whether a request reads a stored response as JSON, and not as a stream of events."""
     name = request.scope["path"].removeprefix(_OF_RESPONSES)
     is_stream = request.query_params.get("stream", "false").lower() not in ("false", "0")
     return request.method == "GET" and "/" not in name and not is_stream
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A request to ``/v1/responses/compact`` as one for a response that is the summary."""
-    given = fields.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response."""
+    input_value = fields.get("input")
+    items = (
+        [{"role": "user", "content": input_value}]
+        if isinstance(input_value, str)
+        else input_value or []
+    )
     if not isinstance(items, list):
         return fields
     own = {"input": [*items, {"type": TRIGGER}], "store": False, "stream": False}
@@ -399,20 +414,20 @@ def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
-    """The request as vLLM sees it: its id is the server's own."""
-    headers = [one for one in request.scope["headers"] if one[0] != b"x-request-id"]
+    """Return the ASGI scope and receive function for vLLM, with this server's request id."""
+    headers = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
     own = (b"x-request-id", request.scope["state"]["request_id"].encode("ascii"))
     scope = {**request.scope, "headers": [*headers, own]}
-    for name in ("router", "endpoint"):  # of our own application, where it was asked first
+    for name in ("router", "endpoint"):  # set by this server's own router, which matched first
         scope.pop(name, None)
     kind = request.scope["state"]["headers"].get(b"content-type", b"").lower()
-    if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses all other names of JSON
+    if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses other JSON content types
         scope[FIELDS] = fields
-    return scope, given(whole(body), request.receive)
+    return scope, replaying(whole(body), request.receive)
 
 
 def _refusing(path: str, send: Send) -> Send:
-    """Send by ``send``; refusals of vLLM's are in the form of the API that ``path`` belongs to."""
+    """Return ``send`` wrapped so that vLLM's errors have the format of the API at ``path``."""
     if not path.startswith(MESSAGES):
         return send
     start: Message = {}
@@ -429,7 +444,7 @@ def _refusing(path: str, send: Send) -> Send:
         if message is start or message.get("more_body", False):
             return
         whole_body = clearer(path, start["status"], bytes(body))
-        headers = [one for one in start["headers"] if one[0] != b"content-length"]
+        headers = [header for header in start["headers"] if header[0] != b"content-length"]
         headers.append((b"content-length", str(len(whole_body)).encode()))
         await send({**start, "headers": headers})
         await send({"type": "http.response.body", "body": whole_body})
@@ -438,21 +453,23 @@ def _refusing(path: str, send: Send) -> Send:
 
 
 def is_public(path: str, *, operator: bool) -> bool:
-    """Whether vLLM may answer at ``path``.
+    """Whether clients may reach vLLM's route at ``path``; ``operator`` is True for operators.
 
-    Its health checks and metrics are not here, since the server has its own, nor what steers the
-    engine (sleep, caches, profiles, weights), nor SageMaker's.
+    Not public are vLLM's health checks and metrics (this server has its own), the routes that
+    control the engine (sleep, caches, profiles, weights), and the routes for SageMaker.
     """
     if path in _OPERATORS:
         return operator
-    return any(path == one or (path.startswith(one) and one.endswith("/")) for one in _CLIENTS)
+    return any(
+        path == prefix or (path.startswith(prefix) and prefix.endswith("/")) for prefix in _CLIENTS
+    )
 
 
 def makes_calls(path: str) -> bool:
-    """Whether a request at ``path`` generates text, which is some program's call."""
+    """Whether a request at ``path`` generates text, and so counts as calls of a program."""
     return path not in _NO_CALLS and not path.startswith("/v1/responses/") and not is_render(path)
 
 
 def is_render(path: str) -> bool:
-    """Whether vLLM only renders a prompt, or reads an output."""
+    """Whether vLLM only renders a prompt or parses an output at ``path``, without generating."""
     return path.endswith(("/render", "/derender"))

@@ -1,4 +1,6 @@
-"""One HTTP request that makes calls: it joins a program, and its answer is read as it passes."""
+"""One HTTP request that makes model calls: it joins a program, and its answer is parsed while it
+is sent, so that the program's next request is recognised.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ from agentrt.serving.frontend.responses import Finished, ResponseStore
 from agentrt.serving.frontend.retries import Tries, Try
 from agentrt.serving.frontend.server_tools import ServedTool, ToolLoop
 from agentrt.serving.keep_alive import STREAM, ping_of, send_now
-from agentrt.serving.programs.client_programs import Entry
+from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.serving.programs.conversation import chain
 from agentrt.serving.programs.hints import read_hints
 from agentrt.serving.programs.identity import CLAIMED, read_claim
@@ -48,22 +50,23 @@ _LOG = logging.getLogger(__name__)
 _OK = 200
 _ERROR = b"event: error"
 _BEFORE = {RESPONSES: 2}
-"""Events of a stream that come before its call has begun."""
+"""By path: the number of stream events that vLLM sends before the model call has begun."""
 _BATCH = 64
-"""Pieces of a stream that are read together."""
+"""Maximum number of stream pieces that are collected before they are parsed together."""
 _PIECE = 256
-"""Messages. To hash so many of a kilobyte takes some 0.6 ms."""
+"""Messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6 ms."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request of ``tenant`` at ``path``, with its body's ``fields``. ``chat`` is the body as its
-    client sent it, by which its conversation is recognised. ``served`` are the tools that this
-    server runs for it, by their names.
+    """A request of ``tenant`` at ``path`` that makes model calls, from its start to its end.
 
-    In the Responses API, ``before`` are the items of the chat that the request goes on from, and
-    ``edit`` makes vLLM's answer the client's. ``tries`` are the requests under way that can come
-    again.
+    ``fields`` is the body for vLLM, and ``chat`` the body as the client sent it, from which the
+    conversation is recognised. ``served`` are the tools that this server runs for the request, by
+    name. ``tries`` has the requests in flight that a retry may replace.
+
+    In the Responses API, ``before`` are the items of the chat that the request continues, and
+    ``edit`` converts vLLM's answer into the form that the client expects.
     """
 
     server: Server
@@ -77,7 +80,7 @@ class Exchange:
     before: Sequence[Any] = ()
     served: Mapping[str, ServedTool] = field(default_factory=dict)
     calls: int = field(init=False)
-    _entry: Entry = field(init=False)
+    _entry: RequestEntry = field(init=False)
     _caller: RequestCaller = field(init=False)
     _answer: AnswerReader = field(init=False)
     _start: Message = field(init=False)
@@ -103,10 +106,10 @@ class Exchange:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Let ``app`` answer.
+        """Answer the request with ``app``, as calls of its program.
 
-        Before it begins, raises `BusyError` where the tenant is at a limit, and `ApiError` where
-        its program is over.
+        Before the answer begins, raises `BusyError` if the tenant is at a limit, and `ApiError` if
+        the program has ended.
         """
         hashes = await self._hashes()
         digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()
@@ -140,7 +143,7 @@ class Exchange:
                 return
             if not self._is_stream:
                 raise
-            # vLLM's Responses break their stream off where the other APIs end it with an event.
+            # On an error vLLM cuts a Responses stream off. The other APIs end with an error event.
             last = broken_off(self.path, caller.error or error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
@@ -152,7 +155,7 @@ class Exchange:
             self._end_try()
 
     def _sending(self, send: Send) -> Send:
-        """Send the answer by ``send``, and read it as it passes."""
+        """Return ``send`` wrapped so that the answer is parsed and edited while it is sent."""
 
         def send_watched(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -171,15 +174,15 @@ class Exchange:
         return send_watched
 
     async def supersede(self) -> None:
-        """End this try, whose client comes again, and wait until it is over.
+        """Cancel this try because the client has sent the request again, and wait for its end.
 
-        Its connection may have been cut in a way that this server cannot see.
+        The connection of this try may have been cut in a way that this server cannot see.
         """
         self._caller.call_off(SupersededError())
         await self._over.wait()
 
     def _end_try(self) -> None:
-        """The try is over, and the client may come again."""
+        """Record the end of this try: the client may retry."""
         if self._try is not None:
             own, self._try = self._try, None
             start: Message = getattr(self, "_start", {})
@@ -190,7 +193,7 @@ class Exchange:
 
     # -- the request -------------------------------------------------------------------
 
-    def _enter(self, scope: Scope, hashes: list[bytes]) -> Entry:
+    def _enter(self, scope: Scope, hashes: list[bytes]) -> RequestEntry:
         sent = scope["state"]["headers"]
         headers = {
             name.decode("latin-1"): sent[name].decode("latin-1") for name in CLAIMED & sent.keys()
@@ -210,7 +213,10 @@ class Exchange:
         return entry
 
     def _order_tools(self, scope: Scope) -> None:
-        """Put tools that the program had before in their order, and new ones behind them."""
+        """Put the tools of earlier requests first, in their earlier order, and new tools last.
+
+        A changed order would change the prompt's beginning and miss the prefix cache.
+        """
         fields = scope.get(FIELDS) or {}
         tools = fields.get("tools")
         if isinstance(tools, list):
@@ -219,15 +225,15 @@ class Exchange:
                 scope[FIELDS] = {**fields, "tools": ordered}
 
     def _with_tools(self, app: ASGIApp, scope: Scope) -> ASGIApp:
-        """What answers: ``app``, with the tools that this server runs between its answers."""
+        """Return ``app``, wrapped in a loop that runs the server's tools between model calls."""
         if not self.served or FIELDS not in scope:
             return app
         return ToolLoop(app, self.served, self._caller.tool)
 
     async def _hashes(self) -> list[bytes]:
-        """The hashes of the request's chat; one that goes on from a response begins with its.
+        """Return the hashes of the request's messages, after those of the previous response.
 
-        Others go on between pieces of a long one.
+        Pauses between the pieces of a long chat, so that other requests are answered meanwhile.
         """
         before = self.fields.get("previous_response_id")
         kept = self.store.get(self.tenant, before) if isinstance(before, str) else None
@@ -243,8 +249,10 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------
 
     def _begin_early(self, send: Send) -> None:
-        """Begin a stream that is still prepared after a while, such as behind long prompts: its
-        client is told that it lives. A refusal that comes later is an event of the stream.
+        """Send the head of a stream and a ping before vLLM begins it, to keep the connection open.
+
+        This happens when vLLM has not begun in time, for example behind long prompts. An error
+        that comes later is sent as an event of the stream.
         """
         headers = [(b"content-type", STREAM + b"; charset=utf-8")]
         start: Message = {"type": "http.response.start", "status": _OK, "headers": headers}
@@ -254,8 +262,9 @@ class Exchange:
         send_now(send(alive))
 
     def _begin_whole(self, send: Send) -> None:
-        """Begin an answer in one piece that has not come for long: newlines, which JSON may have
-        before it, keep its connection open.
+        """Send the head of a JSON answer early, and newlines until the answer is there.
+
+        JSON may begin with newlines, and they keep the connection open.
         """
         headers = [(b"content-type", b"application/json")]
         start: Message = {"type": "http.response.start", "status": _OK, "headers": headers}
@@ -269,22 +278,22 @@ class Exchange:
         self._early = later(self.server.keep_alive_s, self._say_alive, send)
 
     def _break_off(self, why: str) -> None:
-        """Leave an answer in one piece without its end, so that the server closes the connection.
+        """Leave a JSON answer without its end, so that the server closes the connection.
 
-        Its status has been sent, and no client may take an error for an answer: clients send the
-        request again, and get the error with a status of its own.
+        The status 200 has been sent already, and no client may take an error for an answer. A
+        client whose connection was cut sends the request again, and gets the error's own status.
         """
-        _LOG.warning("%s: broken off after its answer had begun: %s", self.path, why)
+        _LOG.warning("%s: connection closed after its answer had begun: %s", self.path, why)
 
     def _begin(self, start: Message) -> None:
-        """The answer's head, which gets the program. That of a refusal waits for its body."""
+        """Add the program's id to the head of an answer. The head of an error stays as it is."""
         if self._early is not None:
             self._early.cancel()
         self._start = start
         if start["status"] == _OK:
             headers = start["headers"] = list(start.get("headers", ()))
             if self.edit is not None:
-                headers[:] = [one for one in headers if one[0] != b"content-length"]
+                headers[:] = [header for header in headers if header[0] != b"content-length"]
             for name, value in headers:
                 if name == b"content-type":
                     self._is_stream = value[: len(STREAM)] == STREAM
@@ -294,18 +303,18 @@ class Exchange:
                 headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
 
     def _edit(self, edit: AnswerEdit, message: Message) -> None:
-        """Give a piece of the answer the client's form."""
+        """Convert a piece of vLLM's answer into the form that the client expects."""
         if self._is_stream:
             message["body"] = edit.events(message["body"])
         elif not message.get("more_body", False):
             message["body"] = edit.whole(message["body"])
 
     def _read(self, message: Message) -> None:
-        """Read a piece of the answer. At its end the calls are over."""
+        """Parse a piece of the answer. Its last piece ends the request's calls."""
         body = message["body"]
         if self.path == RESPONSES:
             self._size += len(body)
-        if self._caller.is_gone:  # vLLM answers nothing to those who went
+        if self._caller.is_gone:  # the client has disconnected, and vLLM ends the answer
             return
         self._body += body
         if self._is_stream:
@@ -316,15 +325,15 @@ class Exchange:
                 self._body.clear()
                 self._pieces = 0
             if self.path == MESSAGES and body.startswith(_ERROR) and self._caller.error:
-                # vLLM's converter does not know errors, and says so at length.
+                # vLLM's Messages converter does not know errors, and sends a long parsing error.
                 message["body"] = broken_off(self.path, self._caller.error)
         elif not message.get("more_body", False):
             self._answer.read(bytes(self._body))
         if self._answer.is_over and not self.fields.get("background"):
-            self._leave()  # before its client can go on from it
+            self._leave()  # before the client can send a request that continues this answer
 
     async def _refuse(self, message: Message, send: Send) -> None:
-        """Answer with vLLM's refusal, in clearer words, when ``message`` is the last of it."""
+        """Collect vLLM's error answer, and send it in clearer words after its last message."""
         self._body += message.get("body", b"")
         if message is self._start or message.get("more_body", False):
             return
@@ -338,13 +347,16 @@ class Exchange:
                 {"type": "http.response.body", "body": last_event(self.path, from_json(body))}
             )
             return
-        headers = [one for one in self._start["headers"] if one[0] != b"content-length"]
+        headers = [header for header in self._start["headers"] if header[0] != b"content-length"]
         headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
         await send({**self._start, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     def _leave(self) -> None:
-        """The calls are over, and where their chats stand is known."""
+        """End the request in its program, and record the ends of its chats.
+
+        By these, later requests that continue the chats are recognised.
+        """
         if self._is_left:
             return
         self._is_left = True
@@ -361,9 +373,13 @@ class Exchange:
             self._keep(ends[0] if ends else None)
 
     def _keep(self, end: bytes | None) -> None:
-        """Keep the response, if its client did not say otherwise."""
-        given, output = self.fields.get("input"), self._answer.response.get("output")
-        own = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        """Store the response, unless the client asked not to store it."""
+        client_input, output = self.fields.get("input"), self._answer.response.get("output")
+        own = (
+            client_input
+            if isinstance(client_input, list)
+            else [{"role": "user", "content": client_input}]
+        )
         finished = Finished(
             self._answer.id,
             self.fields.get("model"),
@@ -379,7 +395,10 @@ class Exchange:
     # -- responses in the background ---------------------------------------------------
 
     def _goes_on(self, app: Any) -> bool:
-        """Whether vLLM goes on with the response by itself; it is left when that has ended."""
+        """Whether vLLM generates the response in the background, after this request has ended.
+
+        If so, the request's calls end when the background task does.
+        """
         if self.path != RESPONSES or not self.fields.get("background"):
             return False
         handler = app.state.openai_serving_responses
@@ -416,10 +435,10 @@ _RETRY_S = b"5"
 
 
 def clearer(path: str, status: int, body: bytes) -> bytes:
-    """The body of a refusal.
+    """Return the body of an error answer in the words that the API's clients know.
 
-    Agents cut their context down where a prompt was too long, which they know by OpenAI's code or
-    by Anthropic's words; and Anthropic's clients know its own kinds of errors.
+    Agents shorten their context if a prompt was too long. They recognise this error by OpenAI's
+    error code, or by the words of Anthropic's message.
     """
     try:
         answer = from_json(body)
@@ -439,29 +458,27 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
 
 
 def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
-    """When to come back, for what may be well again soon."""
+    """Return a ``Retry-After`` header for status 503, after which a retry may succeed."""
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
 
 async def _nothing() -> None:
-    """Stands for a message that has been sent already."""
+    """Send nothing, in place of a message that has been sent already."""
 
 
 def broken_off(path: str, error: Exception) -> bytes:
-    """The event that ends a stream which cannot go on."""
+    """Log an error, and return it as the event that ends a stream."""
     status, body, _ = describe(error)
     log_fault(status, error)
     return last_event(path, in_form_of(path, body))
 
 
 def last_event(path: str, body: dict[str, Any]) -> bytes:
-    """The body of an error, in the form of the API that ``path`` belongs to, as an event that ends
-    a stream.
-    """
+    """Return an error ``body``, in the format of the API at ``path``, as a stream's last event."""
     if path == RESPONSES:
-        told = body["error"]
-        assert isinstance(told, dict)
-        code = told["code"] or told["type"]
-        body = {"type": "error", "code": code, "message": told["message"], "param": None}
+        error = body["error"]
+        assert isinstance(error, dict)
+        code = error["code"] or error["type"]
+        body = {"type": "error", "code": code, "message": error["message"], "param": None}
     head = "event: error\n" if body.get("type") == "error" else ""
     return f"{head}data: {json.dumps(body)}\n\n".encode()

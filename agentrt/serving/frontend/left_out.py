@@ -12,9 +12,11 @@ from starlette.types import Message, Send
 
 HEADER = b"x-agentrt-left-out"
 MOST_TYPES = 32
-"""Types that the header and a line of the log name at most."""
+"""Maximum number of types in the header, and in a line of the log."""
 _MOST_KNOWN = 1024
-"""Types of one path that the log has named. Beyond these, types are logged no more."""
+"""Maximum number of pairs of path and type that the log has warned of. Later types get no
+warning.
+"""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:/-]")
 _LONGEST_TYPE = 64
 _LOG = logging.getLogger(__name__)
@@ -39,9 +41,9 @@ class LeftOut:
         return tuple(self._types)
 
     def noting(self, path: str, send: Send) -> Send:
-        """Return ``send`` with a header that names the types. Log them, too.
+        """Log the types, and return ``send`` wrapped so that the answer has a header with them.
 
-        Returns ``send`` itself where nothing was left out.
+        Returns ``send`` itself if nothing was left out.
         """
         if not self._types:
             return send
@@ -57,20 +59,22 @@ class LeftOut:
 
 
 def left_out_header(types: Iterable[str]) -> tuple[bytes, bytes]:
-    """The header of an answer whose request had parts of these types that were left out."""
+    """Return the answer's header that names the types of the parts that were left out."""
     return HEADER, ", ".join(list(types)[:MOST_TYPES]).encode("ascii", "replace")
 
 
 def log_left_out(path: str, types: Iterable[str]) -> None:
-    """Log the types that were left out of a request: as a warning the first time, since a client
-    sends the same types with each request.
+    """Log the types that were left out of a request.
+
+    A type is a warning the first time only, because clients send the same types in each request.
     """
     named = list(types)[:MOST_TYPES]
     new = [kind for kind in named if (path, kind) not in _logged]
     if new and len(_logged) < _MOST_KNOWN:
         _logged.update((path, kind) for kind in new)
         _LOG.warning(
-            "%s: left out of a request what this server cannot use: %s; the rest was answered",
+            "%s: left these parts out of a request, which this server cannot use: %s; "
+            "the rest was answered",
             path,
             ", ".join(new),
         )

@@ -1,10 +1,10 @@
-"""Requests of Anthropic's Messages API, as vLLM's front end takes them: pure.
+"""Convert requests of Anthropic's Messages API into requests that vLLM's front end accepts.
 
-Clients of that API put blocks and tools into their requests that Anthropic's own servers know, and
-keep in the history what those have answered. vLLM knows some of them, and refuses the whole request
-for any other. Here everything that a model can read becomes text, or a call with its result; what
-this server cannot do is left out and named, so that the rest is answered. What is malformed is
-left as it is, for vLLM to refuse.
+Clients of that API send blocks and tools that Anthropic's own servers know, and the history has the
+results of those servers. vLLM knows some of these blocks, and refuses the whole request for any
+other. Here every block that a model can read becomes text, or a tool call with its result. Blocks
+that this server cannot use are left out, and their types are named in the answer. Malformed values
+stay as they are, for vLLM to refuse. These are pure functions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agentrt.serving.frontend.left_out import LeftOut
 Block = Mapping[str, Any]
 
 _CALLS = frozenset(["server_tool_use", "mcp_tool_use"])
-"""Calls that were run by the server, with their results in the same message."""
+"""Types of calls that a server ran. Their results are in the same message."""
 _RESULT = "tool_result"
-"""The end of every name of a result, such as ``web_search_tool_result``."""
+"""The end of every type of a result, such as ``web_search_tool_result``."""
 _CHANGES = frozenset(["tool_addition", "tool_removal"])
 _NOT_SHOWN = frozenset(["fallback", "mcp_tool_listing"])
 """Blocks that Anthropic's servers do not show to the model either."""
@@ -37,21 +37,22 @@ _PLAIN = {
     "assistant": frozenset(["text", "thinking", "redacted_thinking", "tool_use", "tool_reference"]),
     "system": frozenset(["text"]),
 }
-"""Blocks that vLLM takes as they are, by the role of their message."""
+"""Types of blocks that vLLM accepts unchanged, by the role of their message."""
 _THINKING = frozenset(["enabled", "disabled", "adaptive"])
 _EFFORTS = frozenset(["low", "medium", "high", "xhigh", "max"])
 _FIELDS = ("mcp_servers", "container", "context_management", "compaction", "fallbacks", "thread")
-"""Fields that ask for something that this server does not do."""
+"""Fields that ask for features that this server does not have."""
 _SUMMARY = "The conversation before this was compacted. This is its summary:\n\n"
 _OWN = "agentrt:"
-"""Marks texts of this server in fields that are opaque to clients."""
+"""The prefix of this server's texts in fields that are opaque to clients."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A request as vLLM takes it. ``left_out`` has the types of what is not in it any more;
-    ``served`` are the tools that this server runs itself: their names in the request, and what
-    Anthropic calls them.
+class ConvertedRequest:
+    """A Messages request in a form that vLLM accepts.
+
+    ``left_out`` has the types of the parts that were removed. ``served`` has the tools that this
+    server runs itself: their names in the request, and Anthropic's kind of each.
     """
 
     body: Mapping[str, Any]
@@ -64,17 +65,17 @@ def read_request(
     *,
     takes_images: Callable[[], bool] = lambda: True,
     offered: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Reading:
-    """Return a request to ``/v1/messages`` as vLLM takes it.
+) -> ConvertedRequest:
+    """Return a request to ``/v1/messages`` in a form that vLLM accepts.
 
-    ``takes_images`` says whether the model does. ``offered`` has the tools of Anthropic's servers
-    that this one runs itself, by their kind (``web_search``), as ordinary tools.
+    ``takes_images`` says whether the model accepts images. ``offered`` has this server's
+    replacements for Anthropic's server tools, as ordinary tools, by kind (such as ``web_search``).
     """
     changed: dict[str, Any] = {}
     left_out = LeftOut()
     tools = read_tools(body, offered or {}, left_out.add)
     changed.update(tools.changed)
-    chat = _Chat(left_out, takes_images, offered or {}, tools)
+    chat = _ChatConverter(left_out, takes_images, offered or {}, tools)
     messages = body.get("messages")
     if isinstance(messages, list):
         read = chat.read(messages)
@@ -85,13 +86,13 @@ def read_request(
         changed["system"] = chat.system(system)
     changed.update(_settings(body, left_out))
     if not changed:
-        return Reading(body, left_out, tools.served)
+        return ConvertedRequest(body, left_out, tools.served)
     whole = {name: value for name, value in {**body, **changed}.items() if value is not GONE}
-    return Reading(whole, left_out, tools.served)
+    return ConvertedRequest(whole, left_out, tools.served)
 
 
 def _settings(body: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """The fields beside chat and tools that change."""
+    """Return the new values of the changed fields other than the chat and the tools."""
     changed: dict[str, Any] = {}
     thinking = body.get("thinking")
     if isinstance(thinking, dict):
@@ -128,8 +129,8 @@ def _asks_for_something(value: Any) -> bool:
 # -- the chat ------------------------------------------------------------------------------
 
 
-class _Chat:
-    """Reads the messages of one request."""
+class _ChatConverter:
+    """A converter of the messages of one request."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class _Chat:
         self._summary: Block | None = None
 
     def read(self, messages: list[Any]) -> list[Any]:
-        """The messages as vLLM takes them; the list itself where it takes all as they are."""
+        """Return the messages in a form that vLLM accepts, or the same list if all are accepted."""
         if all(map(self._is_plain, messages)):
             return messages
         blocks = [block for message in messages for block in _blocks_of(message)]
@@ -164,15 +165,15 @@ class _Chat:
         return chat
 
     def system(self, blocks: Sequence[Any]) -> list[Any]:
-        """The blocks of a system prompt."""
+        """Convert the blocks of a system prompt."""
         parts = [part for block in map(_block, blocks) for part in self._system_block(block)]
         for part in parts:
-            if part.get("type") in _CHANGES:  # these belong into the chat
+            if part.get("type") in _CHANGES:  # tool changes are allowed in the chat only
                 self._left_out.add(part["type"])
         return [part for part in parts if part.get("type") not in _CHANGES]
 
     def _append(self, chat: list[Any], message: Any) -> None:
-        """Add a message. A summary that waits becomes the begin of a turn of the user's."""
+        """Add a message. A pending summary becomes the beginning of a user turn before it."""
         if self._summary is not None and isinstance(message, dict):
             summary, self._summary = self._summary, None
             if message.get("role") == "user":
@@ -184,7 +185,7 @@ class _Chat:
     # -- messages ----------------------------------------------------------------------
 
     def _is_plain(self, message: Any) -> bool:
-        """Whether vLLM takes a message as it is, or will refuse it."""
+        """Whether a message is passed on unchanged: vLLM accepts it, or refuses it as malformed."""
         if not isinstance(message, dict):
             return True
         content = message.get("content")
@@ -214,7 +215,7 @@ class _Chat:
             if parts:
                 yield {**message, "content": parts}
             return
-        turns = _Turns(role)
+        turns = _SplitTurns(role)
         for block in blocks:
             if block.get("type") in _CHANGES:
                 turns.changes += self._change(block)
@@ -233,7 +234,7 @@ class _Chat:
         for turn in turns.all:
             yield {**message, **turn} if turn["role"] == role else turn
 
-    def _assistant_block(self, block: Block, turns: _Turns) -> None:
+    def _assistant_block(self, block: Block, turns: _SplitTurns) -> None:
         kind = str(block.get("type"))
         if kind in _CALLS or kind == "tool_use":
             self._call(kind, block, turns)
@@ -249,8 +250,8 @@ class _Chat:
         else:
             turns.add("assistant", self._other_block(kind, block))
 
-    def _call(self, kind: str, block: Block, turns: _Turns) -> None:
-        """A call of the assistant's. One that a server was to answer, and did not, is left out."""
+    def _call(self, kind: str, block: Block, turns: _SplitTurns) -> None:
+        """Add a tool call of the assistant's. A server's call without a result is left out."""
         call_id, name = str(block.get("id")), str(block.get("name"))
         if kind in _CALLS and call_id not in self._answered:
             self._left_out.add(f"{kind}:{name}")
@@ -280,7 +281,7 @@ class _Chat:
         return [part for part in self._other_block(kind, block) if part["type"] == "text"]
 
     def _other_block(self, kind: str, block: Block) -> list[Block]:
-        """A block of the user's that has no role of its own."""
+        """Convert an image, a document or another block that is neither text nor a result."""
         if kind == "image":
             return self._image(block)
         if kind == "document":
@@ -310,7 +311,7 @@ class _Chat:
         return [block]
 
     def _document(self, block: Block) -> list[Block]:
-        """A document: its text, and its images behind it."""
+        """Convert a document to its text, followed by its images."""
         source = block.get("source")
         source = source if isinstance(source, dict) else {}
         kind, media = str(source.get("type")), str(source.get("media_type") or "")
@@ -326,7 +327,7 @@ class _Chat:
         return [_text(_tagged("document", block, text)), *images]
 
     def _result(self, block: Block) -> dict[str, Any]:
-        """A result, of whatever tool, as one of an ordinary tool."""
+        """Convert the result of any kind of tool to the result of an ordinary tool."""
         own = {"type": "tool_result", "tool_use_id": str(block.get("tool_use_id"))}
         if block.get("type") == "tool_search_tool_result":
             inner = block.get("content")
@@ -345,12 +346,12 @@ class _Chat:
         return {**block, **own, "content": parts}
 
     def _texts_of_result(self, block: Block) -> list[Block]:
-        """A result whose call is not in the chat, as a text."""
+        """Convert a result whose call is not in the chat to a text."""
         text = readable(block.get("content"))
         return [_text(f"Tool result: {text}")] if text else []
 
     def _change(self, block: Block) -> list[Block]:
-        """A change of the tools; none where the tool is not one that this server offers."""
+        """Convert a change of the tools; a tool that this server does not offer gives no block."""
         tool = block.get("tool")
         tool = tool if isinstance(tool, dict) else {}
         kind, name = tool.get("type"), str(tool.get("name") or tool.get("tool_name") or "")
@@ -365,8 +366,8 @@ class _Chat:
             self._left_out.add(f"{block['type']}:{kind}")
         return []
 
-    def _compaction(self, block: Block, turns: _Turns) -> None:
-        """A summary of all before it. One that says nothing stands for a compaction that failed."""
+    def _compaction(self, block: Block, turns: _SplitTurns) -> None:
+        """Read a summary of all messages before it. A failed compaction has an empty summary."""
         for change in block.get("tool_changes") or ():
             if isinstance(change, dict) and change.get("type") in _CHANGES:
                 turns.changes += self._change(change)
@@ -377,8 +378,11 @@ class _Chat:
             self._left_out.add("compaction:encrypted")
 
 
-class _Turns:
-    """A message as the turns that it becomes: a result ends the turn of its call."""
+class _SplitTurns:
+    """The turns that a message is split into.
+
+    A result of a server's tool ends the assistant's turn that has the call.
+    """
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -386,7 +390,7 @@ class _Turns:
         self.changes: list[Block] = []
 
     def add(self, role: str, blocks: Sequence[Block]) -> None:
-        """Add blocks to the turn of ``role``, or begin one."""
+        """Add blocks to the last turn if it has this ``role``; else begin a turn."""
         if self.all and self.all[-1]["role"] == role:
             self.all[-1]["content"] += blocks
         elif blocks or (role == self.role == "assistant" and not self.all):
@@ -394,7 +398,7 @@ class _Turns:
 
 
 def _from_compaction(messages: Sequence[Any]) -> Iterable[Any]:
-    """The messages without what the last summary stands for."""
+    """Return the messages from the last summary on, without the messages that it summarizes."""
     start, first = 0, None
     for index, message in enumerate(messages):
         for place, block in enumerate(_blocks_of(message)):
@@ -410,12 +414,12 @@ def _from_compaction(messages: Sequence[Any]) -> Iterable[Any]:
 
 
 def sealed(text: str) -> str:
-    """A text in the form of a field that is opaque to clients; they send it back as it is."""
+    """Encode a text for a field that is opaque to clients, which send it back unchanged."""
     return _OWN + base64.b64encode(text.encode("utf-8", "replace")).decode("ascii")
 
 
 def _unsealed(value: Any) -> str:
-    """The text that this server put into an opaque field; "" for what is not its own."""
+    """Return the text that this server put into an opaque field; "" for another server's value."""
     if not isinstance(value, str) or not value.startswith(_OWN):
         return ""
     try:
@@ -425,7 +429,7 @@ def _unsealed(value: Any) -> str:
 
 
 def readable(value: Any) -> str:
-    """What a model can read of a block, or of what is in it."""
+    """Return the text that a model can read in a block, a list of blocks or another value."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -477,13 +481,13 @@ _READERS: Mapping[str, Callable[[Block], str]] = {
 
 
 def _is_opaque(name: str, value: Any) -> bool:
-    """Whether a field says nothing to a model, or nothing at all."""
+    """Whether a field is empty, or has a value that a model cannot read."""
     is_empty = value is None or value == [] or value == {}
     return is_empty or name.startswith("encrypted") or name in ("signature", "cache_control")
 
 
 def _document_text(source: Block) -> str | None:
-    """The text of a document; None for a document that is not text, or not here."""
+    """Return the text of a document; None if it is not text, or is not in the request."""
     kind, data = source.get("type"), source.get("data")
     if kind == "text" and isinstance(data, str):
         return data
@@ -508,7 +512,7 @@ def _document_text(source: Block) -> str | None:
 
 
 def _tagged(tag: str, block: Block, text: str) -> str:
-    """A text in a tag that has its title and where it comes from."""
+    """Return a text inside a tag with its title and its source or context."""
     names = ("title", "source") if tag == "search_result" else ("title", "context")
     values = [(name, block.get(name)) for name in names]
     shown = [f"{name}={json.dumps(v, ensure_ascii=False)}" for name, v in values if v]
@@ -528,7 +532,7 @@ def _is_result(block: Block) -> bool:
 
 
 def _is_plain_result(block: Block) -> bool:
-    """Whether vLLM can read a result: a text, or texts and references to tools."""
+    """Whether vLLM can read a result: it is a text, or has texts and tool references only."""
     content = block.get("content")
     if content is None or isinstance(content, str):
         return True
@@ -545,7 +549,7 @@ def _is_plain_result(block: Block) -> bool:
 
 
 def _input(block: Block) -> dict[str, Any]:
-    """The arguments of a call, which may be JSON in a text."""
+    """Return the arguments of a call, which may be an object or JSON in a text."""
     value = block.get("input")
     if isinstance(value, str):
         try:
@@ -556,21 +560,21 @@ def _input(block: Block) -> dict[str, Any]:
 
 
 def _block(value: Any) -> dict[str, Any]:
-    """A block; a text without a type is one."""
+    """Return a value as a block. A string, or an object with ``text`` alone, is a text block."""
     if isinstance(value, dict):
         return value if "type" in value or "text" not in value else {**value, "type": "text"}
     return _text(value if isinstance(value, str) else json.dumps(value))
 
 
 def _content(message: Block) -> list[dict[str, Any]]:
-    """The content of a message, of a result or of a source, as blocks."""
+    """Return the content of a message, a result or a source as a list of blocks."""
     content = message.get("content")
     if content is None:
         return []
-    return [_block(one) for one in (content if isinstance(content, list) else [content])]
+    return [_block(block) for block in (content if isinstance(content, list) else [content])]
 
 
 def _blocks_of(message: Any) -> list[dict[str, Any]]:
-    """The blocks of a message that are objects."""
+    """Return the blocks of a message that are objects."""
     content = message.get("content") if isinstance(message, dict) else None
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []

@@ -1,5 +1,5 @@
-"""Answers of the Responses API in the form of the client's own request: calls of its own tools, and
-summaries of its history.
+"""Convert answers of vLLM's Responses API into the form that the client's request expects: calls of
+the client's own tools, and summaries of its history.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _ABOUT_CALLS = (b'"function_call', b"response.function_call_arguments")
 
 
 class AnswerEdit:
-    """Edits one answer, whole or as a stream of events.
+    """An editor of one answer, which is either JSON or a stream of events.
 
-    ``carriers`` say which functions stand for which tools, and ``shown`` has the fields of the
-    request as the client sent them. With ``compaction``, the answer is a summary, which becomes
-    an item; with ``is_endpoint``, in the form of ``/v1/responses/compact``.
+    ``carriers`` say which function stands for which tool. ``shown`` has fields of the request as
+    the client sent them, which the answer repeats. With ``compaction``, the answer is a summary,
+    and becomes a compaction item. With ``is_endpoint``, it has the form of
+    ``/v1/responses/compact``.
     """
 
     def __init__(
@@ -53,17 +54,21 @@ class AnswerEdit:
         self.is_endpoint = is_endpoint
         self._calls: dict[str, Carrier] = {}
         self._arguments: dict[str, str] = {}
-        self._told: dict[str, str] = {}
+        self._sent_input: dict[str, str] = {}
 
     def sending(self, send: Send) -> Send:
-        """Return ``send`` with another answer about the same response edited."""
+        """Return ``send`` wrapped so that a later answer about the same response is edited."""
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False
 
         async def send_edited(message: Message) -> None:
             nonlocal is_stream
             if message["type"] == "http.response.start":
-                headers = [one for one in message.get("headers", ()) if one[0] != b"content-length"]
+                headers = [
+                    header
+                    for header in message.get("headers", ())
+                    if header[0] != b"content-length"
+                ]
                 is_stream = any(
                     name == b"content-type" and value[: len(STREAM)] == STREAM
                     for name, value in headers
@@ -78,7 +83,7 @@ class AnswerEdit:
     # -- whole answers -----------------------------------------------------------------
 
     def whole(self, body: bytes) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Edit the body of an answer that is not streamed."""
         try:
             response = from_json(body)
         except ValueError:
@@ -88,7 +93,7 @@ class AnswerEdit:
         return to_json(self.response(response))
 
     def response(self, response: Mapping[str, Any]) -> Json:
-        """A response of vLLM's."""
+        """Edit a response object of vLLM's."""
         output = response.get("output")
         items = output if isinstance(output, list) else []
         edited = {**response, **self.shown}
@@ -106,7 +111,7 @@ class AnswerEdit:
     # -- streams -----------------------------------------------------------------------
 
     def events(self, body: bytes) -> bytes:
-        """The next events of a stream: empty where the client is to get none of them."""
+        """Edit the next events of a stream. The result is empty if the client gets none of them."""
         if not self.is_compaction and not self._is_edited(body):
             return body
         edited = []
@@ -116,7 +121,7 @@ class AnswerEdit:
                 if text:
                     edited.append(text + b"\n\n")
                 continue
-            edited += [_encoded(one) for one in self._event(event)]
+            edited += [_encoded(edited_event) for edited_event in self._event(event)]
         return b"".join(edited)
 
     def _is_edited(self, body: bytes) -> bool:
@@ -164,7 +169,7 @@ class AnswerEdit:
             yield event
             return
         self._calls[str(item.get("id"))] = carrier
-        if carrier.kind in CLIENT_TOOLS:  # whose item is whole, or does not exist
+        if carrier.kind in CLIENT_TOOLS:  # clients expect the item of such a call only when whole
             if kind == f"{_ITEM}added":
                 return
             yield {**event, "type": f"{_ITEM}added", "item": self._begun(item)}
@@ -184,7 +189,10 @@ class AnswerEdit:
             yield from self._input_event(own_id, kind, event)
 
     def _input_event(self, own_id: str, kind: str, event: Json) -> Iterator[Json]:
-        """An event about a custom tool's input, which is a text inside of the arguments."""
+        """Convert an event about a function's arguments to one about a custom tool's input.
+
+        The input is a text inside of the JSON arguments.
+        """
         shared: Json = {
             name: event[name]
             for name in ("sequence_number", "output_index", "item_id")
@@ -192,20 +200,20 @@ class AnswerEdit:
         }
         if kind == f"{_ARGUMENTS}delta":
             whole = self._arguments[own_id] = self._arguments.get(own_id, "") + event["delta"]
-            text, before = custom_input(whole), self._told.get(own_id, "")
+            text, before = custom_input(whole), self._sent_input.get(own_id, "")
             if len(text) > len(before) and text.startswith(before):
-                self._told[own_id] = text
+                self._sent_input[own_id] = text
                 yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
             return
         text = custom_input(str(event.get("arguments") or ""))
-        before = self._told.get(own_id, "")
+        before = self._sent_input.get(own_id, "")
         if len(text) > len(before) and text.startswith(before):
             yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
         yield {"type": f"{_INPUT}done", **shared, "input": text}
 
 
 def _summary(items: Iterable[Any]) -> str:
-    """The text of an answer; its reasoning, where that is all that there is."""
+    """Return the text of an answer, or its reasoning if it has no other text."""
     texts: dict[str, list[str]] = {"message": [], "reasoning": []}
     for item in items:
         content = item.get("content") if isinstance(item, Mapping) else None

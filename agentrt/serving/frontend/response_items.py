@@ -1,7 +1,7 @@
-"""The input items of the Responses API as the items that every model can read.
+"""Convert input items of the Responses API into items that every model can read.
 
-Clients put all kinds of items into a history: calls of tools that a client or OpenAI's servers
-ran, summaries, references to other items, and items of their own. These become messages, reasoning,
+Clients send all kinds of items in a history: calls of tools that a client or OpenAI's servers ran,
+summaries, references to other items, and types of their own. These become messages, reasoning,
 function calls and outputs of functions. Items that no model can read are left out.
 """
 
@@ -35,18 +35,18 @@ _TEXT_FIELDS = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
-"""Parts that are text, and the field that has it."""
+"""Types of parts that are text, and the field that has the text."""
 MEDIA = {"input_image": "image_url", "input_audio": "input_audio"}
-"""Parts that some models take, and the field without which vLLM cannot read them."""
+"""Types of parts that only some models accept, and the field that vLLM needs to read them."""
 _COMPACTED = "agentrt.summary:"
 _SUMMARY = "This is a summary of the conversation before this point:"
 COMPACTIONS = ("compaction", "context_compaction", "compaction_summary")
 TRIGGER = "compaction_trigger"
 REFERENCE = "item_reference"
 AGENT_MESSAGE = "agent_message"
-"""What one of Codex's agents says to another: the task of a sub-agent, or its answer."""
+"""A message between two agents of Codex: the task of a sub-agent, or its answer."""
 _CIPHERTEXT = "gAAAA"
-"""The beginning of what OpenAI's servers encrypt."""
+"""The beginning of texts that OpenAI's servers have encrypted."""
 _LOADED = "These tools can be called from now on:"
 _ONLY_HERE = ("defer_loading", "strict", "type")
 _RESULTS = {
@@ -54,24 +54,24 @@ _RESULTS = {
     "code_interpreter_call": ("code", "outputs"),
     "mcp_call": ("arguments", "output"),
 }
-"""Calls that a server ran, with their results in the same item: the fields of both."""
+"""Items with both the call of a server's tool and its result: the fields of the two."""
 SUMMARIZE = (
     "Write a summary of this conversation, so that another assistant can go on with the work "
     "without having read it. Say what the user wants, with every requirement and limit that still "
     "holds; what was done and decided, with the names of files, commands and values; what was "
     "learned, errors included; and what remains to be done next. Answer with the summary only."
 )
-"""The last message of a chat that is compacted."""
+"""The message that asks the model for a summary, at the end of a chat."""
 
 
 @dataclass(slots=True)
 class ItemReader:
-    """Reads the items of one request.
+    """A converter of the items of one request.
 
-    ``carried`` has its tools, to which items may add. ``item_of`` finds an item of a stored
-    response by its id. ``media`` are the types of parts, besides text, that the model takes.
-    With ``strict_calls``, each output needs a call that comes before it, and has plain text, as
-    the harmony format wants it. ``is_compaction`` is set when an item asks for a summary.
+    ``carried`` has the request's tools, and items may add tools to it. ``item_of`` returns an item
+    of a stored response by its id. ``media`` are the types of parts besides text that the model
+    accepts. With ``strict_calls``, which the harmony format needs, each output follows its call and
+    is plain text. ``is_compaction`` becomes True when an item asks for a summary.
     """
 
     carried: Carried
@@ -84,7 +84,7 @@ class ItemReader:
     _count: int = 0
 
     def read(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items for the model. Values that are no items are returned as they are."""
+        """Return the items for the model. Values that are not objects are returned unchanged."""
         chat: list[Any] = []
         for item in items:
             if isinstance(item, Mapping):
@@ -120,7 +120,7 @@ class ItemReader:
             yield from self._read_call(kind, item)
 
     def _unless_none(self, kind: object, item: Json | None) -> Iterator[Json]:
-        """The item; None leaves out an item of this ``kind``."""
+        """Yield an item. For None, note that an item of this ``kind`` was left out."""
         if item is None:
             self.left_out.add(kind)
         else:
@@ -136,7 +136,7 @@ class ItemReader:
         parts = [content] if isinstance(content, str) else content
         if not isinstance(parts, list):
             if content is not None:
-                yield {**item, "type": "message"}  # which vLLM refuses in its own words
+                yield {**item, "type": "message"}  # vLLM refuses it with a message of its own
             return
         if role == "assistant":
             text = "".join(self._texts(parts))
@@ -148,7 +148,7 @@ class ItemReader:
             yield {"type": "message", "role": role, "content": known or content}
 
     def _texts(self, parts: Sequence[Any]) -> Iterator[str]:
-        """The texts of parts. Other parts are left out."""
+        """Yield the texts of parts. Other parts are left out."""
         for part in parts:
             text = text_of(part)
             if text is None:
@@ -157,7 +157,7 @@ class ItemReader:
                 yield text
 
     def _parts(self, parts: Sequence[Any]) -> Iterator[Json]:
-        """The parts of a message or output that vLLM reads. In place of another part is a note."""
+        """Yield parts that vLLM can read. A note replaces each part that it cannot read."""
         for part in parts:
             text, kind = text_of(part), _kind(part)
             if text is not None:
@@ -219,18 +219,18 @@ class ItemReader:
         elif kind == "program":
             yield self._call("program", {"code": item.get("code")}, item)
         elif kind in _RESULTS and item.get(_RESULTS[kind][1]) not in (None, [], ""):
-            given, result = (item.get(name) for name in _RESULTS[kind])
+            arguments, result = (item.get(name) for name in _RESULTS[kind])
             tool = flat_name(str(name), item.get("server_label")) if kind == "mcp_call" else kind
             if kind != "mcp_call":
-                tool, given = kind.removesuffix("_call"), {_RESULTS[kind][0]: given}
-            call = self._call(tool, given, item)
+                tool, arguments = kind.removesuffix("_call"), {_RESULTS[kind][0]: arguments}
+            call = self._call(tool, arguments, item)
             yield call
             yield _output(call["call_id"], result if isinstance(result, str) else _dump(result))
         else:
             self.left_out.add(kind)
 
     def _call(self, name: str, arguments: object, item: Item) -> Json:
-        """A function call. Its output is found by the id of the call, or of the item."""
+        """Return a function call. A later output may refer to it by its call id or its item id."""
         own_id, call_id = item.get("id"), item.get("call_id")
         if not isinstance(call_id, str) or not call_id:
             call_id = own_id if isinstance(own_id, str) and own_id else self._new_id("call")
@@ -262,7 +262,7 @@ class ItemReader:
             yield _output(known or call_id, _plain(output) if self.strict_calls else output)
 
     def _output_of(self, kind: str, item: Item) -> str | list[Json] | None:
-        """What a tool answered: a text, or parts; None for nothing that can be read."""
+        """Return a tool's output as a text or parts; None if it cannot be read."""
         if kind == "tool_search_output":
             tools = item.get("tools")
             return self._loaded(tools) if isinstance(tools, list) else ""
@@ -283,11 +283,13 @@ class ItemReader:
     # -- tools that come later ---------------------------------------------------------
 
     def _loaded(self, tools: Sequence[Any]) -> str:
-        """The output of a search for tools. The tools are told here, and not at the front of the
-        prompt, so that what is cached stays.
+        """Return the output of a search for tools: the loaded tools as text.
+
+        They are described here and not at the front of the prompt, which would change the prompt's
+        beginning and miss the prefix cache.
         """
         self._add_tools(tools, deferred=not self.strict_calls)
-        lines = loaded_tools(tools, _told)
+        lines = loaded_tools(tools, _tool_line)
         return "\n".join([_LOADED, "<tools>", *lines, "</tools>"]) if lines else "[]"
 
     def _add_tools(self, tools: Sequence[Any], *, deferred: bool = False) -> None:
@@ -299,10 +301,10 @@ class ItemReader:
 
 
 def _joined(parts: Sequence[Any]) -> list[Any]:
-    """The parts of a message between agents. Texts that follow one another become one.
+    """Return the parts of a message between agents, with adjacent texts joined.
 
-    This server's model writes a task in the clear, into an argument that Codex declares to be
-    encrypted: such a part is a text, unless OpenAI's servers have encrypted it.
+    Codex declares the task of a sub-agent to be encrypted, but this server's model writes it in
+    plain text. So a part of this type is a text, unless OpenAI's servers have encrypted it.
     """
     joined: list[Any] = []
     for part in parts:
@@ -324,24 +326,24 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
 
 
 def compaction(summary: str, item_id: str) -> Json:
-    """The item that stands for a summary in a history. Clients take its content for encrypted."""
+    """Return the history item for a summary. Clients treat its content as encrypted."""
     content = base64.b64encode(summary.encode("utf-8", "replace")).decode("ascii")
     return {"type": "compaction", "id": item_id, "encrypted_content": f"{_COMPACTED}{content}"}
 
 
 def summary_of(item: Item) -> str | None:
-    """The summary of a `compaction`; None where it is not of this server's making."""
+    """Return the summary in a `compaction` item; None if another server made the item."""
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTED):
         return None
     try:
         return base64.b64decode(content.removeprefix(_COMPACTED), validate=True).decode()
-    except ValueError:  # no base64, or no text in it
+    except ValueError:  # not base64, or not UTF-8 text
         return None
 
 
 def item_type(item: Item) -> str:
-    """The type of an item. A message, and a reference to an item, may come without it."""
+    """Return the type of an item. Messages and item references may be sent without a type."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -349,7 +351,7 @@ def item_type(item: Item) -> str:
 
 
 def references(own_input: Any) -> list[str]:
-    """The ids of the items that an input refers to."""
+    """Return the ids of the stored items that an input refers to."""
     items = own_input if isinstance(own_input, list) else ()
     return [
         item["id"]
@@ -364,7 +366,7 @@ def references(own_input: Any) -> list[str]:
 
 
 def text_of(part: Any) -> str | None:
-    """The text of a part of a message; None for a part that is no text."""
+    """Return the text of a part of a message; None for a part that is not text."""
     if isinstance(part, str):
         return part
     name = _TEXT_FIELDS.get(_kind(part))
@@ -385,7 +387,7 @@ def _message(role: str, text: str) -> Json:
 
 
 def _assistant(item: Item, text: str) -> Json:
-    """An assistant's message of one text. Its status says whether the model goes on with it."""
+    """Return an assistant's message. Its status says whether the model continues the message."""
     own_id, status = item.get("id"), item.get("status")
     return {
         "type": "message",
@@ -407,7 +409,7 @@ def _plain(output: str | list[Json]) -> str:
 
 
 def _shell_text(part: Any) -> str:
-    """One command's output, and how it ended if that was not well."""
+    """Return the output of one shell command, and a note if the command failed or timed out."""
     if not isinstance(part, Mapping):
         return _dump(part)
     texts = [str(part[name]) for name in ("stdout", "stderr") if part.get(name)]
@@ -419,8 +421,8 @@ def _shell_text(part: Any) -> str:
     return "\n".join(texts)
 
 
-def _told(function: Json) -> str:
-    """A loaded tool as most chat templates show tools: a line of JSON."""
+def _tool_line(function: Json) -> str:
+    """Return a loaded tool as a line of JSON, as most chat templates show tools."""
     shown = {name: value for name, value in function.items() if name not in _ONLY_HERE}
     return _dump({"type": "function", "function": shown})
 

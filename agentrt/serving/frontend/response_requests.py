@@ -1,5 +1,5 @@
-"""A request of the Responses API as every model can answer it, and what its answer needs so that
-the client gets its own form back.
+"""Convert a request of the Responses API into a form that every model can answer, and prepare the
+conversion of the answer back into the client's form.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ _INCLUDED = frozenset(
         "reasoning.encrypted_content",
     ]
 )
-"""What vLLM knows of ``include``: it refuses all other values."""
+"""The values of ``include`` that vLLM knows. It refuses all other values."""
 _TIERS = frozenset(["auto", "default", "flex", "scale", "priority"])
-"""What vLLM knows of ``service_tier``, which changes nothing here."""
+"""The values of ``service_tier`` that vLLM knows. None of them has an effect here."""
 TOOL_SERVER_TYPES = frozenset(["code_interpreter", "container", "mcp", "web_search_preview"])
-"""Tools that vLLM itself runs where it has a tool server."""
+"""Types of tools that vLLM itself runs if it has a tool server."""
 
 _SHOWN: Mapping[str, Any] = {"tools": [], "tool_choice": "auto", "previous_response_id": None}
-"""Fields of a request that its answer repeats, and their values where there are none."""
+"""Fields of a request that its answer repeats, with their default values."""
 
 Items = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What reading a request depends on: whether the model's chats are in the ``harmony`` format,
-    the types of parts besides text that it takes, and the types of tools that vLLM runs by itself.
+    """The properties of a model that the conversion of a request depends on.
+
+    ``harmony`` says whether its chats are in the harmony format. ``media`` are the types of parts
+    besides text that it accepts, and ``own_tools`` the types of tools that vLLM runs itself.
     """
 
     harmony: bool = False
@@ -49,8 +51,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The ``fields`` of a request for vLLM, how its answer is edited (None: not at all), and the
-    items of the chat that it goes on from.
+    """A request that is ready for vLLM.
+
+    ``fields`` is the body for vLLM. ``edit`` converts the answer, or is None if the answer needs no
+    conversion. ``before`` are the items of the chat that the request continues.
     """
 
     fields: Mapping[str, Any]
@@ -67,11 +71,13 @@ def prepare(
     item_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
     compacts: bool = False,
 ) -> Prepared:
-    """Prepare a request. ``before`` are the items of the chat that it goes on from, where these are
-    known; ``item_of`` finds a stored item by its id. With ``compacts``, the answer is to have the
-    form of ``/v1/responses/compact``.
+    """Prepare a request of the Responses API for vLLM.
 
-    Raises `ApiError` for an input of which nothing can be read.
+    ``before`` are the items of the chat that the request continues, or None if they are unknown.
+    ``item_of`` returns a stored item by its id. With ``compacts``, the answer gets the form of
+    ``/v1/responses/compact``. Parts that cannot be used are added to ``left_out``.
+
+    Raises `ApiError` if the input has no item that this server can read.
     """
     own_input = fields.get("input")
     tools = fields.get("tools")
@@ -86,13 +92,13 @@ def prepare(
         changed["input"] = chat = reader.read([*(before or ()), *items])
         if not chat and items and not fields.get("instructions"):
             types = ", ".join(left_out.types) or "messages without content"
-            text = f"input has nothing that this server can read, only: {types}; add a message"
+            text = f"this server cannot read any item of input, only: {types}; add a message"
             raise ApiError(400, text, param="input", code="invalid_value")
     if before is not None:
         changed["previous_response_id"] = None
     functions = carried.functions
-    if model.harmony:  # its tools are all told at the front
-        functions = [one for one in functions if not one.get("defer_loading")]
+    if model.harmony:  # harmony lists all tools at the front, so deferred tools are not shown yet
+        functions = [function for function in functions if not function.get("defer_loading")]
     choice, allowed = carried_choice(fields.get("tool_choice", "auto"), carried, left_out)
     if allowed is not None:
         functions = [function for function in functions if function["name"] in allowed]
@@ -119,21 +125,24 @@ def prepare(
 
 
 def _items(own_input: Any) -> list[Any] | None:
-    """The items of an input; None for a value that is no input, which vLLM refuses."""
+    """Return the items of an input; None for a value of another type, which vLLM refuses."""
     if isinstance(own_input, str):
         return [{"type": "message", "role": "user", "content": own_input}]
     return own_input if isinstance(own_input, list) else None
 
 
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """Fields without the values that vLLM would refuse, and that change nothing here."""
+    """Return ``include`` and ``service_tier`` without the values that vLLM would refuse.
+
+    These values have no effect on this server.
+    """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")
     if isinstance(include, list):
-        unknown = [one for one in include if isinstance(one, str) and one not in _INCLUDED]
+        unknown = [name for name in include if isinstance(name, str) and name not in _INCLUDED]
         for name in unknown:
             left_out.add(f"include.{name}")
-        known["include"] = [one for one in include if one not in unknown]
+        known["include"] = [name for name in include if name not in unknown]
     if isinstance(tier, str) and tier not in _TIERS:
         left_out.add(f"service_tier.{tier}")
         known["service_tier"] = "auto"

@@ -1,8 +1,8 @@
-"""The Responses API over a WebSocket, as OpenAI's clients speak it: Codex, for one.
+"""The Responses API over a WebSocket, which OpenAI's clients such as Codex use.
 
-Each ``response.create`` is a request to the whole server, so that keys, limits and checks are those
-of HTTP, and the events of its answer are messages. A connection remembers its last responses, which
-are not stored: the client sends only what is new, and names the response that it goes on from.
+Each ``response.create`` message is a request to the whole server, so that keys, limits and checks
+are the same as over HTTP. The events of the answer are sent as messages. A connection remembers its
+last responses in memory: the client sends only new items, and names the response that it continues.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from agentrt.serving.sockets import SUBPROTOCOL
 Json = dict[str, Any]
 
 MOST_REMEMBERED = 4
-"""Responses that a connection remembers. A client goes on from its last."""
+"""Number of responses that a connection remembers. Clients usually continue the last one."""
 MOST_WAITING = 8
-"""Messages that wait for the response under way."""
+"""Maximum number of messages that wait until the response in progress has ended."""
 _OWN_HEADERS = frozenset(
     [
         *(b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding"),
         *(b"x-request-id", b"idempotency-key", b"accept"),
     ]
 )
-"""Headers of the handshake that are not those of each request."""
+"""Headers of the handshake that are not passed on to the requests of the connection."""
 _CREATE = "response.create"
 _OWN_FIELDS = ("type", "generate", "stream_id", "background")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _GOING_AWAY, _GONE = 1001, 1006
 _ABORT_S = 5.0
-"""How long an answer may take to end after its client has left."""
+"""Seconds that an answer may take to end after its client has disconnected."""
 _LOG = logging.getLogger(__name__)
 
 
 class ResponseSocket:
-    """One connection. ``app`` answers its requests."""
+    """One WebSocket connection of the Responses API."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._socket = WebSocket(scope, receive, send)
@@ -58,7 +58,7 @@ class ResponseSocket:
         self._is_answering = self._is_ending = False
 
     async def serve(self) -> None:
-        """Answer messages until the client leaves."""
+        """Answer messages until the client disconnects."""
         offered = self._socket.scope.get("subprotocols", ())
         await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         answering = asyncio.create_task(self._answer_all())
@@ -68,13 +68,13 @@ class ResponseSocket:
         finally:
             self._left.set()
             reading.cancel()
-            if self._is_answering:  # its call is aborted as that of any client who leaves
+            if self._is_answering:  # the call is aborted, as for any client that disconnects
                 await asyncio.wait({answering}, timeout=_ABORT_S)
             answering.cancel()
             await asyncio.gather(answering, reading, return_exceptions=True)
 
     async def drain(self) -> None:
-        """The server stops: close the connection as soon as nothing is answered."""
+        """Close the connection, at once or after the answer in progress: the server stops."""
         self._is_ending = True
         if not self._is_answering:
             await self._close()
@@ -82,7 +82,7 @@ class ResponseSocket:
     # -- messages ----------------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        """Take messages until the client leaves."""
+        """Queue messages until the client disconnects."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -111,7 +111,7 @@ class ResponseSocket:
             await self._refuse(
                 400,
                 "unknown_event",
-                f"unknown type of message {kind!r}; this server knows {_CREATE!r}",
+                f"unknown message type {kind!r}; send {_CREATE!r}",
             )
             return
         stream_id = event.get("stream_id")
@@ -128,7 +128,7 @@ class ResponseSocket:
         await self._respond({**body, "stream": True}, chat, shown if before else {}, about)
 
     async def _warm_up(self, body: Json, chat: Sequence[Any], about: Json) -> None:
-        """Remember a chat from which the client will go on. Nothing is generated."""
+        """Remember a chat that the client will continue, without generating an answer."""
         response: Json = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
@@ -152,7 +152,7 @@ class ResponseSocket:
 
     async def _respond(self, body: Json, chat: Sequence[Any], shown: Json, about: Json) -> None:
         """Answer a request with the events of its response."""
-        events = _Events()
+        events = _EventParser()
 
         async def put(piece: bytes) -> None:
             for event in events.feed(piece):
@@ -185,7 +185,11 @@ class ResponseSocket:
     # -- requests to the server, and what the client is sent ---------------------------
 
     async def _ask(self, body: Json, put: Any) -> tuple[int, bytes]:
-        """The status and the body of the answer to a request. ``put`` gets a success in pieces."""
+        """Send a request to the server, and return the status and the body of an error.
+
+        If the request succeeds, ``put`` is called with each piece of the body, and the returned
+        body is empty.
+        """
         text = json.dumps(body).encode()
         whole: Message | None = {"type": "http.request", "body": text, "more_body": False}
         status, parts = 0, []
@@ -211,7 +215,7 @@ class ResponseSocket:
             await self._app(_scope(self._socket.scope, len(text)), receive, send)
         except (WebSocketDisconnect, TimeoutError):
             raise
-        except Exception:  # a bug of ours: the client has its 500, or the stream's last event
+        except Exception:  # a bug here; the client has got status 500 or an error event already
             _LOG.exception("%s over a WebSocket failed", RESPONSES)
         return status, b"".join(parts)
 
@@ -220,7 +224,7 @@ class ResponseSocket:
         await self._send({"type": "error", "status": status, "error": error})
 
     async def _send(self, event: Mapping[str, Any]) -> None:
-        """Raises `WebSocketDisconnect`, also where the connection was closed from here."""
+        """Send an event. Raises `WebSocketDisconnect` if either side has closed the connection."""
         try:
             await self._socket.send_text(json.dumps(event, ensure_ascii=False))
         except RuntimeError as error:
@@ -231,14 +235,14 @@ class ResponseSocket:
             await self._socket.close(_GOING_AWAY, "the server is stopping")
 
 
-class _Events:
-    """The events of a stream, which may come in any pieces."""
+class _EventParser:
+    """A parser of the events of a stream, whose pieces may end anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[Json]:
-        """The events that are whole with the next ``piece``."""
+        """Return the events that ``piece`` completes."""
         *whole, self._rest = (self._rest + piece).split(b"\n\n")
         return [
             dict(from_json(line.removeprefix(b"data: ")))
@@ -259,7 +263,7 @@ def _error_of(event: Mapping[str, Any]) -> Json:
 
 
 def _scope(handshake: Scope, size: int) -> Scope:
-    """A request with the headers of the connection."""
+    """Return the ASGI scope of a request with the connection's headers. ``size`` is in bytes."""
     headers = [
         (name, value)
         for name, value in handshake["headers"]

@@ -1,9 +1,9 @@
-"""The tools of the Responses API as functions, which every model can call.
+"""Convert the tools of the Responses API into functions, which every model can call.
 
-A custom tool, a tool of a namespace and the tools that a client runs by itself (``local_shell``,
-``shell``, ``apply_patch``, ``tool_search``) become functions with plain names. `Carried` keeps
-which function stands for which tool, so that the answer and the history have the client's form.
-Tools that only OpenAI's servers run are left out.
+Custom tools, tools of a namespace, and the tools that a client runs itself (``local_shell``,
+``shell``, ``apply_patch``, ``tool_search``) become functions with plain names. `Carried` records
+which function stands for which tool, so that the calls in an answer get the client's form back.
+Tools that only OpenAI's servers can run are left out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from agentrt.serving.frontend.left_out import LeftOut
 Json = dict[str, Any]
 
 _MOST_INNER = 1025
-"""Tools of a namespace that are read: one more than a request may have, so that it is refused."""
+"""Maximum number of tools that are read from a namespace: one more than the limit of a request, so
+that the later check of the limit refuses the request.
+"""
 INPUT = "input"
-"""The argument of a function that stands for a custom tool."""
+"""The name of the only argument of a function that stands for a custom tool."""
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
 _TEXTS = {"type": "array", "items": _TEXT}
@@ -30,9 +32,11 @@ _TEXTS = {"type": "array", "items": _TEXT}
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """A tool that clients know by its type: its function's schema, and the field of its call's
-    item that is the ``holder`` of the arguments. ``constant`` is in that field, but not for the
-    model.
+    """A tool that clients run and name by its type alone.
+
+    ``description``, ``properties`` and ``required`` define the function that the model sees. In
+    the item of a call, the field called ``holder`` has the arguments, together with the values of
+    ``constant``, which the model does not see.
     """
 
     description: str
@@ -42,7 +46,7 @@ class ClientTool:
     constant: Mapping[str, Any] = field(default_factory=dict)
 
     def parameters(self) -> Json:
-        """The JSON schema of the function's arguments."""
+        """Return the JSON schema of the function's arguments."""
         return {
             "type": "object",
             "properties": dict(self.properties),
@@ -76,7 +80,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         "operation",
     ),
     "tool_search": ClientTool(
-        "Search for tools that are not shown, and load them.",
+        "Search for tools that are not listed here, and load them.",
         {"query": _TEXT},
         ("query",),
         "arguments",
@@ -97,8 +101,11 @@ class Carrier:
 
 @dataclass(slots=True)
 class Carried:
-    """The tools of a request: as ``functions`` for the model, and by the functions' names what each
-    stands for, if it is not a plain function. ``own`` are the tools that vLLM runs by itself.
+    """The tools of a request, converted to functions.
+
+    ``functions`` are the functions for the model, and ``names`` their names. ``carriers`` has, by
+    function name, the tool that a function stands for, unless it is a plain function. ``own`` are
+    the tools that vLLM runs itself.
     """
 
     functions: list[Json] = field(default_factory=list)
@@ -107,7 +114,7 @@ class Carried:
     names: set[str] = field(default_factory=set)
 
     def add(self, function: Json, carrier: Carrier | None = None) -> None:
-        """Add a function, unless there is already a function of its name."""
+        """Add a function, unless there is already a function with its name."""
         if function["name"] in self.names:
             return
         self.functions.append(function)
@@ -116,8 +123,9 @@ class Carried:
             self.carriers[function["name"]] = carrier
 
     def load(self, tools: Sequence[Any], left_out: LeftOut, *, deferred: bool) -> None:
-        """Add tools that an item of the history brings. ``deferred`` tools are not shown at the
-        front of the prompt.
+        """Add tools from an item of the history.
+
+        With ``deferred``, the tools are not shown at the front of the prompt.
         """
         inner = Carried()
         for tool in tools:
@@ -134,7 +142,7 @@ class Carried:
 
 
 def flat_name(name: str, namespace: object = None) -> str:
-    """The name of the function that stands for a tool of a namespace, as vLLM names it."""
+    """Return the name of the function for a tool of a namespace, in the form that vLLM uses."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
 
 
@@ -143,7 +151,8 @@ def carried_tools(
 ) -> Carried:
     """Return the ``tools`` of a request as functions.
 
-    Tools that cannot be used are left out. The types ``kept`` are vLLM's own, and are passed on.
+    Tools that cannot be used are added to ``left_out``. Tools of the types ``kept`` are passed on
+    unchanged, because vLLM runs them itself.
     """
     carried = Carried()
     searches = any(
@@ -158,7 +167,7 @@ def carried_tools(
 
 
 def _kind(tool: object) -> str | None:
-    """The type of a tool; None for a value that is no tool, or has no such type."""
+    """Return the type of a tool; None if the value is not an object or its type not a string."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     return kind if isinstance(kind, str) else None
 
@@ -195,7 +204,7 @@ def _has_name(tool: Mapping[str, Any]) -> bool:
 
 
 def _is_of_client(tool: Mapping[str, Any]) -> bool:
-    """Whether the client runs this tool, and not OpenAI's servers."""
+    """Whether a tool is run by the client, and not by OpenAI's servers."""
     if tool["type"] == "tool_search":
         return tool.get("execution") == "client"
     environment = tool.get("environment")
@@ -203,12 +212,15 @@ def _is_of_client(tool: Mapping[str, Any]) -> bool:
 
 
 def _function(tool: Mapping[str, Any]) -> Json:
-    """A function with the fields that vLLM asks for."""
+    """Return a function with all fields that vLLM requires."""
     return {"strict": None, "parameters": None, **tool}
 
 
 def _custom(tool: Mapping[str, Any]) -> Json:
-    """The function of one text that stands for a custom tool. A grammar is told to the model."""
+    """Return the function that stands for a custom tool; its only argument is the tool's input.
+
+    A grammar of the tool becomes part of the description.
+    """
     description = str(tool.get("description") or "")
     form = tool.get("format")
     if isinstance(form, Mapping) and form.get("type") == "grammar":
@@ -247,8 +259,10 @@ def _client_function(kind: str, tool: Mapping[str, Any]) -> Json:
 
 
 def carried_choice(choice: Any, carried: Carried, left_out: LeftOut) -> tuple[Any, set[str] | None]:
-    """Return the ``tool_choice`` of a request for the functions of ``carried``, and the names of
-    the functions that may be called (None: all).
+    """Convert the ``tool_choice`` of a request.
+
+    Returns the choice for the functions of ``carried``, and the names of the functions that may be
+    called, or None if all may be called.
     """
     if choice == "required" and not (carried.functions or carried.own):
         left_out.add("tool_choice")
@@ -267,14 +281,14 @@ def carried_choice(choice: Any, carried: Carried, left_out: LeftOut) -> tuple[An
     name = _chosen(choice, carried)
     if name is not None:
         return {"type": "function", "name": name}, None
-    if kind in ("function", "custom"):  # which vLLM refuses: there is no such tool
+    if kind in ("function", "custom"):  # an unknown tool, for vLLM to refuse
         return {**choice, "type": "function"}, None
     left_out.add(f"tool_choice.{kind}")
     return "auto", None
 
 
 def _chosen(choice: Any, carried: Carried) -> str | None:
-    """The function that a choice names; None if there is none."""
+    """Return the name of the function that a choice refers to; None for an unknown tool."""
     kind = _kind(choice)
     if kind in ("function", "custom"):
         name = choice.get("name")
@@ -283,7 +297,11 @@ def _chosen(choice: Any, carried: Carried) -> str | None:
         flat = flat_name(name, choice.get("namespace"))
         if flat in carried.names:
             return flat
-        local = [one for one, carrier in carried.carriers.items() if carrier.name == name]
+        local = [
+            function_name
+            for function_name, carrier in carried.carriers.items()
+            if carrier.name == name
+        ]
         return local[0] if len(local) == 1 else None
     carrier = carried.carriers.get(str(kind))
     return str(kind) if carrier is not None and carrier.kind == kind else None
@@ -293,12 +311,15 @@ def _chosen(choice: Any, carried: Carried) -> str | None:
 
 
 def custom_arguments(text: object) -> str:
-    """The arguments of a function call that stands for a custom tool's call with this input."""
+    """Return the function arguments (JSON) that stand for a custom tool's input ``text``."""
     return json.dumps({INPUT: text if isinstance(text, str) else ""}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a custom tool, of the arguments of its function, which may be cut off."""
+    """Return a custom tool's input from the JSON arguments of its function.
+
+    The arguments may be incomplete.
+    """
     value = partial_json(arguments)
     text = value.get(INPUT) if isinstance(value, dict) else None
     if isinstance(text, str):
@@ -307,7 +328,7 @@ def custom_input(arguments: str) -> str:
 
 
 def partial_json(text: str) -> Any:
-    """The value of a JSON text, which may be cut off; None for other text."""
+    """Return the value of a JSON text, which may be incomplete; None for other text."""
     try:
         return from_json(text, allow_partial="trailing-strings")
     except ValueError:
@@ -315,7 +336,7 @@ def partial_json(text: str) -> Any:
 
 
 def client_arguments(kind: str, item: Mapping[str, Any]) -> str:
-    """The arguments of a function call that stands for the call ``item`` of a client's tool."""
+    """Return the function arguments (JSON) that stand for the call ``item`` of a client's tool."""
     own = CLIENT_TOOLS[kind]
     value = item.get(own.holder)
     if isinstance(value, Mapping):
@@ -330,7 +351,7 @@ def client_arguments(kind: str, item: Mapping[str, Any]) -> str:
 
 
 def restored_call(item: Mapping[str, Any], carriers: Mapping[str, Carrier]) -> Json:
-    """A function call of an answer as a call of the client's own tool."""
+    """Convert a function call of an answer to a call of the client's own tool."""
     carrier = carriers.get(str(item.get("name")))
     if item.get("type") != "function_call" or carrier is None:
         return dict(item)
@@ -355,7 +376,7 @@ def restored_call(item: Mapping[str, Any], carriers: Mapping[str, Carrier]) -> J
 
 
 def loaded_tools(tools: Iterable[Any], describe: Callable[[Json], str]) -> list[str]:
-    """Describe the functions that a search has loaded."""
+    """Return a description of each function that a tool search has loaded."""
     inner = Carried()
     unused = LeftOut()
     for tool in tools:

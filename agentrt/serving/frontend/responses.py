@@ -1,9 +1,10 @@
-"""What the Responses API keeps: for a while, up to a size, and for the tenant that made it only.
+"""The stored responses of the Responses API: limited in age and size, and private to a tenant.
 
-vLLM has three dicts for it, which know no tenant and forget nothing. A `ResponseStore` stands in
-for them: whose a response is, is known from `ASKING`, which every request sets. A chat that goes on
-from a response is not read from vLLM's messages, which have none of its calls: the store keeps the
-items of each chat as the client sent and got them. Where there is a database, these are in it, too.
+vLLM stores responses in three dicts, which are shared by all tenants and never shrink. A
+`ResponseStore` replaces them. It reads the tenant from `CURRENT_REQUEST`, which every request sets.
+vLLM's stored messages lack the tool calls of a chat, so the store also keeps the items of each chat
+as the client sent and received them, and a later request continues from these items. If the server
+has a database, the items are saved there, too.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.response_items import REFERENCE, item_type
 
 MOST = 1000
-"""Responses that are kept of one tenant."""
+"""Maximum number of responses in memory for one tenant."""
 MOST_BYTES = 64 * 1024 * 1024
-"""What they may take of one tenant, counted as requests and answers in JSON."""
+"""Maximum size of one tenant's responses in memory (bytes of requests and answers in JSON)."""
 KEPT_S = 24 * 3600.0
+"""Seconds for which a response stays in memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """The request under way: its tenant, the size of its body, and the model that it names."""
+class CurrentRequest:
+    """The current request: its tenant, the size of its body (bytes), and the model it names."""
 
     tenant: str
     size: int = 0
     model: str | None = None
 
 
-ASKING: ContextVar[Asking] = ContextVar("agentrt_asking")
+CURRENT_REQUEST: ContextVar[CurrentRequest] = ContextVar("agentrt_current_request")
+"""The request that the current task answers."""
 
 
 Item = Mapping[str, Any]
@@ -41,11 +44,11 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A response that is whole.
+    """A response that has been generated completely.
 
-    ``response`` is its JSON as the client gets it. ``added`` are the items by which it made the
-    chat longer, its output included, and ``previous`` is the response that the chat went on from.
-    ``end`` is the hash of the chat up to here.
+    ``response`` is its JSON as the client gets it. ``added`` are the items that it added to the
+    chat, both input and output. ``previous`` is the id of the response that it continued. ``end``
+    is the hash of the chat up to the end of this response. ``size`` is in bytes.
     """
 
     response_id: str
@@ -58,23 +61,26 @@ class Finished:
 
 
 class Rows(Protocol):
-    """The responses in a database, which outlive the server."""
+    """The responses in a database, which outlive the server process."""
 
     def save(self, tenant: str, finished: Finished) -> None:
-        """Begin to save a response."""
+        """Save a response in the background."""
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
-        """A tenant's response and all items of its chat; None if there is none."""
+        """Return a tenant's response and all items of its chat; None for an unknown id."""
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
-        """The tenant's responses that have these items."""
+        """Return the ids of the tenant's responses that have these items."""
 
 
 @dataclass(slots=True)
-class Kept:
-    """One response: vLLM's objects for it by kind, where its chat ``end``s, and all ``items`` of
-    that chat, once it is whole. Then ``whole`` is its JSON, and ``own_items`` are its part of them.
-    What vLLM answers before that, ``edit`` makes the client's.
+class StoredResponse:
+    """A response in memory, which may still be in progress.
+
+    ``at`` is the time when it began (seconds of the store's clock), and ``objects`` are vLLM's
+    objects for it, by kind. When the response is complete, ``whole`` is its JSON, ``items`` are all
+    items of its chat, ``own_items`` are the items that it added, and ``end`` is the hash of the
+    chat. Before that, ``edit`` converts vLLM's answers into the client's form.
     """
 
     at: float
@@ -89,23 +95,23 @@ class Kept:
 
 
 @dataclass(slots=True)
-class _OfTenant:
-    """One tenant's responses, the oldest first, their size, and their items by the items' ids."""
+class _TenantResponses:
+    """One tenant's responses, oldest first, with their total size (bytes) and their items by id."""
 
-    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    kept: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
     items: dict[str, Item] = field(default_factory=dict)
 
     def drop(self) -> None:
-        """Forget the oldest."""
+        """Remove the oldest response and its items."""
         _, oldest = self.kept.popitem(last=False)
         self.size -= oldest.size
         for item in oldest.own_items:
             if isinstance(item, Mapping) and self.items.get(str(item.get("id"))) is item:
                 del self.items[str(item["id"])]
 
-    def complete(self, kept: Kept, finished: Finished, items: Sequence[Any]) -> None:
-        """Let a response be whole, with all ``items`` of its chat."""
+    def complete(self, kept: StoredResponse, finished: Finished, items: Sequence[Any]) -> None:
+        """Mark a response as complete, with all ``items`` of its chat."""
         kept.end, kept.whole = finished.end, finished.response
         kept.items, kept.own_items = items, finished.added
         for item in finished.added:
@@ -116,30 +122,33 @@ class _OfTenant:
 
 
 class ResponseStore:
-    """The responses of all tenants. ``clock`` gives seconds."""
+    """The stored responses of all tenants.
+
+    ``clock`` returns seconds, and ``rows`` the database, or None if the server has no database.
+    """
 
     def __init__(
         self, clock: Callable[[], float], rows: Callable[[], Rows | None] = lambda: None
     ) -> None:
         self._clock = clock
         self._rows = rows
-        self._tenants: dict[str, _OfTenant] = {}
+        self._tenants: dict[str, _TenantResponses] = {}
 
     def attach(self, responses: Any) -> None:
-        """Take the place of the stores of vLLM's handler of the Responses API."""
+        """Replace the stores of ``responses``, vLLM's handler of the Responses API."""
         responses.enable_store = True
         responses.response_store = _View(self, "response")
-        responses.msg_store = _Nothing()
+        responses.msg_store = _EmptyDict()
         responses.event_store = _View(self, "events")
 
-    def get(self, tenant: str, response_id: str) -> Kept | None:
-        """The tenant's response of that id."""
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Return a tenant's response from memory; None for an unknown or expired id."""
         own = self._tenants.get(tenant)
         kept = None if own is None else own.kept.get(response_id)
         return None if kept is None or self._clock() - kept.at > KEPT_S else kept
 
-    async def load(self, tenant: str, response_id: str) -> Kept | None:
-        """The tenant's response of that id, which may be in the database only."""
+    async def load(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Return a tenant's response from memory or the database; None for an unknown id."""
         kept, rows = self.get(tenant, response_id), self._rows()
         if kept is not None or rows is None:
             return kept
@@ -147,14 +156,14 @@ class ResponseStore:
         if loaded is None:
             return None
         finished, items = loaded
-        own = self._tenants.setdefault(tenant, _OfTenant())
-        kept = own.kept[response_id] = Kept(self._clock(), finished.model)
+        own = self._tenants.setdefault(tenant, _TenantResponses())
+        kept = own.kept[response_id] = StoredResponse(self._clock(), finished.model)
         own.complete(kept, finished, items)
         self._grow(tenant, response_id, finished.size)
         return kept
 
     async def load_items(self, tenant: str, item_ids: Sequence[str]) -> None:
-        """Load the responses that have these items, where they are in the database only."""
+        """Load the responses with these items from the database, unless they are in memory."""
         rows = self._rows()
         missing = [name for name in item_ids if self.item(tenant, name) is None]
         if rows is not None and missing:
@@ -162,23 +171,24 @@ class ResponseStore:
                 await self.load(tenant, response_id)
 
     def item(self, tenant: str, item_id: str) -> Item | None:
-        """The tenant's item of that id, of the responses in memory."""
+        """Return an item of the tenant's responses in memory; None for an unknown id."""
         own = self._tenants.get(tenant)
         return None if own is None else own.items.get(item_id)
 
-    def made(self, tenant: str, response_id: str) -> Kept:
-        """The same; a new one if there is none."""
-        own = self._tenants.setdefault(tenant, _OfTenant())
+    def get_or_create(self, tenant: str, response_id: str) -> StoredResponse:
+        """Return a tenant's response, and create it for an unknown id."""
+        own = self._tenants.setdefault(tenant, _TenantResponses())
         if response_id not in own.kept:
-            own.kept[response_id] = Kept(self._clock(), ASKING.get().model)
-            self._grow(tenant, response_id, ASKING.get().size)
+            own.kept[response_id] = StoredResponse(self._clock(), CURRENT_REQUEST.get().model)
+            self._grow(tenant, response_id, CURRENT_REQUEST.get().size)
         return own.kept[response_id]
 
     def finish(
         self, tenant: str, finished: Finished, before: Sequence[Any] = (), *, keeps: bool = True
     ) -> None:
-        """A response is whole, and its chat has come to its end. The chat began with the items
-        ``before``. Without ``keeps``, it is not for the database.
+        """Record that a response is complete. ``before`` are the items of its chat before it.
+
+        Without ``keeps``, the response is not saved in the database.
         """
         kept = self.get(tenant, finished.response_id)
         if kept is None:
@@ -188,47 +198,49 @@ class ResponseStore:
         if keeps and (rows := self._rows()) is not None:
             rows.save(tenant, finished)
 
-    def _grow(self, tenant: str, response_id: str, more: int) -> None:
-        """Count ``more`` bytes, and drop what is old, and the oldest of what is too much."""
+    def _grow(self, tenant: str, response_id: str, size: int) -> None:
+        """Add ``size`` bytes to a response, and remove old responses beyond the limits."""
         own = self._tenants[tenant]
-        own.kept[response_id].size += more
-        own.size += more
+        own.kept[response_id].size += size
+        own.size += size
         while len(own.kept) > 1 and self._is_too_much(own):
             own.drop()
 
-    def _is_too_much(self, own: _OfTenant) -> bool:
+    def _is_too_much(self, own: _TenantResponses) -> bool:
         is_old = self._clock() - next(iter(own.kept.values())).at > KEPT_S
         return is_old or len(own.kept) > MOST or own.size > MOST_BYTES
 
 
 class _View(MutableMapping[str, Any]):
-    """One of vLLM's dicts: by response id, the objects of a kind of the tenant that asks."""
+    """A replacement for one of vLLM's dicts: the current tenant's objects of one kind, by id."""
 
     def __init__(self, store: ResponseStore, kind: str) -> None:
         self._store = store
         self._kind = kind
 
     def __getitem__(self, response_id: str) -> Any:
-        kept = self._store.get(ASKING.get().tenant, response_id)
+        kept = self._store.get(CURRENT_REQUEST.get().tenant, response_id)
         if kept is None:
             raise KeyError(response_id)
         return kept.objects[self._kind]
 
     def __setitem__(self, response_id: str, value: Any) -> None:
-        self._store.made(ASKING.get().tenant, response_id).objects[self._kind] = value
+        self._store.get_or_create(CURRENT_REQUEST.get().tenant, response_id).objects[self._kind] = (
+            value
+        )
 
     def __delitem__(self, response_id: str) -> None:
-        del self._store.made(ASKING.get().tenant, response_id).objects[self._kind]
+        del self._store.get_or_create(CURRENT_REQUEST.get().tenant, response_id).objects[self._kind]
 
     def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("responses are asked for by their ids")
+        raise NotImplementedError("stored responses can be read by their ids only")
 
     def __len__(self) -> int:
-        raise NotImplementedError("responses are asked for by their ids")
+        raise NotImplementedError("stored responses can be read by their ids only")
 
 
-class _Nothing(MutableMapping[str, Any]):
-    """A dict that keeps nothing: vLLM's own messages of a chat are not needed."""
+class _EmptyDict(MutableMapping[str, Any]):
+    """A dict that stores nothing, because vLLM's own messages of a chat are not needed."""
 
     def __getitem__(self, response_id: str) -> Any:
         raise KeyError(response_id)

@@ -1,4 +1,4 @@
-"""Repeated requests: which earlier try of a request to end before the next try begins.
+"""Retries: which earlier try of a request is cancelled when the client sends the request again.
 
 A client whose connection was cut sends its request again. The server sees most cuts, and aborts the
 call; but a proxy may keep its own connection open, and the call would run on beside the new one.
@@ -17,22 +17,22 @@ from agentrt.serving.programs.identity import CLAIMED
 
 KEY = b"idempotency-key"
 RETRY = b"x-stainless-retry-count"
-"""The header in which the SDKs of OpenAI and Anthropic, and what is built on them, count tries."""
+"""The header in which clients built on the SDKs of OpenAI and Anthropic count their retries."""
 REMEMBERED_S = 120.0
 """Seconds for which a failed try is remembered. SDKs wait at most 60 s before they retry."""
 _MOST_COUNT = 100
 
 Client = tuple[Any, ...]
-"""Tenant, path, and what tells one client of a tenant from another."""
+"""Tenant, path, and the headers and address that distinguish the clients of one tenant."""
 
 
 class Superseding(Protocol):
-    """A request under way that a later try may end."""
+    """A request in flight that a later try may cancel."""
 
     chat: Mapping[str, Any]
 
     async def supersede(self) -> None:
-        """End it, and wait until it is over."""
+        """Cancel the request, and wait until it has ended."""
 
 
 @dataclass(slots=True)
@@ -49,15 +49,15 @@ class Try:
 
 
 class Tries:
-    """The requests under way that may come again, and those that failed a short time ago.
+    """The requests in flight that may be retried, and the requests that failed recently.
 
-    With an ``Idempotency-Key``, a later request with the same key ends the earlier one. Without a
-    key, the n-th retry ends the previous try: a request under way of the same client, with the same
-    body and the number n - 1.
+    With an ``Idempotency-Key``, a later request with the same key cancels the earlier request.
+    Without a key, the n-th retry cancels the previous try: a request in flight of the same client,
+    with the same body and the number n - 1.
 
-    A retry ends nothing if such a try has failed already, for example because the server saw that
-    its connection was cut. It also ends nothing if several requests fit, because equal requests may
-    be meant to run at the same time.
+    A retry cancels nothing if such a try has failed already, for example because the server saw
+    that its connection was cut. It also cancels nothing if several requests match, because equal
+    requests may be meant to run at the same time.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Tries:
         return own
 
     def end(self, own: Try, now: float, *, failed: bool) -> None:
-        """End a try. If it ``failed``, its client may come again."""
+        """Remove a try that has ended. If it ``failed``, the failure is remembered for a retry."""
         if own.key is not None:
             del self._keys[own.client, own.key]
             return
@@ -132,7 +132,7 @@ class Tries:
 
 
 def _count(value: bytes | None) -> int | None:
-    """The number of a try. None if it is not a small number."""
+    """Return the number of a try; None if the header's value is not a small number."""
     if value is None or not value.isdigit() or len(value) > 3:
         return None
     count = int(value)

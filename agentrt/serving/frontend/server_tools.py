@@ -1,5 +1,7 @@
-"""Tools of Anthropic's servers that this server runs itself, by a tool of its own: the model calls
-it, and the answer goes on with its result, whole or as one stream.
+"""Run tools on the server in place of Anthropic's server tools (``--server-tool``).
+
+The model calls the tool, this server runs it, and the model continues with the result. The client
+gets all of this as a single answer, as JSON or as one stream.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
-"""Calls of the model for one answer. Beyond these the client is told to go on (`pause_turn`)."""
+"""Maximum number of model calls for one answer. After these the answer ends with `pause_turn`, and
+the client may continue it.
+"""
 _MOST_HITS = 50
 _OK = 200
 _LEAST_BUDGET = 1024
 _URL = re.compile(r"https?://[^\s\"'<>)\]]+")
 _LISTS = ("results", "items", "data", "hits", "organic", "web", "pages", "value")
-"""Where search tools put what they found."""
+"""Fields in which search tools return their hits."""
 _ADDRESSES, _TITLES = ("url", "link", "href", "uri"), ("title", "name")
 _BETWEEN = b"\n\n"
 _PATIENCE_S = 10.0
-"""How long a request waits for who offers a tool."""
+"""Seconds that a request waits for the source of a tool, such as an MCP server."""
 _LOG = logging.getLogger(__name__)
 
 RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
@@ -40,8 +44,9 @@ RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ServedTool:
-    """A tool of this server that stands for one of Anthropic's servers, ``kind``. It may be used
-    ``max_uses`` times in one answer.
+    """A tool of this server in place of Anthropic's server tool ``kind``.
+
+    The model may use it ``max_uses`` times in one answer, or without limit if this is None.
     """
 
     kind: str
@@ -50,15 +55,17 @@ class ServedTool:
 
 
 def described(tool: Tool) -> dict[str, Any]:
-    """A tool as a request to the Messages API has it, without its name."""
+    """Return a tool's definition for a Messages request, without its name."""
     assert tool.spec is not None
     return {"description": tool.spec.description, "input_schema": dict(tool.spec.parameters)}
 
 
 @dataclass(slots=True)
 class ToolLoop:
-    """Answers requests by ``app``, and runs the calls of ``served`` tools, by their names, between
-    its answers: to the client it is one answer.
+    """An ASGI application that runs tools between the model calls of ``app``.
+
+    ``served`` are the tools that this server runs, by name. ``run`` runs a tool. The client gets
+    all model calls and tool results as a single answer.
     """
 
     app: ASGIApp
@@ -102,15 +109,17 @@ class ToolLoop:
         return block.get("type") == "tool_use" and block.get("name") in self.served
 
     def shown(self, block: Mapping[str, Any]) -> dict[str, Any]:
-        """A block of the model's as the client gets it."""
+        """Return a block of the model's answer in the form that the client gets."""
         if not self.is_served(block):
             return dict(block)
         kind = self.served[str(block["name"])].kind
         return {**block, "type": "server_tool_use", "name": kind}
 
     async def results(self, answer: Mapping[str, Any], receive: Receive) -> list[dict[str, Any]]:
-        """Run the calls in an answer, and return their results as blocks of the answer. A call that
-        was cut off does not run.
+        """Run the tool calls in an answer, and return their results as blocks of the answer.
+
+        No call runs if the answer was cut off at its token limit. Raises `CancelledError` if the
+        client disconnects.
         """
         calls = [block for block in answer["content"] if self.is_served(block)]
         if not calls or answer.get("stop_reason") == "max_tokens":
@@ -120,7 +129,7 @@ class ToolLoop:
         try:
             await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                raise asyncio.CancelledError("the client has gone")
+                raise asyncio.CancelledError("the client has disconnected")
             return list(running.result())
         finally:
             for task in (running, gone):
@@ -135,7 +144,7 @@ class ToolLoop:
         self._uses[served.kind] = uses + 1
         try:
             value = await self.run(served.tool, call.get("input") or {})
-        except Exception as error:  # whatever a tool raises is for the model to read
+        except Exception as error:  # the model gets any error of a tool as its result
             return _failed(served.kind, call, "unavailable", str(error))
         return _block(served.kind, call, _shape(served.kind, call, value))
 
@@ -147,12 +156,14 @@ class ToolLoop:
         *,
         is_last: bool,
     ) -> dict[str, Any] | None:
-        """The request that goes on from an answer; None where the answer is over, which says why
-        then. The client goes on itself from the ``is_last`` one.
+        """Return the model request that continues an answer, or None if the answer has ended.
+
+        Sets the answer's ``stop_reason`` if a token limit or the limit of rounds ends it. After
+        the last round (``is_last``) the client may continue the answer.
         """
         content = answer["content"]
         calls = [block for block in content if block.get("type") == "tool_use"]
-        if not results or len(calls) > len(results):  # the client runs the others
+        if not results or len(calls) > len(results):  # the client runs the remaining calls
             return None
         left = int(fields["max_tokens"]) - int((answer.get("usage") or {}).get("output_tokens", 0))
         if left < 1 or is_last:
@@ -174,7 +185,7 @@ class ToolLoop:
         }
         choice = fields.get("tool_choice")
         if isinstance(choice, dict) and choice.get("type") in ("any", "tool"):
-            following["tool_choice"] = {"type": "auto"}  # the choice was made
+            following["tool_choice"] = {"type": "auto"}  # the forced call has been made
         thinking = fields.get("thinking")
         if isinstance(thinking, dict) and thinking.get("type") == "enabled":
             budget = min(int(thinking["budget_tokens"]), left - 1)
@@ -187,19 +198,19 @@ class ToolLoop:
     # -- usage -------------------------------------------------------------------------
 
     def count(self, usage: Mapping[str, Any]) -> None:
-        """Add what a call of the model took."""
+        """Add the token counts of a model call."""
         for name, value in usage.items():
             if isinstance(value, int):
                 self._usage[name] = self._usage.get(name, 0) + value
 
     def usage(self) -> dict[str, Any]:
-        """What all calls of the model, and of tools, came to."""
+        """Return the sum of all model calls' usage, and the number of tool calls."""
         requests = {f"{kind}_requests": count for kind, count in self._uses.items()}
         return {**self._usage, "server_tool_use": requests} if requests else self._usage
 
 
 class _Stream:
-    """The streams of several calls of the model as one."""
+    """A combination of the streams of several model calls into one stream."""
 
     def __init__(self, loop: ToolLoop, send: Send) -> None:
         self._loop, self._send = loop, send
@@ -238,7 +249,7 @@ class _Stream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass(self, message: Message) -> None:
-        """Pass on what belongs into the one stream."""
+        """Add a message of a model call's stream to the combined stream, or drop it."""
         if message["type"] == "http.response.start":
             if self._start is None:
                 self._start = message
@@ -250,7 +261,7 @@ class _Stream:
         if self._start["status"] != _OK:
             await self._send(message)
             return
-        if self._is_broken:  # a later call was refused: the stream ends with why
+        if self._is_broken:  # a later model call was refused: the stream ends with its error
             self._rest += message.get("body", b"")
             if not message.get("more_body", False):
                 await self._put(_error_of(self._rest))
@@ -289,7 +300,7 @@ class _Stream:
         await self._put(value)
 
     def _note(self, kind: str, value: Mapping[str, Any]) -> None:
-        """Keep what the model says, for its next call."""
+        """Collect the model's blocks, which the next model call repeats."""
         if kind == "content_block_start":
             self._blocks[value["index"]] = dict(value["content_block"])
             return
@@ -306,7 +317,7 @@ class _Stream:
             text = block.pop("partial_json", "")
             try:
                 block["input"] = from_json(text) if text else block.get("input") or {}
-            except ValueError:  # cut off
+            except ValueError:  # the arguments were cut off
                 block["input"] = {}
 
     async def _put_block(self, block: dict[str, Any]) -> None:
@@ -322,13 +333,13 @@ class _Stream:
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
 async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Message, bytes]:
-    """The head and the body of an answer."""
+    """Return the head and the whole body of an answer of ``app``."""
     start: Message = {}
     body = bytearray()
 
@@ -343,7 +354,7 @@ async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Mess
 
 
 async def _send_whole(start: Message, body: bytes, send: Send) -> None:
-    headers = [one for one in start["headers"] if one[0] != b"content-length"]
+    headers = [header for header in start["headers"] if header[0] != b"content-length"]
     headers.append((b"content-length", str(len(body)).encode()))
     await send({**start, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -354,7 +365,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """A refusal as the event that ends a stream."""
+    """Return an error answer's body as the event that ends a stream."""
     try:
         error = from_json(body)["error"]
         return {"type": "error", "error": {"type": "api_error", "message": str(error["message"])}}
@@ -377,7 +388,7 @@ def _failed(kind: str, call: Mapping[str, Any], code: str, message: str) -> dict
 
 
 def _shape(kind: str, call: Mapping[str, Any], value: Any) -> Any:
-    """A tool's result in the form that Anthropic's tool of this ``kind`` has."""
+    """Return a tool's result in the form of Anthropic's tool of this ``kind``."""
     if kind == "web_search":
         return list(_hits(call, value))
     if kind == "web_fetch":
@@ -390,8 +401,10 @@ def _shape(kind: str, call: Mapping[str, Any], value: Any) -> Any:
 
 
 def _hits(call: Mapping[str, Any], value: Any) -> list[dict[str, Any]]:
-    """What a search gave, as hits. The text of each is in a field that clients do not read and send
-    back: so the model has it in later turns, too.
+    """Convert the result of a search to hits in Anthropic's form.
+
+    The text of each hit is in the opaque field ``encrypted_content``. Clients do not read it, but
+    send it back, so that the model has the text in later turns, too.
     """
     entries = _entries(value)
     if entries:
@@ -401,8 +414,8 @@ def _hits(call: Mapping[str, Any], value: Any) -> list[dict[str, Any]]:
         return []
     url = _URL.search(text)
     query = next((v for v in (call.get("input") or {}).values() if isinstance(v, str)), "")
-    found = {"url": url[0] if url else "", "title": query or "Results"}
-    return [{"type": "web_search_result", **found, "encrypted_content": sealed(text)}]
+    place = {"url": url[0] if url else "", "title": query or "Results"}
+    return [{"type": "web_search_result", **place, "encrypted_content": sealed(text)}]
 
 
 def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -419,7 +432,7 @@ def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
-    """The entries with an address in what a search gave, which may be JSON in a text."""
+    """Return the entries of a search result if all have an address; it may be JSON in a text."""
     if isinstance(value, str):
         try:
             value = from_json(value)
@@ -438,7 +451,7 @@ def _entries(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    """A tool's result as a text."""
+    """Return a tool's result as text."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(p, dict) and "type" in p for p in value):
@@ -449,7 +462,11 @@ def _plain(value: Any) -> str:
 async def find_tools(
     names: Mapping[str, str], kinds: Iterable[str], find: Callable[[str], Awaitable[Tool]]
 ) -> dict[str, Tool]:
-    """The tools that stand for ``kinds``, by ``names``; without those that cannot be reached."""
+    """Return the tools that replace Anthropic's server tools of these ``kinds``, by kind.
+
+    ``names`` has the name of this server's tool for each kind, and ``find`` returns a tool by its
+    name. Tools that cannot be reached are logged and left out.
+    """
     tools: dict[str, Tool] = {}
     for kind in sorted(names.keys() & set(kinds)):
         try:
@@ -457,7 +474,9 @@ async def find_tools(
                 tool = await find(names[kind])
         except (ToolError, TimeoutError) as error:
             text = str(error) or f"no answer in {_PATIENCE_S:g} s"
-            _LOG.warning("--server-tool %s=%s cannot be used now: %s", kind, names[kind], text)
+            _LOG.warning(
+                "the tool of --server-tool %s=%s is not available now: %s", kind, names[kind], text
+            )
             continue
         if tool.spec is not None:
             tools[kind] = tool
@@ -467,8 +486,10 @@ async def find_tools(
 def served_tools(
     names: Mapping[str, str], tools: Mapping[str, Tool], fields: Mapping[str, Any]
 ) -> dict[str, ServedTool]:
-    """The ``tools`` that this server runs for a request with ``fields``: by what the request calls
-    them, where ``names`` has their kinds.
+    """Return the tools that this server runs for a request, by their names in the request.
+
+    ``names`` has the kind of each name, ``tools`` the tool of each kind, and ``fields`` the body of
+    the request, which may limit the uses of a tool.
     """
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
     limits = {tool.get("name"): tool.get("max_uses") for tool in listed}

@@ -1,7 +1,7 @@
-"""The served programs and graphs as tools of an MCP server at ``/mcp``, by the official SDK.
+"""An MCP server at ``/mcp`` that offers the served programs and graphs as tools.
 
-`offers` has what is offered, `calls` has the SDK's server, and carries each call through as a run
-and its questions to the client; `app` is the path. The first request imports the SDK.
+It uses the official SDK, which the first request imports. `offers` has the tools, `calls` runs the
+tool calls of clients and takes questions to them, and `app` has the HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from agentrt.serving.server import Api, Server
 
 
 def is_installed() -> bool:
-    """Whether the SDK is there: it is an extra."""
+    """Whether the MCP SDK is installed; it is an optional dependency."""
     return find_spec("mcp") is not None
 
 
 def api_with(*, graphs: bool = True) -> Api:
-    """The API, with or without the ``graphs``: those behind hooks of their own are left out."""
+    """Return the MCP API, with or without graphs.
+
+    Graphs with authentication hooks are left out, because MCP calls do not pass these hooks.
+    """
 
     @asynccontextmanager
     async def opened(server: Server) -> AsyncIterator[APIRouter]:

@@ -1,8 +1,8 @@
-"""The MCP server at ``/mcp``: streamable HTTP, in both generations of the protocol.
+"""The MCP endpoint at ``/mcp``: streamable HTTP, in both generations of the protocol.
 
-It is the SDK's own server behind the server's middleware: keys, sizes and draining are as
-everywhere, and a session belongs to the tenant that began it. The SDK takes a second to import,
-which the first request waits for, and nobody else.
+The SDK's own server runs behind this server's middleware, so that keys, size limits and draining
+are the same as for all routes. A session belongs to the tenant that began it. Importing the SDK
+takes about a second; only the first request waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
-    """The route of ``server``'s tools. At its end their runs end."""
+    """Yield the router of the MCP endpoint. At the end, all runs of its tools are cancelled."""
     async with AsyncExitStack() as stack:
         offers = await offers_of(server, stack, graphs=graphs)
         runs = ProgramRuns(server)
@@ -40,20 +40,22 @@ async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
 
 
 class Endpoint:
-    """The ASGI application at the path. `run` has its sessions, from the first request on; where
-    they failed the answer is 503.
+    """The ASGI application of the MCP endpoint.
+
+    `run` opens the SDK's sessions when the first request arrives. If the sessions have failed,
+    requests are answered with status 503 until they run again.
     """
 
     def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:
         self._made_of = server, offers, runs
         self._sessions: Sessions | None = None
         self._answer: ASGIApp | None = None
-        self._asked, self._tried = asyncio.Event(), asyncio.Event()
+        self._requested, self._tried = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Have sessions until they fail, or this is cancelled."""
+        """Keep the SDK's sessions open until they fail or the task is cancelled."""
         try:
-            await self._asked.wait()
+            await self._requested.wait()
             if self._sessions is None:
                 self._sessions = await asyncio.to_thread(self._load)
             async with self._sessions.open() as self._answer:
@@ -69,21 +71,21 @@ class Endpoint:
         return Sessions(*self._made_of)
 
     def close(self) -> None:
-        """Wait for no client any more."""
+        """Stop waiting for clients' answers to questions."""
         if self._sessions is not None:
             self._sessions.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("POST", "DELETE"):
-            # Nothing would be sent on a stream of its own, which would outlast all that runs.
+            # A GET would open a stream on which this server never sends anything.
             allowed = {"allow": "POST, DELETE"}
-            refusal = JSONResponse({"detail": "MCP is called with POST"}, 405, allowed)
+            refusal = JSONResponse({"detail": "call the MCP endpoint with POST"}, 405, allowed)
             await refusal(scope, receive, send)
             return
-        self._asked.set()
+        self._requested.set()
         await self._tried.wait()
         if self._answer is None:
-            text = "the MCP server failed and is started again; try again"
+            text = "the MCP server failed and is being restarted; try again"
             await JSONResponse({"detail": text}, 503, {"retry-after": "1"})(scope, receive, send)
         else:
             await self._answer(scope, receive, send)

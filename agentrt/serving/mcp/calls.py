@@ -1,9 +1,11 @@
-"""The SDK's own MCP server, with the offers as its tools, and the calls that its clients make.
+"""The SDK's MCP server with the offers as its tools, and the tool calls of its clients.
 
-One call of a tool is one run. It reports its progress, and takes its questions to the client.
+Each tool call starts a run. The call reports the run's progress, and takes its questions to the
+client.
 
-A client of the protocol of 2026-07-28 cannot be asked in the middle of a call: the call ends with
-the question, and goes on with the request that has the answer. Its run waits meanwhile.
+In the protocol of 2026-07-28, the server cannot send a question in the middle of a call. So the
+call ends with the question, and the client's next request has the answer and continues the call.
+The run waits in between.
 """
 
 from __future__ import annotations
@@ -51,26 +53,28 @@ from agentrt.serving.mcp.offers import Offer
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
-from agentrt.serving.questions.asked import Asked
+from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
 
-Request = ServerRequestContext[Any, Any]
+McpRequest = ServerRequestContext[Any, Any]
 _RUN = "io.agentrt/run"
 _ANSWER = "answer"
 _SIMPLE = ("string", "number", "integer", "boolean")
 
 
 @dataclass(slots=True, eq=False)
-class ServedCall:
-    """A run, and what happens in it: its ``events``, and its questions as they open and close.
+class ToolRun:
+    """A tool call: its run, and the state of its reports and questions to the client.
 
-    ``nodes`` are those that run or wait now, and ``ended`` counts those that are over. Since the
-    last of these, the client was told ``beats`` times that the call goes on.
+    ``events`` are the run's events, and its questions as they open and close. ``nodes`` are the
+    nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts the
+    progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
+    question id. ``is_declined`` says that the client declined a question, which ends the run.
     """
 
-    one: ServedRun
-    events: asyncio.Queue[Event | Asked]
+    served_run: ServedRun
+    events: asyncio.Queue[Event | QuestionView]
     nodes: dict[int, Node] = field(default_factory=dict)
     ended: int = 0
     beats: int = 0
@@ -80,26 +84,26 @@ class ServedCall:
 
 
 class Calls:
-    """The calls under way, and those that wait for the client's next request."""
+    """The tool calls in progress, and the calls that wait for the client's next request."""
 
     def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:
         self._server = server
         self._offers = offers
         self._runs = runs
-        self._waiting: dict[str, ServedCall] = {}
+        self._waiting: dict[str, ToolRun] = {}
         self._questions = server.runtime.questions
 
     def close(self) -> None:
-        """Wait for no more requests."""
+        """Stop waiting for clients' next requests."""
         for call in self._waiting.values():
             if call.expiry is not None:
                 call.expiry.cancel()
 
     async def call(
-        self, request: Request, params: CallToolRequestParams
+        self, request: McpRequest, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
-        """Carry one through; or on, where it had a question."""
-        assert request.request is not None  # it came over HTTP
+        """Run a tool call, or continue a call with the client's answer to its question."""
+        assert request.request is not None  # all requests come over HTTP
         tenant = tenant_of(request.request)
         if params.request_state is not None:
             call = self._resumed(tenant, params)
@@ -115,23 +119,33 @@ class Calls:
             await self._left(call, goes_on=isinstance(result, InputRequiredResult))
         return result
 
-    def _started(self, tenant: str, params: CallToolRequestParams) -> ServedCall:
+    def _started(self, tenant: str, params: CallToolRequestParams) -> ToolRun:
         if (offer := self._offers.get(params.name)) is None:
-            known = ", ".join(self._offers) or "there is none"
-            raise MCPError(INVALID_PARAMS, f"there is no tool {params.name!r} ({known})")
+            known = ", ".join(self._offers) or "none"
+            raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}; available: {known}")
         if self._server.draining:
-            raise BusyError("the server is stopping: it finishes what runs and takes no more", 5.0)
-        program, given = offer.begin(params.arguments or {})
+            raise BusyError(
+                "the server is stopping: it finishes running calls and accepts no new calls", 5.0
+            )
+        program, input_value = offer.begin(params.arguments or {})
         self._runs.sweep()
-        one = self._runs.start(program, tenant, RunRequest(input=given, deadline=None))
-        return ServedCall(one, one.watch())
+        served_run = self._runs.start(program, tenant, RunRequest(input=input_value, deadline=None))
+        return ToolRun(served_run, served_run.watch())
 
-    def _resumed(self, tenant: str, params: CallToolRequestParams) -> ServedCall:
-        """The call that waited for this request, with the answers in it."""
+    def _resumed(self, tenant: str, params: CallToolRequestParams) -> ToolRun:
+        """Return the waiting call that this request continues, after giving it the answers.
+
+        Raises `MCPError` if no such call waits.
+        """
         state = params.request_state or ""
         call = self._waiting.get(state)
-        if call is None or call.one.tenant != tenant or call.one.run.type != params.name:
-            raise MCPError(INVALID_PARAMS, "no call waits for this answer (any more)")
+        if (
+            call is None
+            or call.served_run.tenant != tenant
+            or call.served_run.run.type != params.name
+        ):
+            text = "no call waits for this answer: the call is unknown, has ended or has expired"
+            raise MCPError(INVALID_PARAMS, text)
         del self._waiting[state]
         if call.expiry is not None:
             call.expiry.cancel()
@@ -139,14 +153,14 @@ class Calls:
             if isinstance(response, ElicitResult):
                 self._answer(call, question_id, response)
         if not call.is_declined:
-            for asked in call.one.questions.values():  # still open: it is asked again
-                call.one.publish(asked)
+            for question in call.served_run.questions.values():  # ask open questions again
+                call.served_run.publish(question)
         return call
 
     async def _followed(
-        self, request: Request, call: ServedCall
+        self, request: McpRequest, call: ToolRun
     ) -> CallToolResult | InputRequiredResult:
-        """Until its end, or until the client is to be asked."""
+        """Follow a run until it ends, or until the call has to end with a question."""
         asks = _can_be_asked(request.session.client_capabilities)
         progress = request.session.report_progress
         while not isinstance(event := await self._next(request, call), ProgramEnded):
@@ -157,18 +171,19 @@ class Calls:
                 call.ended += 1
                 call.beats = 0
                 await progress(call.ended, None, _about(event.node))
-            elif isinstance(event, Asked) and asks:
-                if event.id not in call.one.open:
+            elif isinstance(event, QuestionView) and asks:
+                if event.id not in call.served_run.open:
                     self._ask_no_more(call, event)
                 elif request.session.can_send_request:
                     self._ask(request, call, event)
                 else:
                     return self._held(call, event)
-        return _result(call.one)
+        return _result(call.served_run)
 
-    async def _next(self, request: Request, call: ServedCall) -> Event | Asked:
-        """The next event. While there is none, the client is told again and again that the call
-        goes on: clients give up on a call that says nothing for a while.
+    async def _next(self, request: McpRequest, call: ToolRun) -> Event | QuestionView:
+        """Return the next event. Report progress regularly until there is an event.
+
+        Clients give up a call that reports nothing for a while.
         """
         while True:
             try:
@@ -176,17 +191,17 @@ class Calls:
                     return await call.events.get()
             except TimeoutError:
                 call.beats += 1
-                # The protocol wants each progress to be more than the last.
+                # The protocol requires that each reported progress is higher than the last.
                 done = call.ended + call.beats / (call.beats + 1)
                 about = _about(next(reversed(call.nodes.values()))) if call.nodes else "running"
                 await request.session.report_progress(done, None, about)
 
-    async def _left(self, call: ServedCall, *, goes_on: bool) -> None:
-        """The request is over. The run goes on only if another request will."""
+    async def _left(self, call: ToolRun, *, goes_on: bool) -> None:
+        """End a request. Cancel the run, unless another request will continue it."""
         if goes_on:
             return
-        run = call.one.run
-        call.one.watchers.discard(call.events)
+        run = call.served_run.run
+        call.served_run.watchers.discard(call.events)
         run.cancel()
         with anyio.CancelScope(shield=True):
             for asking in call.asking.values():
@@ -197,8 +212,11 @@ class Calls:
 
     # -- asking ------------------------------------------------------------------------
 
-    def _held(self, call: ServedCall, question: Asked) -> InputRequiredResult:
-        """The answer that asks; the client's next request has the ``request_state`` again."""
+    def _held(self, call: ToolRun, question: QuestionView) -> InputRequiredResult:
+        """Return the result that asks a question, and let the call wait for the next request.
+
+        The client's next request repeats the ``request_state``.
+        """
         state = secrets.token_urlsafe(24)
         self._waiting[state] = call
         loop, idle_s = asyncio.get_running_loop(), self._server.bounds.idle_s
@@ -207,21 +225,24 @@ class Calls:
         return InputRequiredResult(input_requests=asking, request_state=state)
 
     def _expire(self, state: str) -> None:
-        self._waiting.pop(state).one.run.cancel()
+        self._waiting.pop(state).served_run.run.cancel()
 
-    def _ask(self, request: Request, call: ServedCall, question: Asked) -> None:
+    def _ask(self, request: McpRequest, call: ToolRun, question: QuestionView) -> None:
         asking = asyncio.create_task(self._elicit(request, call, question))
         call.asking[question.id] = asking
 
-    def _ask_no_more(self, call: ServedCall, question: Asked) -> None:
-        """Somebody else answered, or nobody will."""
+    def _ask_no_more(self, call: ToolRun, question: QuestionView) -> None:
+        """Stop asking the client: the question was answered elsewhere, or was closed."""
         if (asking := call.asking.get(question.id)) is not None:
             asking.cancel()
 
-    async def _elicit(self, request: Request, call: ServedCall, question: Asked) -> None:
-        """Ask until the answer fits. A client that cannot be asked leaves it to others."""
+    async def _elicit(self, request: McpRequest, call: ToolRun, question: QuestionView) -> None:
+        """Ask the client until its answer matches the question's schema.
+
+        If the client cannot be asked, the question stays open for other people.
+        """
         params = _params_of(question)
-        while question.id in call.one.open and not call.is_declined:
+        while question.id in call.served_run.open and not call.is_declined:
             try:
                 result = await request.session.elicit_form(
                     params.message, params.requested_schema, request.request_id
@@ -230,51 +251,51 @@ class Calls:
                 return
             self._answer(call, question.id, result)
 
-    def _answer(self, call: ServedCall, question_id: str, result: ElicitResult) -> None:
-        """Answer, if it fits. A question that is declined ends its run."""
-        question = call.one.questions.get(question_id)
+    def _answer(self, call: ToolRun, question_id: str, result: ElicitResult) -> None:
+        """Answer a question if the answer matches its schema. A declined question ends the run."""
+        question = call.served_run.questions.get(question_id)
         if question is None:
             return
         if result.action != "accept":
             call.is_declined = True
-            call.one.run.cancel()
+            call.served_run.run.cancel()
             return
         try:
             self._questions.answer(question_id, _answer_in(question, result))
         except (ToolArgumentsError, QuestionClosedError):
-            return  # it is asked again, if it is still open
+            return  # `_elicit` asks again if the question is still open
 
 
 def _about(node: Node) -> str:
-    """A node and its state, for the client's user."""
+    """Return a node's name and state, for the user of the client."""
     return f"{node.name}: {node.state}"
 
 
 # -- results ------------------------------------------------------------------------------
 
 
-def _result(one: ServedRun) -> CallToolResult:
-    """What came of a run, with its id for whoever looks for it in the dashboard."""
-    run = one.run
+def _result(served_run: ServedRun) -> CallToolResult:
+    """Return the result of a run, with the run's id, by which the dashboard finds it."""
+    run = served_run.run
     if run.state is not RunState.DONE:
-        return _error(_why(one), {_RUN: run.id})
+        return _error(_why(served_run), {_RUN: run.id})
     value = to_json(run.result)
     data = value if isinstance(value, dict) else {"result": value}
     text = TextContent(type="text", text=_text_of(value))
     return CallToolResult(content=[text], structured_content=data, _meta={_RUN: run.id})
 
 
-def _why(one: ServedRun) -> str:
-    run = one.run
+def _why(served_run: ServedRun) -> str:
+    run = served_run.run
     if run.error is not None:
         return f"{type(run.error).__name__}: {run.error}"
     if run.state is RunState.INTERRUPTED:
-        return "it stopped at a breakpoint, where no tool can go on; run it in a thread"
-    return "it was cancelled, or its question was declined"
+        return "the run stopped at a breakpoint, and a tool call cannot resume it; use a thread"
+    return "the run was cancelled, or its question was declined"
 
 
 def _text_of(value: Any) -> str:
-    """A result in words: its last message, where it has messages."""
+    """Return a result as text: the content of its last message, or else its JSON."""
     messages = value.get("messages") if isinstance(value, dict) else None
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         value = messages[-1].get("content", value)
@@ -286,29 +307,29 @@ def _error(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
 
 
 # -- questions ----------------------------------------------------------------------------
-# A form of MCP is an object of texts, numbers and choices. What is no such object is asked for
-# as one field, `_ANSWER`.
+# A form of MCP is an object of texts, numbers and choices. An answer with another schema becomes a
+# form with the single field `_ANSWER`.
 
 
 def _can_be_asked(client: ClientCapabilities | None) -> bool:
-    """Whether the client takes forms. One that names no mode does."""
+    """Whether the client accepts forms. A client that names no mode of elicitation does."""
     elicitation = None if client is None else client.elicitation
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
-def _params_of(question: Asked) -> ElicitRequestFormParams:
-    """The question for the client."""
+def _params_of(question: QuestionView) -> ElicitRequestFormParams:
+    """Return the form that asks the client a question."""
     form = _form_of(question.form.schema)
     return ElicitRequestFormParams(message=question.text, requested_schema=form)
 
 
-def _answer_in(question: Asked, result: ElicitResult) -> Any:
-    """The answer to the question, as JSON."""
+def _answer_in(question: QuestionView, result: ElicitResult) -> Any:
+    """Return the answer to a question from the client's form."""
     content = result.content or {}
     if _is_form(question.form.schema):
         return content
-    given = content.get(_ANSWER)
-    return question.form.parse(given) if isinstance(given, str) else given
+    answer = content.get(_ANSWER)
+    return question.form.parse(answer) if isinstance(answer, str) else answer
 
 
 def _form_of(schema: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -329,7 +350,7 @@ def _is_form(schema: Mapping[str, Any] | None) -> bool:
 
 def _is_field(schema: Mapping[str, Any]) -> bool:
     texts = schema.get("enum", [""])
-    is_choice = "enum" in schema and all(isinstance(one, str) for one in texts)
+    is_choice = "enum" in schema and all(isinstance(text, str) for text in texts)
     return is_choice or ("enum" not in schema and schema.get("type") in _SIMPLE)
 
 
@@ -337,7 +358,7 @@ def _is_field(schema: Mapping[str, Any]) -> bool:
 
 
 class Sessions:
-    """What is known of the clients. Calls that wait for an answer outlast a fault of the SDK's."""
+    """The clients' sessions. Calls that wait for an answer survive an error of the SDK's server."""
 
     def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:
         self._calls = Calls(server, offers, runs)
@@ -346,11 +367,11 @@ class Sessions:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ASGIApp]:
-        """The application that answers requests; all sessions end with the block."""
+        """Yield the ASGI application that answers requests. At the end, all sessions end."""
         manager = StreamableHTTPSessionManager(self._sdk, max_request_body_size=self._body_bytes)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            # In the SDK's own terms, so that a session serves nobody but who began it.
+            # The SDK then refuses requests of other tenants to a session.
             token = AccessToken(token="", client_id=tenant_of(HttpRequest(scope)), scopes=[])
             scope["user"] = AuthenticatedUser(token)
             await manager.handle_request(scope, receive, send)
@@ -359,23 +380,23 @@ class Sessions:
             yield answer
 
     def close(self) -> None:
-        """Wait for no client any more."""
+        """Stop waiting for clients' answers to questions."""
         self._calls.close()
 
 
 def _sdk_server(offers: Mapping[str, Offer], made: Calls) -> mcp.server.Server:
     tools = [
-        Tool(name=one.name, description=one.description, input_schema=dict(one.schema))
-        for one in offers.values()
+        Tool(name=offer.name, description=offer.description, input_schema=dict(offer.schema))
+        for offer in offers.values()
     ]
 
     async def list_tools(
-        request: Request, params: PaginatedRequestParams | None
+        request: McpRequest, params: PaginatedRequestParams | None
     ) -> ListToolsResult:
         return ListToolsResult(tools=tools)
 
     async def call_tool(
-        request: Request, params: CallToolRequestParams
+        request: McpRequest, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
         return await made.call(request, params)
 

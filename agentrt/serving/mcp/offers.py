@@ -1,4 +1,4 @@
-"""What is offered as tools: each program and graph, with the schema of its input."""
+"""The offers of the MCP server: each served program and graph as a tool with an input schema."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _INPUT = "input"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool. ``begin`` makes of its arguments the program to run, and that program's input.
+    """A tool of the MCP server.
 
-    It raises `ToolArgumentsError` for arguments that do not fit.
+    ``begin`` returns the program to run for the tool's arguments, and the program's input. It
+    raises `ToolArgumentsError` for arguments that do not match ``schema``.
     """
 
     name: str
@@ -44,7 +45,10 @@ class Offer:
 
 
 async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
-    """What ``server`` offers, by name. Raises `ProgramLoadError` for a graph that is none."""
+    """Return the tools of ``server``, by name.
+
+    Raises `ProgramLoadError` for a served value that is not a graph.
+    """
     offers: dict[str, Offer] = {}
     for name, served in server.served.items():
         if isinstance(served, ServedProgram):
@@ -72,7 +76,7 @@ def _of_program(name: str, program: Program) -> Offer:
 
 
 def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
-    """The name of a program's input, and the schema of the arguments: that one, or none."""
+    """Return the name of a program's input ("" without an input), and the arguments' schema."""
     schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if not program.takes_input:
         return "", schema
@@ -84,7 +88,7 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
 
 
 def _schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The schema of a parameter; of one without a type that JSON has, anything."""
+    """Return the JSON schema of a parameter, or ``{}`` if its type has no JSON schema."""
     from pydantic import TypeAdapter
 
     try:
@@ -106,16 +110,16 @@ def _of_graph(name: str, graph: Graph, factory: ServedGraph | None, runtime: Run
         missing = [key for key in schema.get("required", ()) if key not in arguments]
         unknown = [key for key in arguments if key not in schema["properties"]]
         if missing or unknown:
-            what = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
-            raise ToolArgumentsError(f"tool {name}: wrong arguments: it {what}", name=name)
-        given = arguments[_INPUT] if fields is None else dict(arguments)
-        return _Thread(name, graph, factory, runtime).program(), given
+            fault = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
+            raise ToolArgumentsError(f"tool {name}: wrong arguments: it {fault}", name=name)
+        graph_input = arguments[_INPUT] if fields is None else dict(arguments)
+        return _Thread(name, graph, factory, runtime).program(), graph_input
 
     return Offer(name, f"The graph {name}.", schema, begin)
 
 
 def _schema_of_graph(name: str, graph: Graph, fields: Fields | None) -> dict[str, Any]:
-    """The schema of a graph's input; its fields' names where pydantic cannot say more."""
+    """Return the schema of a graph's input, or the names of its fields if it has no schema."""
     schema = schemas_of(graph, name)["input_schema"] or {}
     if fields is None:
         return {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
@@ -125,8 +129,10 @@ def _schema_of_graph(name: str, graph: Graph, fields: Fields | None) -> dict[str
 
 
 class _Thread:
-    """One run of a graph in a thread and with a store that end with it. What it asks is asked at
-    once. A ``factory`` makes the graph anew for the run.
+    """A run of a graph in a temporary thread, with a temporary store.
+
+    The graph's interrupts become questions at once. If there is a ``factory``, it makes a new graph
+    for the run.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class _Thread:
         self._runs = runtime.runs
 
     def program(self) -> Program:
-        """The program that runs it."""
+        """Return the program that runs the graph."""
         return graph_program(self._graph, self._name, self._config, drive=self._drive)
 
     def _with_thread(self, graph: Graph) -> Graph:
@@ -148,24 +154,29 @@ class _Thread:
             update={"checkpointer": InMemorySaver(), "store": graph.store or self._store}
         )
 
-    async def _drive(self, ctx: Context, given: Any) -> Any:
+    async def _drive(self, ctx: Context, graph_input: Any) -> Any:
         async with AsyncExitStack() as stack:
             graph = self._graph
             if self._factory is not None:
                 access = Access(self._config, "threads.create_run", store=self._store)
                 graph = self._with_thread(await made(self._name, self._factory, stack, access))
-            return await self._run(ctx, graph, given)
+            return await self._run(ctx, graph, graph_input)
 
-    async def _run(self, ctx: Context, graph: Graph, given: Any) -> Any:
+    async def _run(self, ctx: Context, graph: Graph, graph_input: Any) -> Any:
         while True:
-            result = await graph.ainvoke(given, self._config, durability="exit")
+            result = await graph.ainvoke(graph_input, self._config, durability="exit")
             open_ones = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()
             if not open_ones:
                 return result if isinstance(result, dict) else to_json(result)
-            given = answer({one.id: await self._ask(ctx, one.value) for one in open_ones})
+            graph_input = answer(
+                {question.id: await self._ask(ctx, question.value) for question in open_ones}
+            )
 
     async def _ask(self, ctx: Context, value: Any) -> Any:
-        """The answer to an interrupt, which may be any JSON. It has a node of the DAG already."""
+        """Ask the question of an interrupt, and return the answer, which may be any JSON.
+
+        The interrupt has a node in the graph of the program already.
+        """
         tenant = self._runs[ctx.program_id].row.tenant
         text = value if isinstance(value, str) else str(to_json(value))
         form = AnswerForm({})

@@ -1,4 +1,4 @@
-"""What people see of the server: dashboard, metrics, lists, and the stream of events."""
+"""Observability of the server: dashboard, metrics, lists of programs, and a stream of events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["api"]
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Follow the programs of the server's runtime until the block ends."""
+    """Yield the router of the observability routes, and follow the programs until the end."""
     from agentrt.serving.observability.engines import SnapshotPoller
     from agentrt.serving.observability.program_log import ProgramLog
     from agentrt.serving.observability.routes import Observability

@@ -1,4 +1,4 @@
-"""The dashboard of programs that a command runs: a server with this API alone."""
+"""The dashboard of a command such as ``agentrt run``: a server with the observability API only."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agentrt.serving.server import Server
 
 @contextlib.asynccontextmanager
 async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
-    """Serve the dashboard of ``runtime`` to this machine alone; gives the page's address.
+    """Serve the dashboard of ``runtime`` on the loopback address, and yield the page's URL.
 
-    With ``port`` 0 any free one is taken. Raises `ConfigError` if the port is not free.
+    ``port`` 0 stands for any free port. Raises `ConfigError` if the port is in use.
     """
     try:
         listener = Listener(LOOPBACK, port)
     except ConfigError as error:
         raise ConfigError(
-            f"--dashboard {port}: {error.__cause__}; give another port, or 0 for any that is free"
+            f"--dashboard {port}: {error.__cause__}; use another port, or 0 for any free port"
         ) from error
     server = Server(runtime, models=(runtime.executor.info.model,))
     with contextlib.closing(listener):

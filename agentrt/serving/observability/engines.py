@@ -1,7 +1,8 @@
-"""The state of the engines, read from an executor's snapshot: which calls run and wait, and why.
+"""The state of the engines, read from an executor's snapshot: which calls run, and which wait, and
+for what.
 
-What a snapshot does not say is unknown here. Times are seconds on the registry's clock, which on
-one machine is also the engine's.
+Values that a snapshot does not have are unknown here. Times are seconds of the registry's clock; on
+the same machine, an engine has the same clock.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from agentrt.executors.base import Executor
 _TIMEOUT_S = 1.0
 _PAUSE_S = 5.0
 ONE_ENGINE = "engine"
-"""The name of an engine that is no replica of a set."""
+"""The name of an engine that does not belong to a set of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """A call in an engine. ``since`` is when it last began to run or to wait.
+    """A call in an engine.
 
-    ``waited_s`` is all its waiting before that. A waiting call says ``why``; ``preempted_by`` is
-    the program that took its place.
+    ``since`` is the time when the call last began to run or to wait. ``waited_s`` is all its
+    waiting before that (seconds), and ``served_s`` its service. ``level`` is its priority level,
+    where 0 is the highest. A waiting call has the reason in ``why``, and after a preemption the id
+    of the program that took its place in ``preempted_by``.
     """
 
     call_id: str
@@ -43,8 +46,8 @@ class EngineCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """An engine: its state, its batch, its KV cache (blocks; 0 where unknown), its work so far."""
+class EngineStatus:
+    """An engine: its state, its calls, its KV cache (blocks; 0 if unknown), and its work so far."""
 
     name: str
     state: str = "ready"
@@ -59,21 +62,22 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineView:
-    """The engines ``at`` a time. ``up`` says whether they answered.
+class EnginesView:
+    """The state of all engines at the time ``at``.
 
-    ``outside`` are the tenants with calls that are not admitted to the engines yet.
+    ``calls`` are the calls in the engines, by call id. ``up`` says whether the engines answered.
+    ``outside`` are the tenants that have calls waiting for admission.
     """
 
     at: float = 0.0
     calls: Mapping[str, EngineCall] = field(default_factory=dict)
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[EngineStatus, ...] = ()
     up: bool = True
     outside: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, snapshot: Mapping[str, Any], at: float) -> EngineView:
-        """Read an executor's snapshot, taken ``at`` this time."""
+    def of(cls, snapshot: Mapping[str, Any], at: float) -> EnginesView:
+        """Read an executor's snapshot, which was taken at the time ``at``."""
         running = [*(snapshot.get("running") or ())]
         waiting = [*(snapshot.get("waiting") or ())]
         engines = snapshot.get("replicas") or [{"name": ONE_ENGINE, **snapshot}]
@@ -82,38 +86,47 @@ class EngineView:
             name = engine["name"]
             runs = [call for call in running if call.get("replica", name) == name]
             waits = [call for call in waiting if call.get("replica", name) == name]
-            queue = _Queue(engine, runs)
+            queue = _EngineQueue(engine, runs)
             placed = [*(_engine_call(call, name, engine) for call in runs), *queue.calls(waits)]
-            calls.update((one.call_id, one) for one in placed)
+            calls.update((call.call_id, call) for call in placed)
         shares = snapshot.get("tenants") or {}
         outside = frozenset(name for name, share in shares.items() if share.get("waiting"))
         replicas = tuple(_replica(engine, calls.values()) for engine in engines)
         return cls(at, calls, replicas, outside=outside)
 
-    def moved(self, later: EngineView) -> set[str]:
-        """The programs with a call that differs in the ``later`` view."""
+    def moved(self, later: EnginesView) -> set[str]:
+        """Return the ids of the programs with a call that differs in the ``later`` view."""
         here, there = self.calls, later.calls
-        moved = {one.program_id for call, one in there.items() if here.get(call) != one}
-        moved.update(one.program_id for call, one in here.items() if call not in there)
+        moved = {
+            engine_call.program_id
+            for call, engine_call in there.items()
+            if here.get(call) != engine_call
+        }
+        moved.update(
+            engine_call.program_id for call, engine_call in here.items() if call not in there
+        )
         return moved
 
     def ready(self) -> bool:
-        """Whether an engine takes calls."""
+        """Whether at least one engine accepts calls."""
         return self.up and any(replica.state == "ready" for replica in self.replicas)
 
 
 def queue_levels(
-    view: EngineView, sees: Callable[[str], bool]
+    view: EnginesView, sees: Callable[[str], bool]
 ) -> dict[tuple[str, int | None], tuple[int, int]]:
-    """How many calls run and wait at each level of each replica; None: there are no levels."""
+    """Count the running and the waiting calls, by replica and level (None: no levels).
+
+    Only the calls of programs that the reader ``sees`` are counted.
+    """
     calls = [call for call in view.calls.values() if sees(call.program_id)]
     running = Counter((call.replica, call.level) for call in calls if call.running)
     waiting = Counter((call.replica, call.level) for call in calls if not call.running)
     return {place: (running[place], waiting[place]) for place in running | waiting}
 
 
-class _Queue:
-    """The waiting calls of one engine, in order, and what each waits for."""
+class _EngineQueue:
+    """The queue of one engine, which says for each waiting call what it waits for."""
 
     def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
         self._engine = engine
@@ -164,34 +177,36 @@ def _engine_call(
     return EngineCall(**_known(EngineCall, call) | own)
 
 
-def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> Replica:
+def _replica(engine: Mapping[str, Any], calls: Iterable[EngineCall]) -> EngineStatus:
     here = Counter(call.running for call in calls if call.replica == engine["name"])
-    return Replica(**_known(Replica, engine) | {"running": here[True], "waiting": here[False]})
+    return EngineStatus(
+        **_known(EngineStatus, engine) | {"running": here[True], "waiting": here[False]}
+    )
 
 
-def _known(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass that a snapshot has."""
+def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a snapshot that are fields of the dataclass ``kind``."""
     names = (field.name for field in fields(kind))
-    return {name: given[name] for name in names if given.get(name) is not None}
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 class SnapshotPoller:
-    """Asks the engines for a view, only when somebody reads one and the last is too old.
+    """A cache of the engines' state, which asks the engines only if the last view is too old.
 
-    ``view`` is the last one; each new one goes to ``on_view``. ``clock`` gives seconds. An engine
-    in a long step answers late: a reader waits at most ``timeout_s`` for it, and after
-    a timeout the engine is not asked again for a while.
+    ``view`` is the last view, and ``on_view`` is called with each new view. ``clock`` returns
+    seconds. An engine in a long step answers late, so a reader waits at most ``timeout_s`` seconds.
+    After a timeout, the engines are not asked again for a while.
     """
 
     def __init__(
         self,
         executor: Executor,
         clock: Callable[[], float],
-        on_view: Callable[[EngineView], None] = lambda view: None,
+        on_view: Callable[[EnginesView], None] = lambda view: None,
         *,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self.view = EngineView(at=float("-inf"), up=False)
+        self.view = EnginesView(at=float("-inf"), up=False)
         self._executor = executor
         self._clock = clock
         self._on_view = on_view
@@ -200,11 +215,11 @@ class SnapshotPoller:
         self._asking = asyncio.Lock()
 
     def up(self) -> bool:
-        """Whether the engine is alive, as far as is known without asking it."""
+        """Whether the engine is alive, as far as is known without sending it a request."""
         return self._executor.alive()
 
-    async def fresh(self, age_s: float) -> EngineView:
-        """A view not older than ``age_s`` seconds; if the engine is busy, the last one."""
+    async def fresh(self, age_s: float) -> EnginesView:
+        """Return a view at most ``age_s`` seconds old, or the last view if the engine is busy."""
         async with self._asking:
             now = self._clock()
             if now - self.view.at >= age_s and now >= self._not_before:
@@ -222,7 +237,7 @@ class SnapshotPoller:
             snapshot = {}
         now = self._clock()
         if snapshot and self.up():
-            self.view = EngineView.of(snapshot, now)
+            self.view = EnginesView.of(snapshot, now)
         else:
-            self.view = EngineView(at=now, up=False)
+            self.view = EnginesView(at=now, up=False)
         self._on_view(self.view)

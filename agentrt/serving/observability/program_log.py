@@ -1,5 +1,6 @@
-"""The programs that people can look at, the live ones and the last ones that ended, with the times
-at which their calls were in an engine's batch: the bars of the dashboard's timeline.
+"""The live and the recently ended programs, with the times at which their calls ran in an engine.
+
+These times are the bars of the dashboard's timeline.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from agentrt.runtime.events import (
 )
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineCall, EngineView
+from agentrt.serving.observability.engines import EngineCall, EnginesView
 from agentrt.serving.observability.metrics import Metrics
-from agentrt.serving.observability.readers import Readers
+from agentrt.serving.observability.readers import ChangeReaders
 
 Span = list[float | None]
-"""Start and end in seconds; the end of a call that still runs is None."""
+"""Start and end of a call's time in a batch (seconds). The end is None while the call runs."""
 
 _MOST_SPANS = 64
 
 
 @dataclass(slots=True)
 class Track:
-    """Where and when a call ran. ``run`` and ``node`` are set once it ended."""
+    """The times at which a call ran, and its replica. ``run`` and ``node`` are set at its end."""
 
     replica: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Track:
     node: Node | None = None
 
     def update(self, call: EngineCall, at: float) -> None:
-        """The call was in an engine ``at`` this time."""
+        """Update the track from the call's state in an engine at the time ``at``."""
         self.replica = call.replica
         if call.running:
             self._runs(at if call.since is None else call.since, known=call.since is not None)
@@ -51,7 +52,7 @@ class Track:
         if last is not None and last[1] is None:
             if not known or last[0] == since:
                 return
-            last[1] = since  # it was preempted and came back between two views
+            last[1] = since  # the call was preempted and resumed between two views
         self._add([since, None])
 
     def _waits(self, call: EngineCall, since: float) -> None:
@@ -66,12 +67,12 @@ class Track:
             self.spans.append(span)
 
     def gone(self, at: float) -> None:
-        """The call left the engines: it is ending, or its engine died."""
+        """End the last span: the call has left the engines, because it ends or its engine died."""
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1][1] = at
 
     def end(self, run: Run, node: Node) -> None:
-        """The call ended."""
+        """End the track: the call has ended."""
         self.run, self.node = run, node
         assert node.ended_at is not None
         report = node.report
@@ -84,7 +85,7 @@ class Track:
 
 
 class Tracks:
-    """The tracks of calls by id: those in an engine, and the last ``kept`` that ended."""
+    """The tracks of calls, by call id: calls in an engine, and the last ``kept`` ended calls."""
 
     def __init__(self, kept: int = 2000) -> None:
         self._open: dict[str, Track] = {}
@@ -92,15 +93,15 @@ class Tracks:
         self._kept = kept
 
     def get(self, call_id: str) -> Track | None:
-        """The track of a call, if it is known."""
+        """Return the track of a call; None for an unknown call."""
         return self._open.get(call_id) or self._ended.get(call_id)
 
     def ended(self) -> Iterator[Track]:
-        """Those that ended, the oldest first."""
+        """Return the tracks of ended calls, oldest first."""
         return iter(self._ended.values())
 
-    def update(self, view: EngineView, is_open: Callable[[EngineCall], bool]) -> None:
-        """Update the calls that are open from a view of the engines."""
+    def update(self, view: EnginesView, is_open: Callable[[EngineCall], bool]) -> None:
+        """Update the tracks of open calls from a view of the engines."""
         for key, call in view.calls.items():
             if is_open(call):
                 self._open.setdefault(key, Track()).update(call, view.at)
@@ -108,7 +109,7 @@ class Tracks:
             self._open[key].gone(view.at)
 
     def end(self, call_id: str, run: Run, node: Node) -> None:
-        """A call ended, as its node says."""
+        """Move a call to the ended calls. ``node`` has its final state."""
         track = self._open.pop(call_id, None) or Track()
         track.end(run, node)
         self._ended[call_id] = track
@@ -120,15 +121,15 @@ class Tracks:
 
 
 class ProgramLog:
-    """Follows a registry: its live runs by id, and the last ``kept`` that ended.
+    """A log of a registry's live runs and of the last ``kept`` ended runs, by id.
 
-    All of this changes under the registry's lock; readers take it too.
+    Its data changes under the registry's lock, so readers have to take the lock, too.
     """
 
     def __init__(self, registry: RunRegistry, *, kept: int = 500, kept_calls: int = 2000) -> None:
         self.registry = registry
         self.metrics = Metrics()
-        self.readers = Readers()
+        self.readers = ChangeReaders()
         self.tracks = Tracks(kept_calls)
         self.live: dict[str, Run] = {}
         self.ended: OrderedDict[str, Run] = OrderedDict()
@@ -142,24 +143,24 @@ class ProgramLog:
             self.registry.listen(self._on_event)
 
     def close(self) -> None:
-        """Stop following it."""
+        """Stop following the registry."""
         self.registry.unlisten(self._on_event)
 
     def find(self, program_id: str) -> Run | None:
-        """A live program, or one of the last that ended."""
+        """Return a live or recently ended program; None for another id."""
         return self.live.get(program_id) or self.ended.get(program_id)
 
     def of(self, tenant: str | None) -> Iterator[Run]:
-        """The live programs of a tenant, or with None of all, the oldest first."""
+        """Return the live programs of a tenant (None: of all tenants), oldest first."""
         return (r for r in self.live.values() if tenant is None or r.row.tenant == tenant)
 
     def ids_of(self, tenant: str) -> set[str]:
-        """The programs of a tenant that are live, or ended lately."""
+        """Return the ids of a tenant's live and recently ended programs."""
         with self.registry.lock:
             ended = (run.id for run in self.ended.values() if run.row.tenant == tenant)
             return {*(run.id for run in self.of(tenant)), *ended}
 
-    def update_engines(self, view: EngineView) -> None:
+    def update_engines(self, view: EnginesView) -> None:
         """Update the calls' timelines from a view of the engines."""
         with self.registry.lock:
             self.tracks.update(view, self._is_open)
@@ -184,7 +185,7 @@ class ProgramLog:
 
     def _begin(self, run: Run) -> None:
         self.live[run.id] = run
-        self.ended.pop(run.id, None)  # it was parked
+        self.ended.pop(run.id, None)  # a parked run with the same id was resumed
         self.readers.note(run, None)
 
     def _end(self, program_id: str) -> None:
@@ -197,12 +198,14 @@ class ProgramLog:
         self.readers.note(run, None)
         if len(self.readers):
             for node in run.dag.nodes():
-                if node.ended_at == run.ended_at:  # cancelled by its end
+                if node.ended_at == run.ended_at:  # the end of the run cancelled the node
                     self.readers.note(run, node)
 
     def _node_ended(self, event: NodeEnded) -> None:
-        """A call or an interrupt is over. Those of a foreign framework's program may end after it,
-        and count while it is among the last that ended.
+        """Record the end of a call or an interrupt.
+
+        Calls of other frameworks may end after their program. They count while the program is among
+        the recently ended programs.
         """
         run = self.find(event.program_id)
         if run is None:

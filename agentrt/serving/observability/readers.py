@@ -1,7 +1,7 @@
-"""Readers of the stream of events: each buffers what changed since it last read.
+"""The readers of the stream of events. Each reader has a buffer of the changes since its last read.
 
-A buffer is bounded. It holds which programs and nodes changed, not each change, so a slow reader
-finds less to read; one whose buffer still overflows is disconnected.
+A buffer is bounded. It has the programs and nodes that changed, and not every change, so that
+repeated changes need no more space. A reader whose buffer still overflows is disconnected.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from agentrt.errors import AgentrtError
 from agentrt.graph import Node
 from agentrt.runtime.run import Run
 
-Wanted = Callable[[Run], bool]
+RunFilter = Callable[[Run], bool]
 Changed = list[tuple[Run, Node | None]]
 
 
-class TooSlowError(AgentrtError):
-    """More changed than the reader's buffer holds."""
+class ReaderTooSlowError(AgentrtError):
+    """More programs and nodes changed than fit into the reader's buffer."""
 
 
-class Reader:
-    """What changed of the programs that are ``wanted``. Read on the loop that made it."""
+class ChangeReader:
+    """A buffer of the changes of programs for which ``wanted`` returns True.
 
-    def __init__(self, wanted: Wanted, size: int) -> None:
+    Read it on the event loop that created it.
+    """
+
+    def __init__(self, wanted: RunFilter, size: int) -> None:
         self.wanted = wanted
         self._size = size
         self._changes: dict[tuple[str, int | None], tuple[Run, Node | None]] = {}
@@ -35,7 +38,7 @@ class Reader:
         self._asleep = False
 
     def note(self, run: Run, node: Node | None) -> None:
-        """Something changed. Called from any thread under the registry's lock; never blocks."""
+        """Record a change. Call it from any thread under the registry's lock; it never blocks."""
         if self._overflowed or not self.wanted(run):
             return
         self._changes[run.id, None if node is None else node.id] = (run, node)
@@ -47,35 +50,40 @@ class Reader:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def take(self) -> Changed:
-        """What changed since the last time; under the registry's lock. Raises `TooSlowError`."""
+        """Return the changes since the last call. Call it under the registry's lock.
+
+        Raises `ReaderTooSlowError` if the buffer has overflowed.
+        """
         if self._overflowed:
-            raise TooSlowError("more happened than this reader's buffer holds")
+            raise ReaderTooSlowError(
+                "more changed than fits into this reader's buffer; connect again"
+            )
         changes, self._changes = self._changes, {}
         self._wake.clear()
         self._asleep = True
         return list(changes.values())
 
     async def wait(self, seconds: float) -> None:
-        """Wait until something changes, or this long."""
+        """Wait until something changes, at most this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
 
-class Readers:
-    """The open readers, each with a buffer for so many changes."""
+class ChangeReaders:
+    """The open readers, each with a buffer for ``buffer`` changes."""
 
     def __init__(self, buffer: int = 8192) -> None:
         self._buffer = buffer
-        self._open: set[Reader] = set()
+        self._open: set[ChangeReader] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     @contextmanager
-    def opened(self, wanted: Wanted) -> Iterator[Reader]:
-        """A reader while the body runs."""
-        reader = Reader(wanted, self._buffer)
+    def opened(self, wanted: RunFilter) -> Iterator[ChangeReader]:
+        """Yield a reader of the programs for which ``wanted`` returns True."""
+        reader = ChangeReader(wanted, self._buffer)
         self._open.add(reader)
         try:
             yield reader
@@ -83,6 +91,6 @@ class Readers:
             self._open.remove(reader)
 
     def note(self, run: Run, node: Node | None) -> None:
-        """Something changed: note it for the readers that want it."""
+        """Record a change for all readers that want it."""
         for reader in tuple(self._open):
             reader.note(run, node)

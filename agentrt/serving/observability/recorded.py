@@ -1,5 +1,5 @@
-"""The routes over the journal: which programs it has, where the time of one went, and where two
-part. They say what `agentrt journal why` and `agentrt journal diff` say, for a page to draw.
+"""The HTTP routes of the journal: list its programs, explain the time of a program, and compare two
+programs. They return the results of `agentrt journal why` and `agentrt journal diff` for a page.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from agentrt.serving.server import Server
 
 T = TypeVar("T")
 JSON = dict[str, Any]
-_TEXT = r"^[^\x00]*$"  # PostgreSQL knows no other
+_TEXT = r"^[^\x00]*$"  # PostgreSQL accepts no NUL in texts
 ProgramId = Annotated[str, Query(max_length=300, pattern=_TEXT)]
 
 MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
-"""A program with more nodes, or more in their questions, is not read for a page: such a one takes
-two seconds of the server's time.
+"""Maximum number of nodes, and of characters in their requests, of a program that is read for a
+page. A program of this size takes two seconds of the server's time.
 """
 MOST_PIECES, MOST_DRAWN = 1000, 300
-"""A bar shows so many pieces as they are, and a graph so many nodes, from a little before both
-part.
+"""Maximum number of pieces in a bar, and of nodes in a graph. A larger graph is shown from a few
+nodes before the first difference on.
 """
 _BEFORE = 20
 _BLAMED, _MISSES, _DIFFERENCES = 5, 5, 100
 _MOST_LISTED = 1000
 _TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
 _NO_JOURNAL = (
-    "No journal is kept here. 'agentrt serve' keeps one of the @program functions that it serves, "
-    "unless it is started with --journal off; 'agentrt run' does with --journal FILE."
+    "This server has no journal. 'agentrt serve' records the @program functions that it serves, "
+    "unless it is started with --journal off; 'agentrt run' records with --journal FILE."
 )
 _OTHERS = "(another tenant's program)"
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    404: {"description": "No journal is kept, or it has no such program"},
+    404: {"description": "The server has no journal, or the journal has no such program"},
     413: {"description": "The program has too many nodes for a page"},
     503: {"description": "The journal cannot be read"},
 }
 _log = logging.getLogger(__name__)
 
 
-class Recorded:
-    """The request handlers. They read one program at a time, in a thread."""
+class JournalRoutes:
+    """The request handlers of the journal. They read one program at a time, in a thread."""
 
     def __init__(self, server: Server, log: ProgramLog) -> None:
         self._server, self._log = server, log
@@ -83,12 +83,12 @@ class Recorded:
         type: Annotated[str | None, Query(max_length=200, pattern=_TEXT)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> JSONResponse:
-        """Recorded programs, the last to start first."""
+        """List recorded programs, newest first."""
         rows = await self._read(lambda store: listed(store, limit=limit, tenant=tenant, type=type))
         return JSONResponse({"programs": [_row_json(row) for row in rows]})
 
     async def why(self, tenant: VisibleTenant, program: ProgramId) -> JSONResponse:
-        """Where the time of a recorded program went, and why its cache missed."""
+        """Explain where the time of a recorded program went, and why its prefix cache missed."""
         known = set() if tenant is None else self._log.ids_of(tenant)
 
         def work(store: Store) -> JSON:
@@ -106,11 +106,11 @@ class Recorded:
     async def diff(
         self, tenant: VisibleTenant, program: ProgramId, other: ProgramId
     ) -> JSONResponse:
-        """Where two recorded programs part, with the graphs of both."""
+        """Compare two recorded programs: their differences, and the graphs of both."""
 
         def work(store: Store) -> JSON:
-            for one in (program, other):
-                _check(store, tenant, one)
+            for program_id in (program, other):
+                _check(store, tenant, program_id)
             return _diff_json(history(store, program), history(store, other))
 
         return JSONResponse(await self._read(work))
@@ -123,36 +123,38 @@ class Recorded:
             async with self._turn:
                 return await journal.read(work)
         except (JournalError, JournalWriteError) as error:
-            _log.warning("a page about the journal: %s", error)
-            raise HTTPException(503, "the journal cannot be read: see the server's log") from error
+            _log.warning("cannot read the journal for a page: %s", error)
+            text = "the server cannot read the journal; the reason is in the server's log"
+            raise HTTPException(503, text) from error
 
 
 def _check(store: Store, tenant: str | None, program: str) -> None:
-    """Raise `HTTPException` for a program that this tenant has not, or that is too large."""
+    """Raise `HTTPException` for an unknown program, another tenant's, or one that is too large."""
     query = """SELECT p.tenant FROM agentrt_programs p JOIN agentrt_starts s
         ON s.program = p.id AND s.node = ? WHERE p.id = ?"""
-    found = store.query(query, (ROOT, program))
-    if not found or tenant not in (None, found[0][0]):
+    rows = store.query(query, (ROOT, program))
+    if not rows or tenant not in (None, rows[0][0]):
         raise HTTPException(
             404,
-            f"the journal has no program {program[:80]!r} that has begun: it records @program "
-            "functions that are served or run, and no graphs or programs of clients",
+            f"the journal has no program {program[:80]!r}: it records @program functions that are "
+            "served or run, but neither graphs nor client programs",
         )
     query = "SELECT COUNT(*), SUM(LENGTH(asked)) FROM agentrt_starts WHERE program = ?"
     nodes, characters = store.query(query, (program,))[0]
     if nodes > MOST_NODES or (characters or 0) > _MOST_CHARACTERS:
         raise HTTPException(
             413,
-            f"program {program[:80]!r} has {nodes} nodes with {characters} characters, and a page "
-            f"reads at most {MOST_NODES} with {_MOST_CHARACTERS}: use 'agentrt journal why' and "
-            "'agentrt journal diff' on the server's journal",
+            f"program {program[:80]!r} is too large for a page: it has {nodes} nodes with "
+            f"{characters} characters, and a page reads at most {MOST_NODES} nodes with "
+            f"{_MOST_CHARACTERS} characters; use 'agentrt journal why' and 'agentrt journal diff' "
+            "on the server's journal",
         )
 
 
 def _row_json(row: Listed) -> JSON:
-    told = {**row._asdict(), "type": clipped(row.type)}
-    fork = json.loads(told.pop("options")).get("fork")
-    return {**told, "fork": fork and {"of": fork["of"], "at": fork["at"]}}
+    fields = {**row._asdict(), "type": clipped(row.type)}
+    fork = json.loads(fields.pop("options")).get("fork")
+    return {**fields, "fork": fork and {"of": fork["of"], "at": fork["at"]}}
 
 
 # -- where its time went ---------------------------------------------------------------------------
@@ -164,47 +166,52 @@ def _ids_of(store: Store, tenant: str) -> set[str]:
 
 
 def _masked(by: Sequence[Cause], seen: set[str]) -> tuple[Cause, ...]:
-    """The causes; what is known of other tenants' programs is that they were there."""
-    named = tuple(one for one in by if one.program in seen or one.program.startswith("("))
+    """Return the causes, with all programs that the tenant may not see masked as a single cause."""
+    named = tuple(cause for cause in by if cause.program in seen or cause.program.startswith("("))
     return named if len(named) == len(by) else (*named, Cause(_OTHERS))
 
 
-def _shortened(told: JSON, pieces: Sequence[Piece]) -> JSON:
-    """What a page shows of it. The pieces' times count from the beginning."""
-    for share in told["reasons"]:
+def _shortened(report: JSON, pieces: Sequence[Piece]) -> JSON:
+    """Return the part of a report that a page shows, with times since the program's start."""
+    for share in report["reasons"]:
         share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]
-    began = told["started"]
-    shown = (one._replace(since=one.since - began, until=one.until - began) for one in pieces)
+    began = report["started"]
+    shown = (
+        piece._replace(since=piece.since - began, until=piece.until - began) for piece in pieces
+    )
     return {
-        **told,
-        "pieces": [piece_json(one) for one in shown],
-        "all_pieces": len(told["pieces"]),
-        "misses": told["misses"][:_MISSES],
-        "all_misses": len(told["misses"]),
+        **report,
+        "pieces": [piece_json(piece) for piece in shown],
+        "all_pieces": len(report["pieces"]),
+        "misses": report["misses"][:_MISSES],
+        "all_misses": len(report["misses"]),
     }
 
 
-# -- where two part --------------------------------------------------------------------------------
+# -- differences between two programs ---------------------------------------------------------
 
 
-def _diff_json(one: History, other: History) -> JSON:
-    told = comparison(one, other)
-    places = sorted({*one.nodes, *other.nodes}, key=numbers)
+def _diff_json(first: History, other: History) -> JSON:
+    result = comparison(first, other)
+    places = sorted({*first.nodes, *other.nodes}, key=numbers)
     ranks = {place: rank for rank, place in enumerate(places)}
-    marks = {each["node"]: "other" for each in told["differences"]}
-    for place in one.nodes.keys() ^ other.nodes.keys():
+    marks = {each["node"]: "other" for each in result["differences"]}
+    for place in first.nodes.keys() ^ other.nodes.keys():
         marks[place] = "only"
     return {
-        **told,
-        "differences": told["differences"][:_DIFFERENCES],
-        "all_differences": len(told["differences"]),
-        "graphs": [_graph_json(each, marks, ranks) for each in (one, other)],
+        **result,
+        "differences": result["differences"][:_DIFFERENCES],
+        "all_differences": len(result["differences"]),
+        "graphs": [_graph_json(each, marks, ranks) for each in (first, other)],
     }
 
 
-def _graph_json(found: History, marks: Mapping[str, str], ranks: Mapping[str, int]) -> JSON:
-    """Its graph, in the order in which the nodes began; of a large one the part that matters."""
-    nodes = [node for node in found.nodes.values() if node.start.kind in KINDS]
+def _graph_json(past: History, marks: Mapping[str, str], ranks: Mapping[str, int]) -> JSON:
+    """Return a program's nodes in the order of their start.
+
+    Of a large graph, return the part around and after the first difference.
+    """
+    nodes = [node for node in past.nodes.values() if node.start.kind in KINDS]
     parts = (index for index, node in enumerate(nodes) if node.start.node in marks)
     at = next(parts, len(nodes)) - _BEFORE
     begin = max(0, min(at, len(nodes) - MOST_DRAWN))

@@ -1,6 +1,6 @@
-"""Programs, nodes and engines as JSON. Times are seconds on the server's clock.
+"""Programs, nodes and engines as JSON. Times are seconds of the server's clock.
 
-That clock starts at no particular time, so every answer has its present value, ``at``.
+The zero of this clock is arbitrary, so every answer has the clock's current value, ``at``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, queue_levels
+from agentrt.serving.observability.engines import EnginesView, queue_levels
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.status import clipped, node_state, status_of
 
@@ -21,17 +21,18 @@ JSON = dict[str, Any]
 _OTHER_TENANTS = "another tenant's program"
 _HIDDEN = "failed"
 _NAMED = (NodeKind.CALL, NodeKind.TOOL)
-"""Kinds of nodes whose names say what is called. The name of any other may be a question's text."""
+"""Kinds of nodes that are named after a function. Other names may be the text of a question."""
 
 
 class Renderer:
-    """Renders for one ``tenant``, or with None for all. Needs the registry's lock.
+    """A renderer of JSON for a ``tenant``, or for operators (None), who see all tenants.
 
-    Without ``texts``, inputs, questions and the messages of errors are left out.
+    Use it under the registry's lock. Without ``texts``, inputs, questions and error messages are
+    left out.
     """
 
     def __init__(
-        self, log: ProgramLog, view: EngineView, tenant: str | None, *, texts: bool = True
+        self, log: ProgramLog, view: EnginesView, tenant: str | None, *, texts: bool = True
     ) -> None:
         self.now = log.registry.clock()
         self.view = view
@@ -40,7 +41,7 @@ class Renderer:
         self._texts = texts
 
     def program(self, run: Run) -> JSON:
-        """A program's row."""
+        """Return a program's row of the list."""
         row = run.row
         status = status_of(run, self.view, self.now, self._name)
         return {
@@ -73,16 +74,16 @@ class Renderer:
         }
 
     def programs(self, runs: Iterable[Run], state: str | None = None) -> list[JSON]:
-        """The rows of programs, or of those that are in this ``state``."""
+        """Return the rows of programs, or only of the programs in this ``state``."""
         return [row for row in map(self.program, runs) if state in (None, row["state"])]
 
     def node(self, run: Run, node: Node) -> JSON:
-        """A node of a program; of a call also when and where it was in a batch."""
+        """Return a node of a program. A call also has its replica and the times in its batch."""
         state, wait = node_state(run, node, self.view, self._name)
         named = self._texts or node.kind in _NAMED
         error = node.error if self._texts or node.error is None else _HIDDEN
         report = node.report
-        found: JSON = {
+        fields: JSON = {
             "program": run.id,
             "id": node.id,
             "kind": str(node.kind),
@@ -99,21 +100,21 @@ class Renderer:
         }
         if report is not None:
             for name in ("waiting_s", "prompt_tokens", "cached_tokens", "output_tokens"):
-                found[name] = getattr(report, name)
-            found["preemptions"] = report.preemptions
+                fields[name] = getattr(report, name)
+            fields["preemptions"] = report.preemptions
         if (interrupt := node.interrupt) is not None:
-            found["transport"] = interrupt.transport
-            found["attempt"] = interrupt.attempt
-            found["deadline"] = interrupt.deadline
-            found["progress"] = clipped(str(interrupt.progress or "")) if self._texts else ""
+            fields["transport"] = interrupt.transport
+            fields["attempt"] = interrupt.attempt
+            fields["deadline"] = interrupt.deadline
+            fields["progress"] = clipped(str(interrupt.progress or "")) if self._texts else ""
         if node.kind is NodeKind.CALL:
             track = self._log.tracks.get(call_id(run, node))
-            found["replica"] = track.replica if track else ""
-            found["spans"] = [list(span) for span in track.spans] if track else []
-        return found
+            fields["replica"] = track.replica if track else ""
+            fields["spans"] = [list(span) for span in track.spans] if track else []
+        return fields
 
     def graph(self, run: Run) -> JSON:
-        """A program with its whole execution DAG."""
+        """Return a program with its whole execution graph."""
         nodes = run.dag.nodes()
         return {
             "at": self.now,
@@ -124,7 +125,7 @@ class Renderer:
         }
 
     def engines(self) -> JSON:
-        """The engines and their queues. A tenant's levels count its own calls alone."""
+        """Return the engines and their queues. For a tenant, only its own calls are counted."""
         levels = queue_levels(self.view, self.sees)
         return {
             "up": self.view.up,
@@ -136,7 +137,7 @@ class Renderer:
         }
 
     def sees(self, program_id: str) -> bool:
-        """Whether this tenant may see the program."""
+        """Whether the tenant may see a program."""
         if self._tenant is None:
             return True
         run = self._log.find(program_id)

@@ -1,4 +1,4 @@
-"""The routes: health, metrics, lists, the stream of events, the dashboard."""
+"""The HTTP routes of health, metrics, program lists, the stream of events, and the dashboard."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from sse_starlette import EventSourceResponse
 from agentrt.runtime.run import Run
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.middleware import VisibleTenant
-from agentrt.serving.observability.engines import EngineView, SnapshotPoller
+from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.recorded import Recorded
+from agentrt.serving.observability.recorded import JournalRoutes
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity
-from agentrt.serving.observability.stream import Feed
+from agentrt.serving.observability.stream import EventStream
 from agentrt.serving.pages import Page
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
 _MOST_ROWS = 1000
 MOST_READERS = 64
-"""Of the stream of events: what happens is rendered for each."""
+"""Maximum number of readers of the stream of events. Each change is rendered for each reader."""
 _SEND_S = 10.0
-"""A reader that takes nothing for this long is disconnected."""
+"""Seconds after which a reader that receives nothing is disconnected."""
 _NO_ENGINE = "no engine is up"
 
 
 class Observability:
-    """The request handlers, over ``log`` and ``poller``."""
+    """The request handlers of the observability routes."""
 
     def __init__(self, server: Server, log: ProgramLog, poller: SnapshotPoller) -> None:
         self._server = server
         self._log = log
         self._poller = poller
-        self._recorded = Recorded(server, log)
+        self._recorded = JournalRoutes(server, log)
         self._page = Page("agentrt.serving.observability")
 
     def router(self) -> APIRouter:
-        """All routes. Those of the page and of health hold nothing of any tenant."""
+        """Return the router. The page and the health routes contain no data of tenants."""
         router = APIRouter(tags=["observability"])
         router.get("/health", responses={503: {"description": "No engine is up"}})(self.health)
         router.get("/ready", responses={503: {"description": "Not ready"}})(self.ready)
@@ -50,7 +50,7 @@ class Observability:
         router.get("/programs", response_class=JSONResponse)(self.programs)
         router.get("/programs/{program_id:path}", responses=_NO_PROGRAM)(self.program)
         self._recorded.add_to(router)
-        # A stream without end, and the page, are nothing that a generated client could call.
+        # Generated clients could use neither an endless stream nor a web page.
         router.get("/events", response_class=Response, include_in_schema=False)(self.events)
         router.get("/dashboard", response_class=Response, include_in_schema=False)(self.dashboard)
         router.get("/dashboard/{name}", response_class=Response, include_in_schema=False)(self.file)
@@ -59,14 +59,19 @@ class Observability:
     # -- health ------------------------------------------------------------------------
 
     async def health(self) -> JSONResponse:
-        """Whether an engine is up; one that died starts again by itself, and is 503 meanwhile."""
+        """Return status 200 if an engine is up, and 503 while none is.
+
+        An engine that died restarts by itself.
+        """
         if self._poller.up():
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": _NO_ENGINE}, 503)
 
     async def ready(self) -> JSONResponse:
-        """Whether calls are taken: an engine is up, the server does not drain, what it does by
-        itself goes on, and no API objects by `Server.checks`, as ``langgraph.outages`` does of a
+        """Return status 200 if the server accepts calls, else 503 with the reason.
+
+        The server accepts calls if an engine is up, the server does not drain, its background tasks
+        do not fail repeatedly, and none of `Server.checks` reports a problem, such as a database
         disk that is nearly full.
         """
         why = self._why_not_ready()
@@ -90,21 +95,21 @@ class Observability:
             if (why := check()) is not None:
                 return why
         stubborn = self._server.background.stubborn()
-        return f"fails again and again: {', '.join(stubborn)}" if stubborn else None
+        return f"background tasks fail repeatedly: {', '.join(stubborn)}" if stubborn else None
 
     # -- programs -----------------------------------------------------------------------
 
     async def metrics(self, tenant: VisibleTenant) -> Response:
-        """Metrics for Prometheus, in its text format."""
+        """Return the metrics in the text format of Prometheus."""
         view = await self._poller.fresh(_VIEW_S)
         log, counted = self._log, self._log.metrics.registry.collect()
         with log.registry.lock:
             render = self._renderer(view, tenant)
             now = gauges(log.of(tenant), view, render.now, render.sees, log.metrics.labels)
-            found = [*now, *(counted if tenant is None else of_tenant(counted, tenant))]
+            metrics = [*now, *(counted if tenant is None else of_tenant(counted, tenant))]
         if tenant is None:
-            found += await self._server.runtime.executor.metrics()
-        text = generate_latest(Collected(found))
+            metrics += await self._server.runtime.executor.metrics()
+        text = generate_latest(Collected(metrics))
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def programs(
@@ -116,13 +121,15 @@ class Observability:
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
-        """Live programs, the oldest first, and those that ended lately, the latest first: a page of
-        each. ``live`` and ``ended`` count what matches.
+        """List live programs, oldest first, and recently ended programs, newest first.
+
+        ``limit`` and ``offset`` select a page of both lists. ``live`` and ``ended`` in the answer
+        count all programs that match the filters.
         """
 
         def wanted(run: Run) -> bool:
-            asked = (tenant, run.row.tenant), (type, run.type), (session, run.row.session)
-            return all(one in (None, there) for one, there in asked)
+            filters = (tenant, run.row.tenant), (type, run.type), (session, run.row.session)
+            return all(value in (None, there) for value, there in filters)
 
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
@@ -143,7 +150,7 @@ class Observability:
         )
 
     async def program(self, tenant: VisibleTenant, program_id: str) -> JSONResponse:
-        """A program and its execution DAG."""
+        """Return a program and its execution graph."""
         run = self._find(tenant, program_id)
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
@@ -152,15 +159,17 @@ class Observability:
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
-        """What happens, as server-sent events; with ``program`` all of that one alone."""
+        """Stream changes as server-sent events: of all programs, or all nodes of ``program``."""
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
-            why = f"{MOST_READERS} readers listen already: close one, or try again later"
+            why = (
+                f"the stream already has {MOST_READERS} readers; close a reader or try again later"
+            )
             raise HTTPException(503, why, {"Retry-After": "5"})
-        feed = Feed(self._server, self._log, self._poller, tenant, run)
+        feed = EventStream(self._server, self._log, self._poller, tenant, run)
         return EventSourceResponse(feed.stream(), ping=NEVER_S, send_timeout=_SEND_S)
 
-    def _renderer(self, view: EngineView, tenant: str | None) -> Renderer:
+    def _renderer(self, view: EnginesView, tenant: str | None) -> Renderer:
         return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))
 
     def _find(self, tenant: str | None, program_id: str) -> Run:
@@ -168,14 +177,15 @@ class Observability:
             run = self._log.find(program_id)
         if run is None or (tenant is not None and run.row.tenant != tenant):
             raise HTTPException(
-                404, f"no program {program_id[:80]!r} is live or ended lately; see /programs"
+                404,
+                f"unknown program {program_id[:80]!r}; see GET /programs for live and recent ones",
             )
         return run
 
     # -- the page ----------------------------------------------------------------------
 
     async def dashboard(self, request: Request) -> Response:
-        """The page. It loads its parts from beneath its own address."""
+        """Return the dashboard's page. The page loads its files from below its own path."""
         page = self._page.file("index.html")
         if any(getattr(route, "name", "") == "chat" for route in request.app.routes):
             link = b'<a href="./">Chat</a>'
@@ -183,7 +193,7 @@ class Observability:
         return page
 
     async def file(self, name: str) -> Response:
-        """A part of the page."""
+        """Return a file of the dashboard's page."""
         return self._page.file(name)
 
 

@@ -1,4 +1,4 @@
-"""What a program or a node does now, and what it waits for, in words for people."""
+"""The current activity of programs and nodes, and what they wait for, in words for people."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.registry import call_id
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
-from agentrt.serving.observability.engines import EngineCall, EngineView
+from agentrt.serving.observability.engines import EngineCall, EnginesView
 
 
 class Activity(StrEnum):
-    """What a program does, in words for people: its states in the process table and as a run.
+    """The activity of a program: a state of the process table or of the run.
 
-    It is waiting while all calls that it has open wait in queues. Between calls it runs code
-    of its own, or is kept for a client that makes its calls.
+    A program is waiting if all its open calls wait in queues. Between calls it runs its own code,
+    or waits for the next call of its client.
     """
 
     RUNNING = ProgramState.RUNNING
@@ -37,19 +37,20 @@ class Activity(StrEnum):
 
 
 STALE_AFTER_S = 600.0
-"""A program with nothing open, and no event for so long, counts as stale."""
+"""Seconds after which a program without open nodes and without events counts as stale."""
 
 Name = Callable[[str], str]
-"""How to name a program to whoever asks: another tenant's has no name."""
+"""Returns the name of a program id for the reader, who may not see other tenants' programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A program now. ``attained_s`` is its service with that of its open calls (seconds), and
-    ``waited_s`` its waiting with theirs, but for the waits that last: those of
-    ``waiting_calls`` calls, which began at ``waiting_since`` on average.
+    """The current status of a program.
 
-    ``level`` and ``replica`` are those of the call that got furthest.
+    ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is its waiting
+    (seconds), without the current waits: these are of ``waiting_calls`` calls, and began at
+    ``waiting_since`` on average. ``level`` and ``replica`` are those of a running call, or else of
+    the program's first open call.
     """
 
     state: Activity
@@ -63,11 +64,11 @@ class Status:
 
 
 clipped = partial(short, most=200)
-"""A text in one line, and not too long."""
+"""Returns a text as a single line of at most 200 characters."""
 
 
-def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
-    """What a call that is open, and does not run, waits for."""
+def why(run: Run, call: EngineCall | None, view: EnginesView, name: Name) -> str:
+    """Return what an open call that does not run waits for."""
     if call is None and not view.ready():
         return "no engine is ready"
     if call is None:
@@ -78,8 +79,8 @@ def why(run: Run, call: EngineCall | None, view: EngineView, name: Name) -> str:
     return call.why
 
 
-def status_of(run: Run, view: EngineView, now: float, name: Name) -> Status:
-    """What the program does at ``now`` (the registry's clock)."""
+def status_of(run: Run, view: EnginesView, now: float, name: Name) -> Status:
+    """Return the status of a program at the time ``now`` (seconds of the registry's clock)."""
     row = run.row
     if run.state is not RunState.RUNNING:
         return _idle(run, Activity(run.state))
@@ -95,40 +96,44 @@ def _idle(run: Run, state: Activity, wait: str = "") -> Status:
     return Status(state, wait, attained_s=run.row.service_s, waited_s=run.row.waiting_s)
 
 
-def _in_engine(run: Run, view: EngineView, name: Name) -> Status:
+def _in_engine(run: Run, view: EnginesView, name: Name) -> Status:
     call = [view.calls.get(call) for call in run.row.calls]
-    known = [one for one in call if one is not None]
-    running = next((one for one in known if one.running), None)
+    known = [engine_call for engine_call in call if engine_call is not None]
+    running = next((engine_call for engine_call in known if engine_call.running), None)
     first = running or call[0]
-    waits = [one.since for one in known if not one.running and one.since is not None]
+    waits = [
+        engine_call.since
+        for engine_call in known
+        if not engine_call.running and engine_call.since is not None
+    ]
     return Status(
         state=Activity.RUNNING if running else Activity.WAITING,
         wait="" if running else why(run, first, view, name),
         level=first.level if first else None,
         replica=first.replica if first else "",
-        attained_s=run.row.service_s + sum(one.served_s for one in known),
-        waited_s=run.row.waiting_s + sum(one.waited_s for one in known),
+        attained_s=run.row.service_s + sum(engine_call.served_s for engine_call in known),
+        waited_s=run.row.waiting_s + sum(engine_call.waited_s for engine_call in known),
         waiting_calls=len(waits),
         waiting_since=sum(waits) / len(waits) if waits else None,
     )
 
 
 def _outside(run: Run) -> str:
-    """The tool, the event or the question that is open for the longest."""
+    """Describe the tool, event or question that has been open for the longest time."""
     event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
     wanted = NodeKind.TOOL if run.row.tools else event
     nodes = run.dag.running() + run.dag.waiting()
     node = min(
-        (one for one in nodes if one.kind is wanted), key=attrgetter("created_at"), default=None
+        (node for node in nodes if node.kind is wanted), key=attrgetter("created_at"), default=None
     )
     if node is None:
         return ""
-    more = node.wait or str(node.interrupt or "")
-    return clipped(f"{node.name}: {more}" if more else node.name)
+    detail = node.wait or str(node.interrupt or "")
+    return clipped(f"{node.name}: {detail}" if detail else node.name)
 
 
-def node_state(run: Run, node: Node, view: EngineView, name: Name) -> tuple[str, str]:
-    """A node's state, and what it waits for."""
+def node_state(run: Run, node: Node, view: EnginesView, name: Name) -> tuple[str, str]:
+    """Return a node's state, and what it waits for."""
     if node.state.ended or node.kind is not NodeKind.CALL:
         return str(node.state), clipped(node.wait)
     call = view.calls.get(call_id(run, node))

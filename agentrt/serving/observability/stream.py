@@ -1,9 +1,9 @@
-"""The stream of events: first a snapshot, then what changes.
+"""The stream of events: first a snapshot, then the changes.
 
-The first message is a ``snapshot``; each later one is a ``change`` with the programs and nodes
-that differ from what was sent before, each in whole, so that a reader only replaces its own.
-``questions`` says that other questions to humans are open than before: a reader asks for them. A
-reader that is too slow gets ``cut``, and may connect again for a new snapshot.
+The first event is a ``snapshot``. Each later ``change`` event has the programs and nodes that
+differ from the last event, each of them complete, so that a reader replaces its copies. A
+``questions`` event says that a question to a human opened or closed, and the reader may request the
+list of questions. A reader that is too slow gets ``cut``, and may connect again for a new snapshot.
 """
 
 from __future__ import annotations
@@ -18,29 +18,35 @@ from sse_starlette import ServerSentEvent
 
 from agentrt.graph import Node
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.engines import EngineView, SnapshotPoller
+from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.readers import Reader, TooSlowError
+from agentrt.serving.observability.readers import ChangeReader, ReaderTooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
 from agentrt.serving.server import Server
 
 K = TypeVar("K")
 _VIEW_S = 0.5
-"""How often the engines are sent when nothing happens."""
+"""Seconds between two views of the engines while nothing happens."""
 
 _BUSY_VIEW_S = 0.25
-"""How often when something happens: a new call is to appear in its queue soon."""
+"""Seconds between two views of the engines while programs change, so that a new call is soon shown
+in its queue.
+"""
 
 _ALL_S = 5.0
-"""How often all live programs are compared: one may have become stale."""
+"""Seconds between comparisons of all live programs: a program becomes stale without any event."""
 
 _BATCH_S = 0.1
-"""Changes within this time are sent together."""
+"""Seconds for which changes are collected before they are sent together."""
 
 
 @dataclass(slots=True)
-class Feed:
-    """What one reader sees, and what was sent to it. With ``program``, that one with all nodes."""
+class EventStream:
+    """The stream of one reader, with the state that was sent to it.
+
+    ``tenant`` is the reader's tenant (None: an operator, who sees all). With ``program``, the
+    stream has this program only, with all its nodes.
+    """
 
     server: Server
     log: ProgramLog
@@ -50,54 +56,56 @@ class Feed:
     sent: dict[str, JSON] = field(default_factory=dict)
     sent_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
     sent_engines: JSON = field(default_factory=dict)
-    sent_view: EngineView = field(default_factory=EngineView)
+    sent_view: EnginesView = field(default_factory=EnginesView)
     sent_all_at: float = 0.0
 
     def wants(self, run: Run) -> bool:
-        """Whether the reader is to see this program."""
+        """Whether a program belongs to the reader's stream."""
         if self.program is not None:
             return run is self.program
         return self.tenant is None or run.row.tenant == self.tenant
 
     async def stream(self) -> AsyncIterator[ServerSentEvent]:
-        """The events for a new reader."""
+        """Yield the events for a new reader."""
         with self.log.readers.opened(self.wants) as reader:
             async for event in self.events(reader):
                 yield event
 
-    async def events(self, reader: Reader) -> AsyncIterator[ServerSentEvent]:
-        """The events for ``reader``."""
+    async def events(self, reader: ChangeReader) -> AsyncIterator[ServerSentEvent]:
+        """Yield the events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
         try:
             with self.log.registry.lock:
                 reader.take()
                 first = self.snapshot(view)
-            asked = self.server.questions.changes
+            question_changes = self.server.questions.changes
             yield _event("snapshot", first)
             over = False
             while not over:
                 await reader.wait(_VIEW_S)
-                over = self._over()  # before the change, so that the last end is sent
+                over = (
+                    self._over()
+                )  # checked before the change, so that the last program's end is sent
                 view = await self.poller.fresh(_BUSY_VIEW_S)
                 with self.log.registry.lock:
                     change = self.change(reader, view)
                 if change is not None:
                     yield _event("change", change)
-                if asked != self.server.questions.changes and self.program is None:
-                    asked = self.server.questions.changes
-                    yield _event("questions", {"changes": asked})
+                if question_changes != self.server.questions.changes and self.program is None:
+                    question_changes = self.server.questions.changes
+                    yield _event("questions", {"changes": question_changes})
                 await asyncio.sleep(_BATCH_S)
-        except TooSlowError as error:
+        except ReaderTooSlowError as error:
             yield _event("cut", {"why": str(error)})
 
     def _over(self) -> bool:
-        """A server that drains ends its streams once no program is live."""
+        """Whether the stream ends: the server drains, and no program is live any more."""
         return self.server.draining and not self.log.live
 
     # -- messages ----------------------------------------------------------------------
 
-    def snapshot(self, view: EngineView) -> JSON:
-        """The present state. Needs the registry's lock, as `change` does."""
+    def snapshot(self, view: EnginesView) -> JSON:
+        """Return the current state. Call it and `change` under the registry's lock."""
         render = self._renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
         self.sent = {run.id: render.program(run) for run in programs}
@@ -114,7 +122,7 @@ class Feed:
             "engines": self.sent_engines,
         }
 
-    def _renderer(self, view: EngineView) -> Renderer:
+    def _renderer(self, view: EnginesView) -> Renderer:
         texts = self.server.shows_texts(self.tenant)
         return Renderer(self.log, view, self.tenant, texts=texts)
 
@@ -124,7 +132,9 @@ class Feed:
         return (*self.log.ended.values(), *self.log.live.values())
 
     def _nodes(self, programs: list[Run]) -> Iterable[tuple[Run, Node]]:
-        """All nodes of one program; of many, the open ones and the last calls that ended."""
+        """Yield all nodes of the stream's program; of several programs, the open nodes and the
+        recently ended calls.
+        """
         if self.program is not None:
             yield from ((self.program, node) for node in self.program.dag.nodes())
             return
@@ -134,8 +144,8 @@ class Feed:
         for run in programs:
             yield from ((run, node) for node in (*run.dag.running(), *run.dag.waiting()))
 
-    def change(self, reader: Reader, view: EngineView) -> JSON | None:
-        """What is new for the reader, or None. Raises `TooSlowError`."""
+    def change(self, reader: ChangeReader, view: EnginesView) -> JSON | None:
+        """Return the changes since the last event, or None. Raises `ReaderTooSlowError`."""
         render = self._renderer(view)
         changes = reader.take()
         runs = {run.id: run for run, _ in changes}
@@ -152,14 +162,17 @@ class Feed:
         )
         new_nodes = _changed(
             self.sent_nodes,
-            ((key, render.node(*one), one[1].state.ended) for key, one in nodes.items()),
+            (
+                (key, render.node(*run_and_node), run_and_node[1].state.ended)
+                for key, run_and_node in nodes.items()
+            ),
         )
         if not (programs or new_nodes or engines):
             return None
         return {"at": render.now, "programs": programs, "nodes": new_nodes, "engines": engines}
 
-    def _moved(self, view: EngineView, now: float) -> list[Run]:
-        """The live programs whose calls moved since they were last sent."""
+    def _moved(self, view: EnginesView, now: float) -> list[Run]:
+        """Return the live programs whose calls have another state than in the last view."""
         before, self.sent_view = self.sent_view, view
         live = [run for run in self.log.live.values() if self.wants(run)]
         as_before = (view.ready(), view.outside) == (before.ready(), before.outside)
@@ -178,7 +191,10 @@ class Feed:
 
 
 def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> list[JSON]:
-    """What differs from what was sent. What has ended is sent once more, and forgotten."""
+    """Return the values that differ from the sent values, and update these.
+
+    An ended program or node is returned a last time, and then forgotten.
+    """
     new: list[JSON] = []
     for key, value, ended in rendered:
         if sent.get(key) != value:

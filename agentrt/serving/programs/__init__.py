@@ -1,1 +1,3 @@
-"""Programs that clients run here, and programs of clients whose calls alone come here."""
+"""Served ``@program`` functions that clients start, and client programs, which run elsewhere and
+send only their calls to this server.
+"""

@@ -1,6 +1,7 @@
-"""The routes of sessions and of programs that are served, and the tasks behind them.
+"""The HTTP routes of sessions and of served programs, and the background tasks behind them.
 
-Of a ``@program`` function that is served a client starts a run, and waits, watches, or asks.
+A client starts a run of a served ``@program`` function, and then waits for its result, streams its
+events, or asks for its state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from agentrt.serving.programs.identity import Claim
 from agentrt.serving.programs.left import LATE, ended_run, left_runs
 from agentrt.serving.programs.parked import Parking
 from agentrt.serving.programs.runs import ProgramRuns, RunAnswer, ServedRun
-from agentrt.serving.questions.asked import Asked
+from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
 
@@ -42,33 +43,38 @@ from agentrt.serving.submit.limits import SubmittedProgramError
 def add_runs(
     router: APIRouter, server: Server, runs: ProgramRuns, parking: Parking | None = None
 ) -> RunAnswer:
-    """Add the routes; what answers a request that has started a run."""
+    """Add the routes of programs and runs to ``router``.
 
-    async def answer(request: Request, one: ServedRun, body: RunRequest) -> Response:
+    Returns the function that answers a request which has started a run.
+    """
+
+    async def answer(request: Request, served_run: ServedRun, body: RunRequest) -> Response:
         if body.stream:
-            return EventSourceResponse(_events(one, one.watch()), sep="\n", ping=NEVER_S)
+            return EventSourceResponse(
+                _events(served_run, served_run.watch()), sep="\n", ping=NEVER_S
+            )
         if not body.wait:
-            await _begun(one.run)  # what a client was told outlives this server
-            return JSONResponse(describe_run(one), 202)
-        if await _is_gone_before(request, one.run):
-            one.run.cancel()
+            await _begun(served_run.run)  # a run whose id the client gets must be in the journal
+            return JSONResponse(describe_run(served_run), 202)
+        if await _is_gone_before(request, served_run.run):
+            served_run.run.cancel()
             return client_gone()
-        return JSONResponse(describe_run(one))
+        return JSONResponse(describe_run(served_run))
 
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
-        """The programs that are served."""
-        served = [_describe(name, one) for name, one in server.native.items()]
+        """List the programs that this server runs."""
+        served = [_describe(name, program) for name, program in server.native.items()]
         return JSONResponse({"object": "list", "data": served})
 
     @router.post("/programs/{name}/runs", response_model=None)
     async def start_run(request: Request, name: str, body: RunRequest) -> Response:
-        """Start a program; its result comes when it has ended.
+        """Start a run of a program, and answer with its result when it has ended.
 
-        With ``stream`` come events: a ``node`` for each that begins, changes or ends, a
-        ``question`` to a human as it opens and is closed, then the ``run``.
-        With ``wait`` false the answer is the run as it begins. A client that goes while it
-        waits or reads cancels the run.
+        With ``stream``, the answer is a stream of events: a ``node`` event when a node of the run
+        begins, changes or ends, a ``question`` event when a question to a human opens or closes,
+        and at the end the ``run`` event. With ``wait`` false, the answer is the run as it begins.
+        A client that disconnects while it waits or streams cancels the run.
         """
         program = _program(server, name)
         _check_input(program, body.input)
@@ -77,25 +83,25 @@ def add_runs(
 
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
-        """How a run stands, or its result."""
+        """Return the state of a run, and its result when it has ended."""
         tenant = tenant_of(request)
-        return JSONResponse(await _found(server, runs, parking, tenant, name, run_id))
+        return JSONResponse(await _describe_any(server, runs, parking, tenant, name, run_id))
 
     @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
     async def cancel_run(request: Request, name: str, run_id: str) -> Response:
-        """Cancel a run; the answer comes when it has ended."""
+        """Cancel a run, and answer when it has ended."""
         tenant = tenant_of(request)
         if parking is not None and await parking.cancel(tenant, name, run_id):
-            return JSONResponse(await _found(server, runs, parking, tenant, name, run_id))
-        one = runs.get(tenant, name, run_id)
-        one.run.cancel()
-        await _end_of(one.run)
-        return JSONResponse(describe_run(one))
+            return JSONResponse(await _describe_any(server, runs, parking, tenant, name, run_id))
+        served_run = runs.get(tenant, name, run_id)
+        served_run.run.cancel()
+        await _end_of(served_run.run)
+        return JSONResponse(describe_run(served_run))
 
     return answer
 
 
-async def _found(
+async def _describe_any(
     server: Server,
     runs: ProgramRuns,
     parking: Parking | None,
@@ -103,7 +109,7 @@ async def _found(
     name: str,
     run_id: str,
 ) -> dict[str, Any]:
-    """A run of this server, or of an earlier one. Raises `ApiError` if there is none."""
+    """Describe a run of this server or an earlier server. Raises `ApiError` for an unknown run."""
     parked = None if parking is None else await parking.describe(tenant, name, run_id)
     if parked is not None:
         return parked
@@ -115,18 +121,21 @@ async def _found(
 
 
 def _program(server: Server, name: str) -> Program:
-    found = server.native
-    if name not in found:
-        known = ", ".join(found) or "there is none"
-        raise ApiError(404, f"no program {name!r} is served ({known})", code="program_not_found")
-    return found[name]
+    programs = server.native
+    if name not in programs:
+        known = ", ".join(programs) or "none"
+        text = f"unknown program {name!r}; served programs: {known}"
+        raise ApiError(404, text, code="program_not_found")
+    return programs[name]
 
 
-def _check_input(program: Program, given: Any) -> None:
-    if program.needs_input and given is None:
-        raise ApiError(400, f"input: program {program.name!r} needs one", param="input")
-    if given is not None and not program.takes_input:
-        raise ApiError(400, f"input: program {program.name!r} takes none", param="input")
+def _check_input(program: Program, input_value: Any) -> None:
+    if program.needs_input and input_value is None:
+        text = f"program {program.name!r} needs an input; send the field 'input'"
+        raise ApiError(400, text, param="input")
+    if input_value is not None and not program.takes_input:
+        text = f"program {program.name!r} takes no input; leave the field 'input' out"
+        raise ApiError(400, text, param="input")
 
 
 def _describe(name: str, program: Program) -> dict[str, Any]:
@@ -140,7 +149,7 @@ def _describe(name: str, program: Program) -> dict[str, Any]:
 
 
 async def _begun(run: Run) -> None:
-    """Wait until the run is recorded, or has ended before that."""
+    """Wait until the run is recorded in the journal, or has ended before that."""
     assert run.task is not None
     begun = asyncio.create_task(run.begun.wait())
     await asyncio.wait([run.task, begun], return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +162,7 @@ async def _end_of(run: Run) -> None:
 
 
 async def _is_gone_before(request: Request, run: Run) -> bool:
-    """Wait until the run has ended, or its client has gone: whether the client went first."""
+    """Wait until the run ends or its client disconnects. Return whether the client was first."""
     assert run.task is not None
     gone = asyncio.create_task(_gone(request))
     try:
@@ -164,21 +173,21 @@ async def _is_gone_before(request: Request, run: Run) -> bool:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has gone."""
+    """Wait until the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def describe_run(one: ServedRun) -> dict[str, Any]:
-    """A run for its client: its state, and its result or error once it has ended."""
-    run = one.run
+def describe_run(served_run: ServedRun) -> dict[str, Any]:
+    """Describe a run for its client: its state, and its result or error when it has ended."""
+    run = served_run.run
     described: dict[str, Any] = {
         "id": run.id,
         "object": "program.run",
         "program": run.type,
         "state": _state(run),
         "parked": False,
-        "questions": [asked.to_json() for asked in one.questions.values()],
+        "questions": [question.to_json() for question in served_run.questions.values()],
         "calls": run.row.finished_calls,
         "output_tokens": run.row.usage.output_tokens,
         "result": to_json(run.result) if run.state is RunState.DONE else None,
@@ -188,31 +197,31 @@ def describe_run(one: ServedRun) -> dict[str, Any]:
         described["error"] = {"type": type(run.error).__name__, "message": text_of(run.error)}
         if isinstance(run.error, SubmittedProgramError):
             described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
-    elif one.is_late:
+    elif served_run.is_late:
         described["error"] = LATE
     return described
 
 
 def _state(run: Run) -> str:
-    """Its state; one that does nothing but wait for a human says so."""
+    """Return the state of a run, which says if a running run only waits for a human."""
     doing = state_of(run.row, 0.0, math.inf) if run.state is RunState.RUNNING else None
     return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
 
 
 async def _events(
-    one: ServedRun, box: asyncio.Queue[Event | Asked]
+    served_run: ServedRun, box: asyncio.Queue[Event | QuestionView]
 ) -> AsyncGenerator[dict[str, str], None]:
-    """The run's nodes as they begin and end, its questions, and the run at its end."""
+    """Yield server-sent events: nodes as they change, questions, and the run at its end."""
     try:
         while not isinstance(event := await box.get(), ProgramEnded):
-            if isinstance(event, Asked):
+            if isinstance(event, QuestionView):
                 yield {"event": "question", "data": json.dumps(event.to_json())}
             elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
                 yield {"event": "node", "data": json.dumps(_node(event))}
-        yield {"event": "run", "data": json.dumps(describe_run(one))}
+        yield {"event": "run", "data": json.dumps(describe_run(served_run))}
     finally:
-        one.watchers.discard(box)
-        one.run.cancel()
+        served_run.watchers.discard(box)
+        served_run.run.cancel()
 
 
 def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:
@@ -241,7 +250,7 @@ _LISTED = 1000
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Sessions and program runs over ``server``. At its end all clients' programs end."""
+    """Yield the router of sessions and program runs; at the end, end all clients' programs."""
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     _add_sessions(router, server)
@@ -251,7 +260,10 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     pause_s = min(_LONGEST_PAUSE_S, server.bounds.idle_s / 4, server.bounds.silent_idle_s / 4)
 
     async def sweep() -> None:
-        """End programs without a request for long; while the server drains, all idle ones."""
+        """End client programs without recent requests, or all idle programs on a draining server.
+
+        Also forget old runs, and park or resume runs.
+        """
         server.programs.sweep(all_idle=server.draining)
         runs.sweep()
         if parking is not None:
@@ -277,7 +289,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
 
 
 async def go_on(server: Server, runs: ProgramRuns) -> None:
-    """Go on with the runs that the last server left in the journal."""
+    """Resume the runs that the previous server left in the journal."""
     journal, native = server.runtime.journal, server.native
     if journal is None:
         return
@@ -293,7 +305,7 @@ def _submissions() -> Any:
     try:
         from agentrt.serving.submit.api import submissions
     except ImportError as error:
-        text = f"--submit needs agentrt[submit] ({error}): pip install 'agentrt[submit]'"
+        text = f"--submit needs agentrt[submit] ({error}); run: pip install 'agentrt[submit]'"
         raise ConfigError(text) from error
     return submissions
 
@@ -302,7 +314,7 @@ def _submissions() -> Any:
 
 
 class SessionRequest(Strict):
-    """``POST /v1/sessions``: ``deadline`` is in seconds from now."""
+    """The body of ``POST /v1/sessions``. ``deadline`` is in seconds from now."""
 
     type: Label | None = None
     session: Label | None = None
@@ -310,39 +322,39 @@ class SessionRequest(Strict):
 
 
 def _add_sessions(router: APIRouter, server: Server) -> None:
-    """Add the routes of programs that a client begins and ends by hand."""
+    """Add the routes by which a client explicitly begins and ends a program."""
     now = server.runtime.now
 
     @router.post("/sessions", response_model=None, status_code=201)
     async def start_session(request: Request, body: SessionRequest | None = None) -> Response:
-        """Begin a program. Its calls name its ``id`` in the header ``x-agentrt-program``."""
-        asked = SessionRequest.model_validate({}) if body is None else body
-        claim = Claim(type=asked.type, session=asked.session, deadline_s=asked.deadline)
+        """Begin a program. Send its ``id`` in the header ``x-agentrt-program`` of its calls."""
+        options = SessionRequest.model_validate({}) if body is None else body
+        claim = Claim(type=options.type, session=options.session, deadline_s=options.deadline)
         program = server.programs.start_session(tenant_of(request), claim)
         return JSONResponse(_describe_session(program, now()), 201)
 
     @router.get("/sessions", response_model=None)
     async def list_sessions(request: Request) -> Response:
-        """The live programs that have a name, the first thousand."""
+        """List the live programs that have a name, at most a thousand, oldest first."""
         named = server.programs.named(tenant_of(request))[:_LISTED]
         data = [_describe_session(program, now()) for program in named]
         return JSONResponse({"object": "list", "data": data})
 
     @router.get("/sessions/{session_id}", response_model=None)
     async def retrieve_session(request: Request, session_id: str) -> Response:
-        """How a program stands."""
+        """Return the state of a program, and what it has cost so far."""
         program = server.programs.session(tenant_of(request), session_id)
         return JSONResponse(_describe_session(program, now()))
 
     @router.delete("/sessions/{session_id}", response_model=None)
     async def end_session(request: Request, session_id: str) -> Response:
-        """The program is over. Calls that it still has are called off."""
+        """End a program. Its open calls are cancelled."""
         program = server.programs.end_session(tenant_of(request), session_id)
         return JSONResponse({**_describe_session(program, now()), "deleted": True})
 
 
 class ReleaseRequest(Strict):
-    """``POST /programs/release``, by which clients of ThunderAgent end a program."""
+    """The body of ``POST /programs/release``, by which clients of ThunderAgent end a program."""
 
     program_id: str = Field(min_length=1)
 
@@ -350,16 +362,16 @@ class ReleaseRequest(Strict):
 def _add_release(router: APIRouter, server: Server) -> None:
     @router.post("/programs/release", response_model=None)
     async def release_program(request: Request, body: ReleaseRequest) -> Response:
-        """End a program by the name that its calls give it. One that is over is none to end."""
+        """End the program that a client's calls name. ``released`` is false if it has ended."""
         tenant, name = tenant_of(request), body.program_id
-        released = any(one.name == name for one in server.programs.named(tenant))
+        released = any(program.name == name for program in server.programs.named(tenant))
         if released:
             server.programs.end_session(tenant, name)
         return JSONResponse({"program_id": name, "released": released})
 
 
 def _describe_session(program: ClientProgram, now: float) -> dict[str, Any]:
-    """A client's program, and what it cost so far; times in seconds."""
+    """Describe a client's program and what it has cost so far. Times are in seconds."""
     report = program.run.report(now)
     return {
         "id": program.name,

@@ -1,4 +1,4 @@
-"""What clients send to start a program."""
+"""The bodies of requests that start a program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Label = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,12
 
 
 class Strict(BaseModel):
-    """Unknown fields are errors, as are numbers that are none."""
+    """A request body in which unknown fields, NaN and infinity are errors."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Programs of clients: their code runs elsewhere, and only their calls come here."""
+"""Client programs: programs whose code runs elsewhere, and that send only their calls here."""
 
 from __future__ import annotations
 
@@ -19,29 +19,36 @@ from agentrt.serving.tenants import BusyError, Limits
 from agentrt.tracking.scope import Scope
 
 CHAT = "chat"
-"""The type of a program whose client names none."""
+"""The type of a program whose client does not name a type."""
 MOST_CALLS = 10_000
-"""Calls of one program."""
+"""Maximum number of calls of one program."""
 MOST_TOOLS = 4096
-"""Tools of one program whose order is kept."""
+"""Maximum number of tools of one program whose order is kept."""
 _ESTABLISHED = 16
-"""Requests after its first by which a program may be silent for as long as any, before it makes
-room for a new one: a name alone is invented for nothing.
+"""Requests after the first request until a named program may be idle for the full time before it
+is ended to make room for a new program. A program with fewer requests may be idle for less,
+because a client can invent names at no cost.
 """
 
 
 @dataclass(slots=True, eq=False)
 class ClientProgram:
-    """A client's program. ``name`` is what its client calls it; a silent one has none.
+    """A program of a client.
 
-    ``frontier`` has the nodes that a new call comes after if its client does not name them.
-    ``ends`` are the nodes of calls, by their client's names. ``left`` are its entries in the
-    tenant's conversations, with their hashes. ``gaps`` are the tools that run now: by the scope of
-    the call that asked for them, a scope and a node for each. Only its client ends a session.
-    ``is_last`` says that it ends with its open requests. ``requests`` have begun so far. ``tools``
-    are the names of the tools of all its requests, each with its place. ``branches`` have the nodes
-    that a new call of a sub-agent comes after, by its name, and under None those of the calls that
-    no sub-agent made; it is empty until there is a sub-agent.
+    - ``name``: the client's name for the program, or None if the client sends no name.
+    - ``deadline_at``, ``seen_at``: the deadline and the end of the last request (seconds of the
+      runtime's clock).
+    - ``frontier``: the nodes that a new call depends on, unless its client names them.
+    - ``ends``: the nodes of calls, by the client's names for the calls.
+    - ``left``: the program's entries in the tenant's conversations, with their hashes.
+    - ``gaps``: the client's tools that run now. Each key is the scope of the call that requested
+      the tools, and each value has a scope and a node for every tool.
+    - ``tools``: the names of the tools of all requests so far, with their positions.
+    - ``branches``: the nodes that a sub-agent's next call depends on, by the sub-agent's name.
+      Under None are the nodes of calls outside of sub-agents. Empty until a sub-agent makes a call.
+    - ``is_session``: the client began the program explicitly, and has to end it.
+    - ``is_last``: the program ends with its open requests.
+    - ``open``, ``requests``: the numbers of open requests and of all requests so far.
     """
 
     run: Run
@@ -60,16 +67,17 @@ class ClientProgram:
     requests: int = 0
     seen_at: float = 0.0
 
-    def join_branch(self, entry: Entry) -> None:
-        """The calls of a request are over: later calls of its agent come after them."""
+    def join_branch(self, entry: RequestEntry) -> None:
+        """Make later calls of the request's agent depend on the calls of a request that ended."""
         branch = self.branches.setdefault(entry.agent, Frontier())
         for scope in entry.scopes:
             branch.join(scope.frontier)
 
     def in_order(self, tools: Sequence[Any]) -> Sequence[Any]:
-        """The ``tools`` of a request in the order of the program's earlier requests, and new ones
-        behind them: clients that sort their tools would put new ones before those that are in the
-        prefix cache. The same object where they are in this order already.
+        """Return tools in the order of the program's earlier requests, with new tools at the end.
+
+        Clients that sort their tools would put a new tool before tools that are in the prefix
+        cache. Returns the same object if the tools are in this order already.
         """
         places, last = self.tools, -1
         is_sorted = True
@@ -86,14 +94,17 @@ class ClientProgram:
 
 
 def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
-    """Whether a program without an open request ends with the last of them."""
+    """Whether a program ends now that its last open request has ended.
+
+    ``is_cut`` says that the client disconnected before any part of the reply.
+    """
     is_empty = not (program.is_session or len(program.run.dag))
     is_only = program.name is None and program.requests == 1
     return program.is_last or is_empty or (is_cut and is_only)
 
 
 def _tool_name(tool: Any) -> str:
-    """What tells a tool of a request from its others, in any of the APIs."""
+    """Return a key that distinguishes the tools of a request, in any of the APIs."""
     if not isinstance(tool, dict):
         return ""
     function = tool.get("function")
@@ -103,16 +114,20 @@ def _tool_name(tool: Any) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatEnd:
-    """Where a chat ends: in a program, after the last node of ``scope``."""
+    """The end of a chat: its program, and the scope whose last node is the chat's last call."""
 
     program: ClientProgram
     scope: Scope
 
 
 @dataclass(slots=True)
-class Entry:
-    """One request of a client's program. Its calls come ``after`` these nodes, and after the
-    request's own calls that ended before.
+class RequestEntry:
+    """A request of a client's program.
+
+    ``after`` are the nodes that the request's next call depends on; they include the calls of the
+    same request that have ended. ``hashes`` are the hashes of the request's chat, ``node`` and
+    ``call`` are the client's names, and ``agent`` is the sub-agent that makes the request.
+    ``scopes`` are the scopes of the request's calls so far.
     """
 
     program: ClientProgram
@@ -124,7 +139,7 @@ class Entry:
     scopes: list[Scope] = field(default_factory=list)
 
     def scope(self) -> Scope:
-        """The scope of one of its calls."""
+        """Return a new scope for a call of the request."""
         run = self.program.run
         path = f"{run.type}/{self.node}" if self.node else run.type
         scope = Scope(run, path, self.after.fork())
@@ -132,15 +147,17 @@ class Entry:
         return scope
 
     def ended(self, scope: Scope) -> None:
-        """The call in ``scope`` is over."""
+        """Make later calls of the request depend on the call in ``scope``, which has ended."""
         self.after.join(scope.frontier)
 
 
 @dataclass(slots=True)
 class _TenantPrograms:
-    """One tenant's programs, and those of them that have names. ``single`` are those that have
-    ended one request, and shown no sign of life since, the oldest first; ``nameless`` are those
-    without a name and without a request, the one that has been idle for the longest first.
+    """One tenant's programs.
+
+    ``single`` are idle programs that have made a single request and have no tool running, oldest
+    first. ``nameless`` are idle programs without a name, longest idle first. ``named`` are the
+    programs with a name, by name.
     """
 
     all: set[ClientProgram] = field(default_factory=set)
@@ -151,9 +168,11 @@ class _TenantPrograms:
 
 
 class ClientPrograms:
-    """All clients' programs. ``limits`` are a tenant's; times are seconds of the runtime's clock.
+    """The live programs of all clients.
 
-    One without a request for ``idle_s`` is over; one that no client named, for ``silent_idle_s``.
+    ``limits`` returns a tenant's limits. A program with a name ends after ``idle_s`` seconds
+    without a request, and a program without a name after ``silent_idle_s`` seconds. Times are
+    seconds of the runtime's clock.
     """
 
     def __init__(
@@ -174,11 +193,12 @@ class ClientPrograms:
 
     # -- calls -------------------------------------------------------------------------
 
-    def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> Entry:
-        """A request of ``tenant`` begins; `leave` ends it.
+    def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> RequestEntry:
+        """Begin a request, and return its entry in its program; `leave` ends the request.
 
-        Raises `BusyError` where the tenant has too many programs, and `ApiError` where the
-        program is over its time or its number of calls.
+        The program is the one that ``claim`` names, or else the one whose chat the request's
+        ``hashes`` continue, or a new program. Raises `BusyError` if the tenant has too many
+        programs, and `ApiError` if the program has passed its deadline or its limit of calls.
         """
         own = self._tenants.setdefault(tenant, _TenantPrograms())
         end = own.conversations.find(hashes)
@@ -188,10 +208,10 @@ class ClientPrograms:
             end = None
         if end is not None:
             self._end_gaps(program, [end.scope])
-        elif claim.agent is None:  # a sub-agent begins while its parent waits for it as for a tool
+        elif claim.agent is None:  # a sub-agent's first call does not end the parent's tools
             self._end_gaps(program, list(program.gaps))
         after = self._after(program, claim, end)
-        entry = Entry(program, after, claim.node, claim.call, hashes, claim.agent)
+        entry = RequestEntry(program, after, claim.node, claim.call, hashes, claim.agent)
         program.open += 1
         program.requests += 1
         own.single.pop(program, None)
@@ -201,29 +221,31 @@ class ClientPrograms:
 
     def leave(
         self,
-        entry: Entry,
+        entry: RequestEntry,
         replies: Sequence[bytes] = (),
         tools: Sequence[str] = (),
         *,
         is_cut: bool = False,
         summary: bytes | None = None,
     ) -> None:
-        """The request is over; ``replies`` are the hashes of its chat with each reply. ``summary``
-        is the hash of a reply that stands for the whole chat: the chat may go on from it alone.
+        """End a request.
 
-        If it ``is_cut``, its client has gone before any part of a reply. A program without a name
-        that has had no other request is over then: its client would come again with the same chat,
-        which begins a new one.
+        ``replies`` are the hashes of the request's chat with each reply. ``summary`` is the hash of
+        a reply that summarizes the chat; a later chat may begin with this reply alone.
 
-        ``tools`` are the names of those that the first reply calls: they run until the chat goes
-        on. A client that names its calls names what lies between them, too. A program that has
-        not a single call, or has had its last, ends.
+        ``tools`` are the names of the tools that the first reply calls. They count as running until
+        the chat continues, unless the client names its calls: then it also names the nodes between
+        them.
+
+        ``is_cut`` says that the client disconnected before any part of a reply. If the program has
+        no name and no other request, it ends, because a retry of the client begins a new program. A
+        program also ends if it has made no call, or if this was its last request.
         """
         program = entry.program
         program.open -= 1
         program.seen_at = self._runtime.now()
         if program.run.ended_at is not None:
-            return  # it was ended meanwhile, and its tenant may be forgotten
+            return  # the program was ended meanwhile, and its tenant may be forgotten
         own = self._tenants[program.tenant]
         for scope in entry.scopes:
             program.frontier.join(scope.frontier)
@@ -238,14 +260,14 @@ class ClientPrograms:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
         if summary is not None and entry.scopes:
             self._leave_end(own, program, summary, entry.scopes[0])
-        # Of equal replies the first is kept, since its tools are those that run.
+        # Of equal replies the first wins (it is stored last), since its tools are the running ones.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
         if not program.open:
             self._rest(own, program, is_cut=is_cut)
 
     def _rest(self, own: _TenantPrograms, program: ClientProgram, *, is_cut: bool) -> None:
-        """A program has no request any more: it is over, or may make room for another."""
+        """End a program that has become idle, or note that it may be ended to make room."""
         if _is_over(program, is_cut=is_cut):
             self._end(program)
             return
@@ -287,12 +309,15 @@ class ClientPrograms:
         return program
 
     def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
-        """End an idle program for a new one: the oldest of those that have had one request; else
-        one without a name; else one with a name that has been silent for as long as it may be
-        (`_silence`). A session without a call makes room for a program that calls, and not for
-        another session. Raises `BusyError` where there is none.
+        """End an idle program to make room for a new program.
+
+        The first of these that exists is ended: the oldest program that has made a single request;
+        the program without a name that has been idle for the longest time; a program with a name
+        that has been idle for longer than `_silence` allows. If the new program is not a session
+        (``by_hand``), a session without calls is ended as well. Raises `BusyError` if no program
+        can be ended.
         """
-        for first in (own.single, own.nameless):  # where there are many, no others are looked at
+        for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:
                 self._end(next(iter(first)))
                 return
@@ -304,31 +329,36 @@ class ClientPrograms:
         if not room:
             until = (program.seen_at + self._silence(program) for program in idle)
             wait_s = min(until, default=now) - now
-            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", wait_s)
+            text = f"tenant {tenant!r} has {most} live programs, the most that it may have"
+            raise BusyError(f"{text}; end a program first", wait_s)
         self._end(min(room, key=lambda program: (program.name is not None, program.seen_at)))
 
     def _silence(self, program: ClientProgram) -> float:
-        """How long a program may be silent (seconds) while its tenant needs room for new ones."""
+        """Return how long a program may be idle (seconds) before it must make room for another."""
         if program.name is None:
             return 0.0
         if program.is_session and not program.requests:
             return self._silent_idle_s
-        signs = max(program.requests - 1, bool(program.gaps))  # a tool that runs is one, too
+        signs = max(program.requests - 1, bool(program.gaps))  # a running tool shows activity, too
         return self._silent_idle_s * min(1.0, signs / _ESTABLISHED)
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
-            raise ApiError(408, "the program is over its deadline", code="deadline_exceeded")
+            raise ApiError(408, "the program has passed its deadline", code="deadline_exceeded")
         if len(program.run.dag) >= MOST_CALLS:
             raise ApiError(
                 400,
-                f"program {program.run.id} has {MOST_CALLS} calls; begin a new one",
+                f"program {program.run.id} has made {MOST_CALLS} calls, the most that a program "
+                "may make; begin a new program",
                 code="program_too_long",
             )
 
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
-        """The nodes that a call comes after: those it names, its chat's end, or all that ended. The
-        first call of a sub-agent comes after what its parent has called, and not after others.
+        """Return the nodes that a call depends on.
+
+        These are the calls that the client names as parents, else the end of the continued chat,
+        else all calls of the program that have ended. The first call of a sub-agent depends on the
+        calls of its parent only.
         """
         if claim.parents is not None:
             known = [program.ends[name] for name in claim.parents if name in program.ends]
@@ -362,7 +392,10 @@ class ClientPrograms:
     # -- sessions ----------------------------------------------------------------------
 
     def start_session(self, tenant: str, claim: Claim) -> ClientProgram:
-        """A client begins a program by hand, to be ended by `end_session`."""
+        """Begin a program explicitly for a client, which has to end it by `end_session`.
+
+        Raises `BusyError` if the tenant has too many programs.
+        """
         own = self._tenants.setdefault(tenant, _TenantPrograms())
         name = f"sess-{uuid4().hex}"
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
@@ -371,20 +404,20 @@ class ClientPrograms:
         return program
 
     def named(self, tenant: str) -> list[ClientProgram]:
-        """The tenant's live programs that have a name, in the order of their beginning."""
+        """Return the tenant's live programs that have a name, oldest first."""
         own = self._tenants.get(tenant)
         return [] if own is None else list(own.named.values())
 
     def session(self, tenant: str, name: str) -> ClientProgram:
-        """The tenant's live program of that name. Raises `ApiError` if there is none."""
+        """Return the tenant's live program ``name``. Raises `ApiError` for an unknown name."""
         own = self._tenants.get(tenant)
         program = None if own is None else own.named.get(name)
         if program is None:
-            raise ApiError(404, f"there is no session {name!r}", code="session_not_found")
+            raise ApiError(404, f"unknown session {name!r}", code="session_not_found")
         return program
 
     def end_session(self, tenant: str, name: str) -> ClientProgram:
-        """The program is over; what it still calls is called off."""
+        """End a program and cancel its open calls. Raises `ApiError` for an unknown name."""
         program = self.session(tenant, name)
         self._end(program)
         return program
@@ -392,10 +425,14 @@ class ClientPrograms:
     # -- ends --------------------------------------------------------------------------
 
     def sweep(self, *, all_idle: bool = False) -> int:
-        """End the programs without a request for long, or all idle ones; returns how many."""
+        """End programs that have been idle for too long, or all idle programs. Return how many."""
         now = math.inf if all_idle else self._runtime.now()
-        every = [one for own in self._tenants.values() for one in own.all]
-        stale = [one for one in every if not one.open and now - one.seen_at >= self._idle_of(one)]
+        every = [program for own in self._tenants.values() for program in own.all]
+        stale = [
+            program
+            for program in every
+            if not program.open and now - program.seen_at >= self._idle_of(program)
+        ]
         for program in stale:
             self._end(program)
         for tenant in [name for name, own in self._tenants.items() if not own.all]:
@@ -406,7 +443,7 @@ class ClientPrograms:
         return self._silent_idle_s if program.name is None else self._idle_s
 
     def end_all(self) -> None:
-        """The server closes."""
+        """End all programs: the server closes."""
         for own in list(self._tenants.values()):
             for program in list(own.all):
                 self._end(program)

@@ -1,8 +1,9 @@
-"""Which earlier call a chat goes on from: found by the chat itself, for clients that say nothing.
+"""Recognise which earlier call a chat continues, for clients that send no session headers.
 
-Every chat is a chain of hashes, one for each message, each over all messages up to it. A call
-leaves the hash of its chat, and of its chat with the reply; a later chat that begins with either
-goes on from there. Bounded: the longest unused are forgotten. Pure.
+Every chat has a chain of hashes, one hash for each message, over all messages up to and including
+it. After a call, the hash of its chat, and the hash of its chat with the reply, are stored. A later
+chat that begins with the same messages continues that call. The number of stored hashes is bounded;
+the least recently used hashes are removed first.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 16_384
-"""So many beginnings of chats are remembered: two for each call."""
+"""Maximum number of stored hashes. Each call stores two."""
 _BYTES = 16
 
 
 def chain(messages: Iterable[Mapping[str, Any]], before: bytes = b"") -> list[bytes]:
-    """The hashes of a chat's beginnings, the shortest first."""
+    """Return the hash after each message of a chat; ``before`` is the hash of the chat before."""
     hashes: list[bytes] = []
     for message in messages:
         before = hashlib.blake2b(before + _canonical(message), digest_size=_BYTES).digest()
@@ -30,9 +31,10 @@ def chain(messages: Iterable[Mapping[str, Any]], before: bytes = b"") -> list[by
 
 
 def _canonical(message: Mapping[str, Any]) -> bytes:
-    """What of a message stays the same when a client sends it again: role, text, tool calls.
+    """Return the bytes of a message that stay the same when a client sends the message again.
 
-    Ids of tool calls do not count, nor how arguments are spaced.
+    These are the role, the text and the tool calls, without the ids of tool calls and without the
+    spacing of their arguments.
     """
     role, text = message["role"], message.get("content") or ""
     calls = [
@@ -40,19 +42,19 @@ def _canonical(message: Mapping[str, Any]) -> bytes:
         for call in message.get("tool_calls") or ()
     ]
     said = json.dumps(calls, sort_keys=True) if calls else ""
-    # The lengths say where each ends. A chat may be megabytes of text, which JSON would escape.
+    # The lengths separate role, text and calls; JSON would escape megabytes of text slowly.
     return f"{len(role)} {len(text)} {role}{text}{said}".encode("utf-8", "surrogatepass")
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        return given
+        return arguments
 
 
 class Conversations(Generic[T]):
-    """What was left at the beginnings of chats, each known by its hash."""
+    """Values stored at the beginnings of chats, by the hash of each beginning."""
 
     def __init__(self, most: int = MOST) -> None:
         self._left: OrderedDict[bytes, T] = OrderedDict()
@@ -62,22 +64,22 @@ class Conversations(Generic[T]):
         return len(self._left)
 
     def find(self, hashes: Sequence[bytes]) -> T | None:
-        """What was left at the longest beginning of a chat that is shorter than all of it."""
+        """Return the value at the longest stored beginning of a chat, without its last message."""
         for at in reversed(hashes[:-1]):
-            found = self._left.get(at)
-            if found is not None:
+            value = self._left.get(at)
+            if value is not None:
                 self._left.move_to_end(at)
-                return found
+                return value
         return None
 
-    def leave(self, at: bytes, what: T) -> None:
-        """Leave ``what`` at a beginning, instead of what was there."""
-        self._left[at] = what
+    def leave(self, at: bytes, value: T) -> None:
+        """Store ``value`` at the hash ``at``, in place of the value that was there."""
+        self._left[at] = value
         self._left.move_to_end(at)
         if len(self._left) > self._most:
             self._left.popitem(last=False)
 
-    def forget(self, at: bytes, what: T) -> None:
-        """Nothing is left at a beginning any more, if ``what`` was."""
-        if self._left.get(at) is what:
+    def forget(self, at: bytes, value: T) -> None:
+        """Remove the value at the hash ``at`` if it is ``value``."""
+        if self._left.get(at) is value:
             del self._left[at]

@@ -1,6 +1,8 @@
-"""What a body says of its session in other servers' words, so that their clients need no change.
+"""Read the session fields of other servers (vLLM, SGLang, Dynamo, ThunderAgent) from the body of a
+request, so that their clients work without a change.
 
-Fields that mean nothing here, such as priorities and expected output lengths, may have any value.
+Fields that have no meaning here, such as priorities and expected output lengths, may have any
+value.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from agentrt.serving.error_responses import ApiError
 _VISIBLE = r"^[^\x00-\x1f\x7f]*$"
 Name = Annotated[str, StringConstraints(max_length=256, pattern=_VISIBLE)]
 Kind = Annotated[str, StringConstraints(max_length=128, pattern=_VISIBLE)]
-_OR_NOTHING = BeforeValidator(lambda given: {} if given is None else given)
+_OR_NOTHING = BeforeValidator(lambda value: {} if value is None else value)
 
 
-class _Context(BaseModel):
-    """Dynamo's ``agent_context``. Of its two forms the older has trajectories within a session."""
+class _AgentContext(BaseModel):
+    """Dynamo's ``agent_context``. The older of its two forms has trajectories in a session."""
 
     session_id: Name | None = None
     parent_session_id: Name | None = None
@@ -31,18 +33,18 @@ class _Context(BaseModel):
 
     @property
     def program(self) -> str | None:
-        """A sub-agent belongs to its parent's program."""
+        """The program's name. A sub-agent belongs to its parent's program."""
         session = self.parent_session_id or self.session_id
         return session or self.parent_trajectory_id or self.trajectory_id
 
     @property
     def is_last(self) -> bool:
-        """A sub-agent ends, its parent goes on."""
+        """Whether the program ends. The end of a sub-agent does not end its parent's program."""
         parent = self.parent_session_id or self.parent_trajectory_id
         return bool(self.session_final or self.trajectory_final) and not parent
 
 
-class _Control(BaseModel):
+class _SessionControl(BaseModel):
     """Dynamo's ``session_control``."""
 
     session_id: Name | None = None
@@ -52,29 +54,31 @@ class _Control(BaseModel):
 class _Extensions(BaseModel):
     """Dynamo's ``nvext``."""
 
-    agent_context: Annotated[_Context, _OR_NOTHING] = _Context()
-    session_control: Annotated[_Control, _OR_NOTHING] = _Control()
+    agent_context: Annotated[_AgentContext, _OR_NOTHING] = _AgentContext()
+    session_control: Annotated[_SessionControl, _OR_NOTHING] = _SessionControl()
 
 
-class _Session(BaseModel):
+class _SessionParams(BaseModel):
     """SGLang's ``session_params``."""
 
     id: Name | None = None
 
 
 class Hints(BaseModel):
-    """The fields of a body that name its session: ``session_id`` is vLLM's and SGLang's,
-    ``program_id`` ThunderAgent's.
+    """The fields of a body that name its session.
+
+    ``session_id`` comes from clients of vLLM and SGLang, ``program_id`` from ThunderAgent's,
+    ``nvext`` from Dynamo's, and ``session_params`` from SGLang's.
     """
 
     session_id: Name | None = None
     program_id: Name | None = None
     nvext: Annotated[_Extensions, _OR_NOTHING] = _Extensions()
-    session_params: Annotated[_Session, _OR_NOTHING] = _Session()
+    session_params: Annotated[_SessionParams, _OR_NOTHING] = _SessionParams()
 
     @property
     def program(self) -> str | None:
-        """The name of the program that the request belongs to."""
+        """The name of the program that the request belongs to, or None."""
         return (
             self.session_id
             or self.program_id
@@ -86,12 +90,12 @@ class Hints(BaseModel):
 
     @property
     def type(self) -> str | None:
-        """The program's type."""
+        """The program's type, or None."""
         return self.nvext.agent_context.session_type_id or None
 
     @property
     def is_last(self) -> bool:
-        """Whether the program is over when the request is."""
+        """Whether the program ends with this request."""
         control = self.nvext.session_control
         closed = control.action == "close" and control.session_id == self.program
         return closed or self.nvext.agent_context.is_last
@@ -102,7 +106,7 @@ NONE = Hints()
 
 
 def read_hints(fields: Mapping[str, Any]) -> Hints:
-    """The hints of a body. Raises `ApiError` for one that cannot be, and names it."""
+    """Return the hints of a body. Raises `ApiError`, with the field's name, if one is invalid."""
     if FIELDS.isdisjoint(fields):
         return NONE
     try:

@@ -1,4 +1,8 @@
-"""Whose a call is, as its headers say. What they do not say, the conversation may."""
+"""Read from the headers of a request which program it belongs to, and where in its graph.
+
+If the headers do not name a program, it is recognised by its conversation
+(`agentrt.serving.programs.conversation`).
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,19 @@ SESSION_HEADERS = (
     "x-dynamo-session-id",  # Dynamo
     "x-smg-routing-key",  # SGLang's gateway
 )
-"""Headers by which agent clients name a session of theirs, which is a program here."""
+"""Headers in which agent clients name their session. A client's session is a program here."""
 PARENT_SESSIONS = ("x-dynamo-parent-session-id", "x-parent-session-id")  # Dynamo, llm-d
-"""Headers that name the parent of a sub-agent's session: it belongs to its parent's program."""
+"""Headers that name the parent of a sub-agent's session. The sub-agent's calls belong to the
+parent's program.
+"""
 AGENT_HEADER = "x-claude-code-agent-id"
-"""The header by which Claude Code names a sub-agent: a branch of its session's program."""
+"""The header in which Claude Code names a sub-agent, a branch of its session's program."""
 PARENT_AGENT_HEADER = "x-claude-code-parent-agent-id"
-"""And the header that names the sub-agent which began it, if another one did."""
+"""The header in which Claude Code names the sub-agent that started this sub-agent, if any."""
 AGENT_NODE = "agent"
-"""The node of a sub-agent's calls, unless the client names one: all sub-agents are one kind."""
+"""The node name of a sub-agent's calls, unless the client names the node."""
 FINAL_HEADERS = ("x-dynamo-session-final", "x-session-final")  # Dynamo, llm-d
-"""Headers by which a request says that its session ends with it."""
+"""Headers that mark the last request of a session."""
 
 _OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
 _THEIRS = (
@@ -40,7 +46,7 @@ _THEIRS = (
 )
 _CLAIMS = frozenset({*(f"{PREFIX}{name}" for name in _OWN), *_THEIRS})
 CLAIMED = frozenset(name.encode("ascii") for name in _CLAIMS)
-"""The headers that `read_claim` looks at, as they come."""
+"""The headers that `read_claim` reads, as lower-case bytes."""
 _LONGEST = 256
 _MOST_PARENTS = 1024
 _VISIBLE = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -49,12 +55,12 @@ _LONGEST_TYPE = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a client says of a call; None is not said.
+    """What a client claims about a request; None where the client does not say.
 
-    ``call`` is its own name for the call, and ``parents`` those of the calls that had to end
-    last before it. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says
-    that the program is over when the request is. ``agent`` is the sub-agent that makes the call,
-    and ``parent_agent`` the one that began it.
+    ``call`` is the client's name for the call, and ``parents`` are the names of the calls that it
+    depends on. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says that
+    the program ends with this request. ``agent`` is the sub-agent that makes the call, and
+    ``parent_agent`` the sub-agent that started it.
     """
 
     program: str | None = None
@@ -70,9 +76,9 @@ class Claim:
 
 
 def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
-    """The claim of a request; ``hints`` are those of its body.
+    """Return the claim of a request from its headers and the ``hints`` of its body.
 
-    Raises `ApiError` for a header that cannot be, and names it.
+    Raises `ApiError`, with the header's name, for an invalid header.
     """
 
     def read(name: str, longest: int = _LONGEST) -> str | None:
@@ -96,39 +102,42 @@ def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
         call=read("call"),
         parents=_parents(headers.get(f"{PREFIX}parents")),
         deadline_s=_seconds(f"{PREFIX}deadline", headers.get(f"{PREFIX}deadline")),
-        is_last=final and parent is None and agent is None,  # its parent goes on
+        is_last=final and parent is None and agent is None,  # a sub-agent's end is not its parent's
         agent=agent,
         parent_agent=_read(headers, PARENT_AGENT_HEADER) if agent else None,
     )
 
 
 def _read(headers: Mapping[str, str], name: str, longest: int = _LONGEST) -> str | None:
-    given = headers.get(name)
-    if not given:
+    raw_value = headers.get(name)
+    if not raw_value:
         return None
-    value = unquote(given)
+    value = unquote(raw_value)
     if len(value) > longest or not _VISIBLE.fullmatch(value):
-        raise ApiError(400, f"header {name}: at most {longest} visible characters", param=name)
+        text = f"header {name}: invalid value; use at most {longest} visible characters"
+        raise ApiError(400, text, param=name)
     return value
 
 
-def _parents(given: str | None) -> tuple[str, ...] | None:
-    if given is None:
+def _parents(raw_value: str | None) -> tuple[str, ...] | None:
+    if raw_value is None:
         return None
-    names = tuple(filter(None, (part.strip() for part in given.split(","))))
+    names = tuple(filter(None, (part.strip() for part in raw_value.split(","))))
     if len(names) > _MOST_PARENTS:
         name = f"{PREFIX}parents"
-        raise ApiError(400, f"header {name}: at most {_MOST_PARENTS} names", param=name)
+        text = f"header {name}: {len(names)} names; use at most {_MOST_PARENTS}"
+        raise ApiError(400, text, param=name)
     return names
 
 
-def _seconds(name: str, given: str | None) -> float | None:
-    if given is None:
+def _seconds(name: str, raw_value: str | None) -> float | None:
+    if raw_value is None:
         return None
     try:
-        seconds = float(given)
+        seconds = float(raw_value)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= 7 * 24 * 3600:
-        raise ApiError(400, f"header {name}: seconds, above 0 and within a week", param=name)
+        text = f"header {name}: {raw_value[:40]!r} is invalid; use seconds above 0, up to a week"
+        raise ApiError(400, text, param=name)
     return seconds

@@ -1,4 +1,4 @@
-"""Runs that an earlier server has left in the journal: those that go on, and those that ended."""
+"""Runs of an earlier server in the journal: runs to resume, and runs that have ended."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from agentrt.journal.schema import CANCELLED, DONE, LOST, RecordedProgram
 from agentrt.runtime.durable import Durable
 from agentrt.serving.programs.bodies import RunRequest
 
-LATE = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+LATE = {"type": "DeadlineExceeded", "message": "the run did not end before its deadline"}
+"""The error of a run that was cancelled at its deadline."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftRun:
-    """A run that goes on."""
+    """A run to resume, with its tenant, its request and its record in the journal."""
 
     type: str
     tenant: str
@@ -31,8 +32,10 @@ class LeftRun:
 
 
 def durable_of(body: RunRequest, now: float, *, by_event: bool = False) -> Durable:
-    """How a run is recorded: its deadline is then a time of the journal's clock, which is at
-    ``now``.
+    """Return how a run is recorded in the journal.
+
+    The recorded deadline is a time of the journal's clock, which shows ``now`` (seconds).
+    ``by_event`` says that an event started the run.
     """
     until = None if body.deadline is None else now + body.deadline
     waits = body.wait or body.stream
@@ -41,27 +44,35 @@ def durable_of(body: RunRequest, now: float, *, by_event: bool = False) -> Durab
 
 
 async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
-    """The runs of these types that go on. One whose client waited for it does not: that client is
-    gone, which cancels it; nor does one that was recorded with less than all.
+    """Return the unfinished runs of these program types that this server can resume.
+
+    A run whose client waited for its result is not resumed: the client has disconnected, which
+    cancels the run. A run is not resumed either if the journal does not have its full content.
     """
-    found = []
+    open_runs = []
     for row in await journal.open_programs():
         options = json.loads(row.options)
         if options.get("waits") or row.content != "full":
             await journal.abandon(row.id)
         elif row.type not in types:
-            _log.warning("run %s waits in the journal: no program %r is served", row.id, row.type)
+            _log.warning(
+                "run %s stays in the journal: this server does not serve its program %r",
+                *(row.id, row.type),
+            )
         else:
             try:
-                found.append(left_run(journal, row))
+                open_runs.append(left_run(journal, row))
             except UnkeptError as error:
-                _log.warning("run %s does not go on: its input: %s", row.id, error)
+                _log.warning("run %s cannot be resumed because of its input: %s", row.id, error)
                 await journal.abandon(row.id)
-    return found
+    return open_runs
 
 
 def left_run(journal: Journal, row: RecordedProgram) -> LeftRun:
-    """A run that goes on as it was started. Raises `UnkeptError`."""
+    """Return a recorded run with its original input, session and deadline.
+
+    Raises `UnkeptError` if the journal does not have the input.
+    """
     options = json.loads(row.options)
     until = options.get("until")
     seconds = None if until is None else max(0.001, until - journal.clock.now())
@@ -74,7 +85,10 @@ def left_run(journal: Journal, row: RecordedProgram) -> LeftRun:
 async def ended_run(
     journal: Journal | None, tenant: str, name: str, run_id: str
 ) -> dict[str, Any] | None:
-    """A run that ended in an earlier server, for its client; None if there is none."""
+    """Describe a run that ended on an earlier server; None for an unknown run.
+
+    ``tenant`` and ``name``, the program's name, must be those of the run.
+    """
     known = None if journal is None else await journal.ended_program(run_id)
     if known is None or (known[0].tenant, known[0].type) != (tenant, name):
         return None

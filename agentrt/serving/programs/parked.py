@@ -1,4 +1,4 @@
-"""Runs that have left memory: they wait in the journal alone, for a human or for a time."""
+"""Parked runs: runs that wait for a human or for a time, kept in the journal and not in memory."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from agentrt.runtime.run import Run
 from agentrt.scheduler.table import ProgramState, last_heard
 from agentrt.serving.programs.left import LeftRun, left_run
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
-from agentrt.serving.questions.asked import Asked, Viewer, Wanted
+from agentrt.serving.questions.server_questions import QuestionFilter, QuestionView, Viewer
 from agentrt.serving.server import Server
 from agentrt.steady import SteadyClock
 
 _AT_ONCE = 1000
-"""So many are brought back in one sweep: those that run then are in memory."""
+"""Maximum number of runs that one sweep resumes, to bound the memory that they take."""
 _AT_A_STOP_S = 1.0
-"""When the server stops, who has waited so long is parked."""
+"""Seconds that a run must have waited to be parked when the server stops."""
 _MOST_QUESTIONS = 1000
 _LOOK_S = 0.1
 _ASKS_WITHIN_S = 30.0
-"""A program that is brought back for an answer asks its question again within so long."""
+"""Seconds within which a program that is resumed for an answer must ask its question again."""
 
 _log = logging.getLogger(__name__)
 
 
 class Parking:
-    """Parks runs that do nothing but wait, and brings them back. It is a `QuestionSource`.
+    """Parks runs that do nothing but wait, and resumes them. It is a `QuestionSource`.
 
-    A run is parked as a server's stop leaves it: its code is cancelled, and begins again from its
-    top. Rows of the journal say what it waits for, until it has begun again.
+    Parking a run is the same as stopping the server while the run waits: the run's code is
+    cancelled, and starts again from its beginning when the run is resumed, with the recorded
+    results of its calls. Until then, rows of the journal record what the run waits for.
     """
 
     def __init__(self, server: Server, runs: ProgramRuns, journal: Journal) -> None:
@@ -51,39 +52,47 @@ class Parking:
         self._waits, self._clock = Waits(journal), journal.clock
         self._programs = {program.name: program for program in server.native.values()}
         self._one_at_a_time = asyncio.Lock()
-        # Questions of programs that are brought back, until their code asks them again.
+        # Questions of programs that are being resumed, until their code asks them again.
         self._reopening: dict[str, tuple[ParkedQuestion, asyncio.Future[None]]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._next, self._parks = 0.0, False
 
     def open_source(self) -> None:
-        """Be a source of questions from now on."""
+        """Register as a source of questions."""
         self._server.questions.sources.append(self)
-        self._runtime.questions.listen(self._asked)
+        self._runtime.questions.listen(self._on_question)
 
     def close(self) -> None:
-        """The server stops: park what can be, so that the next one need not bring it back."""
+        """Park all runs that can be parked, so that the next server need not resume them at once.
+
+        Then stop being a source of questions. Call this when the server stops.
+        """
         self._park_all(_AT_A_STOP_S)
-        self._runtime.questions.unlisten(self._asked)
+        self._runtime.questions.unlisten(self._on_question)
         self._server.questions.sources.remove(self)
 
     async def sweep(self) -> None:
-        """Park who has waited for long, and bring back whose time has come."""
+        """Park runs that have waited long, and resume parked runs whose time has come."""
         draining = self._server.draining
         self._park_all(_AT_A_STOP_S if draining else self._server.park_s)
         if draining or (self._clock.now() < self._next and not self._parks):
             return
-        self._next, self._parks = 0.0, False  # so it stays if the journal cannot be read
+        self._next, self._parks = 0.0, False  # if reading the journal fails, look again next time
         self._next = await self._bring_back()
 
     async def _bring_back(self) -> float:
-        """Bring back whose time has come, and say when the next time is."""
-        found, left, due = [(0.0, "")], _AT_ONCE, math.inf
-        while found := await self._waits.first_due(self._programs, _AT_ONCE, found[-1]):
-            for due, program_id in found:
+        """Resume the parked runs whose time has come, and return when the next run is due.
+
+        Times are seconds of the journal's clock; infinity if no run waits for a time.
+        """
+        due_programs, left, due = [(0.0, "")], _AT_ONCE, math.inf
+        while due_programs := await self._waits.first_due(
+            self._programs, _AT_ONCE, due_programs[-1]
+        ):
+            for due, program_id in due_programs:
                 if due > self._clock.now() or not left:
                     return due
-                # One that has come back already, and could not begin, is let be.
+                # Skip a run that was resumed already and could not begin.
                 if not self._runs.has(program_id) and program_id not in self._leaving:
                     await self._revived(program_id)
                     left -= 1
@@ -98,7 +107,10 @@ class Parking:
             self._park(run)
 
     def _can_park(self, run: Run, after_s: float) -> bool:
-        """Whether it has waited so long, and will, for nothing but humans and the time."""
+        """Whether a run has waited for ``after_s`` seconds and will wait as long again.
+
+        Only runs that wait for nothing but humans and times can be parked.
+        """
         record = run.record
         if record is None or not record.rests or run.parked:
             return False
@@ -114,7 +126,7 @@ class Parking:
         ) and tracking.only_rests(run, record.rests)
 
     def _park(self, run: Run) -> None:
-        """From its last answer to here nothing was awaited: nothing is lost."""
+        """Park a run. Nothing is awaited between `_can_park` and here, so no answer can be lost."""
         assert run.record is not None
         assert run.task is not None
         rests, until = list(run.record.rests.values()), run.options.get("until")
@@ -129,35 +141,35 @@ class Parking:
     # -- and back ----------------------------------------------------------------------
 
     async def _revived(self, program_id: str) -> ServedRun | None:
-        """The run of a program that was parked, in memory; None if it is over."""
+        """Resume a parked run and return it; None if the run has ended."""
         if (leaving := self._leaving.get(program_id)) is not None:
             await asyncio.wait([leaving])
         async with self._one_at_a_time:
-            if (one := self._runs.live(program_id)) is not None:
-                return one
+            if (served_run := self._runs.live(program_id)) is not None:
+                return served_run
             row = await self._parked(program_id)
             left = None if row is None else await self._left(row)
             if left is None:
                 return None
             if (program := self._programs.get(left.type)) is None:
-                raise QuestionClosedError(f"no program {left.type!r} is served now")
-            asked = await self._waits.questions(0.0, _MOST_QUESTIONS, program=program_id)
-            one = self._runs.go_on(program, left)
-            self._reopen(one, asked)
-            return one
+                raise QuestionClosedError(f"this server does not serve program {left.type!r} now")
+            parked_questions = await self._waits.questions(0.0, _MOST_QUESTIONS, program=program_id)
+            served_run = self._runs.go_on(program, left)
+            self._reopen(served_run, parked_questions)
+            return served_run
 
-    def _reopen(self, one: ServedRun, asked: list[ParkedQuestion]) -> None:
-        """Remember what the run will ask again."""
-        assert one.run.task is not None
-        for each in asked:
+    def _reopen(self, served_run: ServedRun, parked_questions: list[ParkedQuestion]) -> None:
+        """Remember the questions that a resumed run will ask again."""
+        assert served_run.run.task is not None
+        for question in parked_questions:
             opened = asyncio.get_running_loop().create_future()
-            self._reopening[each.id] = each, opened
+            self._reopening[question.id] = question, opened
 
         def ended(task: asyncio.Task[None]) -> None:
-            for each in asked:
-                self._opened(each.id)
+            for question in parked_questions:
+                self._opened(question.id)
 
-        one.run.task.add_done_callback(ended)
+        served_run.run.task.add_done_callback(ended)
 
     async def _parked(self, program_id: str) -> RecordedProgram | None:
         is_parked = await self._waits.of(program_id)
@@ -165,11 +177,11 @@ class Parking:
         return rows[0] if rows else None
 
     async def _left(self, row: RecordedProgram) -> LeftRun | None:
-        """How it goes on. One that cannot, or is over its time, ends."""
+        """Return how a parked run is resumed. End a run that cannot be resumed, or is too late."""
         try:
             left = left_run(self._journal, row)
         except UnkeptError as error:
-            _log.warning("run %s does not go on: its input: %s", row.id, error)
+            _log.warning("run %s cannot be resumed because of its input: %s", row.id, error)
         else:
             until = left.durable.options.get("until")
             if until is None or until > self._clock.now():
@@ -184,7 +196,7 @@ class Parking:
     # -- for clients -------------------------------------------------------------------
 
     async def describe(self, tenant: str, name: str, run_id: str) -> dict[str, Any] | None:
-        """A parked run, as clients see one; None if there is none."""
+        """Describe a parked run for clients; None for an unknown or not parked run."""
         row = None if self._runs.has(run_id) else await self._parked(run_id)
         if row is None or (row.tenant, row.type) != (tenant, name):
             return None
@@ -196,13 +208,15 @@ class Parking:
             "program": row.type,
             "state": str(ProgramState.RUNNING if timed else ProgramState.WAITING_FOR_HUMAN),
             "parked": True,
-            "questions": [_asked(one, self._clock).to_json() for one in questions],
+            "questions": [
+                _question_view(question, self._clock).to_json() for question in questions
+            ],
             "result": None,
             "error": None,
         }
 
     async def cancel(self, tenant: str, name: str, run_id: str) -> bool:
-        """End a parked run without any of its code. False if there is none."""
+        """End a parked run without resuming it. Return False for an unknown or not parked run."""
         async with self._one_at_a_time:
             row = None if self._runs.has(run_id) else await self._parked(run_id)
             if row is None or (row.tenant, row.type) != (tenant, name):
@@ -210,48 +224,57 @@ class Parking:
             await self._ended(run_id)
             return True
 
-    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+    async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
         if wanted.thread is not None:
             return []
         now, closed = self._clock.now(), self._runtime.questions.closed
-        found = await self._waits.questions(now, wanted.limit, viewer.tenant, wanted.program)
+        parked_questions = await self._waits.questions(
+            now, wanted.limit, viewer.tenant, wanted.program
+        )
         coming = [
-            _asked(one, self._clock)
-            for one, _ in self._reopening.values()
-            if viewer.sees(one.tenant)
-            and wanted.program in (None, one.program)
-            and (one.due is None or one.due > now)
+            _question_view(question, self._clock)
+            for question, _ in self._reopening.values()
+            if viewer.sees(question.tenant)
+            and wanted.program in (None, question.program)
+            and (question.due is None or question.due > now)
         ]
-        return coming + [_asked(one, self._clock) for one in found if one.id not in closed]
+        return coming + [
+            _question_view(question, self._clock)
+            for question in parked_questions
+            if question.id not in closed
+        ]
 
-    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
-        found = await self._waits.question(question_id)
-        # Its program may have come back while the journal was read.
+    async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
+        parked_question = await self._waits.question(question_id)
+        # The program may have been resumed while the journal was read.
         if (back := self._reopening.get(question_id)) is not None:
-            # Its program says whether it is too late: it may have the answer by then.
-            asked = replace(_asked(back[0], self._clock), state="open")
-        elif found is None or question_id in self._runtime.questions.closed:
+            # Report it as open: the resumed program decides whether the answer is too late.
+            view = replace(_question_view(back[0], self._clock), state="open")
+        elif parked_question is None or question_id in self._runtime.questions.closed:
             return await self._server.questions.of_programs.find(viewer, question_id)
         else:
-            asked = _asked(found, self._clock)
-        return asked if viewer.sees(asked.tenant) else None
+            view = _question_view(parked_question, self._clock)
+        return view if viewer.sees(view.tenant) else None
 
-    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
-        asked.form.accept(value)  # before a program is brought back for it
-        assert asked.program is not None
-        one = await self._revived(asked.program)
-        if one is None:
-            raise QuestionClosedError(f"question {asked.id} was withdrawn already")
-        if (back := self._reopening.get(asked.id)) is not None:
-            await self._asked_again(one.run, asked.id, back[1])
-        if one.run.error is not None:
-            raise QuestionClosedError(f"question {asked.id}: its program failed: {one.run.error}")
-        self._runtime.questions.answer(asked.id, value)
+    async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
+        question.form.accept(value)  # check the answer before resuming a program for it
+        assert question.program is not None
+        served_run = await self._revived(question.program)
+        if served_run is None:
+            raise QuestionClosedError(f"question {question.id} was withdrawn already")
+        if (back := self._reopening.get(question.id)) is not None:
+            await self._asked_again(served_run.run, question.id, back[1])
+        if served_run.run.error is not None:
+            raise QuestionClosedError(
+                f"question {question.id}: its program failed: {served_run.run.error}"
+            )
+        self._runtime.questions.answer(question.id, value)
         return {}
 
     async def _asked_again(self, run: Run, question: str, opened: asyncio.Future[None]) -> None:
-        """Wait until a question is open again, or never will be. Raises `QuestionClosedError`
-        where the run's code goes on without it.
+        """Wait until a resumed run has asked a question again, or has ended.
+
+        Raises `QuestionClosedError` if the run's code continues without asking the question.
         """
         for _ in range(int(_ASKS_WITHIN_S / _LOOK_S)):
             await asyncio.wait({opened}, timeout=_LOOK_S)
@@ -261,34 +284,34 @@ class Parking:
                 record.asks_no_more(question) or tracking.only_rests(run, record.rests)
             ):
                 raise QuestionClosedError(
-                    f"question {question}: program {run.id} has come back and does not ask it any "
-                    "more: its code has changed"
+                    f"question {question}: program {run.id} was resumed and does not ask it any "
+                    "more, because its code has changed"
                 )
         raise QuestionClosedError(
-            f"question {question}: program {run.id} has come back and has not asked it again "
-            f"within {_ASKS_WITHIN_S:g} s: its code has changed, or is slow; try again later"
+            f"question {question}: program {run.id} was resumed and has not asked it again within "
+            f"{_ASKS_WITHIN_S:g} s; its code has changed, or is slow; try again later"
         )
 
-    def _asked(self, question: Question) -> None:
+    def _on_question(self, question: Question) -> None:
         if question.state == "open":
             self._opened(question.id)
 
     def _opened(self, question_id: str) -> None:
-        """It is open again, or never will be."""
+        """Record that a question is open again, or that its program has ended."""
         if (back := self._reopening.pop(question_id, None)) is not None:
             back[1].set_result(None)
 
 
-def _asked(one: ParkedQuestion, clock: SteadyClock) -> Asked:
-    asked = json.loads(one.asked)
-    return Asked(
-        one.id,
-        asked["question"],
-        one.type,
-        one.tenant,
-        AnswerForm(asked["schema"]),
-        program=one.program,
-        state="expired" if one.due is not None and one.due <= clock.now() else "open",
-        created_at=clock.time_of_day(one.began),
-        expires_at=None if one.due is None else clock.time_of_day(one.due),
+def _question_view(question: ParkedQuestion, clock: SteadyClock) -> QuestionView:
+    content = json.loads(question.asked)
+    return QuestionView(
+        question.id,
+        content["question"],
+        question.type,
+        question.tenant,
+        AnswerForm(content["schema"]),
+        program=question.program,
+        state="expired" if question.due is not None and question.due <= clock.now() else "open",
+        created_at=clock.time_of_day(question.began),
+        expires_at=None if question.due is None else clock.time_of_day(question.due),
     )

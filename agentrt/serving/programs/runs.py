@@ -21,77 +21,84 @@ from agentrt.runtime.run import Run, RunState
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import LeftRun, durable_of
-from agentrt.serving.questions.asked import Asked
+from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import BusyError
 from agentrt.steady import Alarm
 
 _KEPT = 1000
-"""Ended runs whose results can still be asked for."""
+"""Maximum number of ended runs whose results clients can still retrieve."""
 _KEPT_S = 3600.0
+"""Seconds for which the result of an ended run can be retrieved."""
 _AHEAD = 1024
-"""Events that are kept for a slow reader. It misses nodes beyond that, but not the result."""
+"""Events that wait for a slow reader. The reader misses further node events, but not the end."""
 
 
 @dataclass(slots=True, eq=False)
 class ServedRun:
-    """A run that a client started. ``seen`` says how people see a question of its; ``open`` has
-    those that are open, by their ids.
+    """A run that a client started.
+
+    ``seen`` converts a question of the run into the form that clients see. ``open`` are the run's
+    open questions, by id. ``late`` is the timer of the deadline, and ``is_late`` says that the run
+    was cancelled at its deadline. ``watchers`` are the event queues of clients that stream the run.
     """
 
     run: Run
     tenant: str
-    seen: Callable[[Question], Asked]
+    seen: Callable[[Question], QuestionView]
     late: Alarm | None = None
     is_late: bool = False
-    watchers: set[asyncio.Queue[Event | Asked]] = field(default_factory=set)
+    watchers: set[asyncio.Queue[Event | QuestionView]] = field(default_factory=set)
     open: dict[str, Question] = field(default_factory=dict)
 
     @property
-    def questions(self) -> dict[str, Asked]:
-        """The open questions as people see them now."""
+    def questions(self) -> dict[str, QuestionView]:
+        """The open questions in the form that clients see, by id."""
         return {key: self.seen(question) for key, question in self.open.items()}
 
-    def watch(self) -> asyncio.Queue[Event | Asked]:
-        """The run's events from now on, and its questions as they open and are closed."""
-        box: asyncio.Queue[Event | Asked] = asyncio.Queue(_AHEAD)
+    def watch(self) -> asyncio.Queue[Event | QuestionView]:
+        """Return a queue of the run's events from now on, and of its questions as they change."""
+        box: asyncio.Queue[Event | QuestionView] = asyncio.Queue(_AHEAD)
         self.watchers.add(box)
         return box
 
-    def publish(self, what: Event | Asked) -> None:
-        """Put an event into all watchers' queues. A slow one misses some, but not the end."""
+    def publish(self, event: Event | QuestionView) -> None:
+        """Put an event into all watchers' queues. A full queue misses it, unless it is the end."""
         for box in self.watchers:
-            if not box.full() or isinstance(what, ProgramEnded):
+            if not box.full() or isinstance(event, ProgramEnded):
                 if box.full():
                     box.get_nowait()
-                box.put_nowait(what)
+                box.put_nowait(event)
 
 
 RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
-"""Answers the request that started a run, as its body asks."""
+"""Answers the request that started a run: with a stream, the result, or the run as it begins."""
 
 
 class ProgramRuns:
-    """The runs that clients started, the ended ones for a while."""
+    """The runs that clients started, including recently ended runs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._refusals: set[asyncio.Task[None]] = set()
-        self._runtime.registry.listen(self._saw)
-        self._runtime.questions.listen(self._asked)
+        self._runtime.registry.listen(self._on_event)
+        self._runtime.questions.listen(self._on_question)
 
     def start(
         self, program: Program, tenant: str, body: RunRequest, event: HappenedEvent | None = None
     ) -> ServedRun:
-        """Start a program, for an ``event`` that it has as its input. Raises `BusyError` where the
-        tenant is at a limit.
+        """Start a run of a program.
+
+        ``event`` is the event that triggered the run, if any. Raises `BusyError` if the tenant is
+        at a limit.
         """
         tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
         if live[tenant] >= most:
-            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
+            text = f"tenant {tenant!r} has {most} live programs, the most that it may have"
+            raise BusyError(f"{text}; end a program first", 1.0)
         tenants.ask(tenant)
         durable = None
         if any(program is native for native in self._server.native.values()):
@@ -100,8 +107,9 @@ class ProgramRuns:
         return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
-        """Go on with a run of the last server, or a parked one. What it had been admitted for
-        holds.
+        """Resume a run of an earlier server, or a parked run.
+
+        The tenant's limits are not checked again, because the run was admitted when it started.
         """
         event = HappenedEvent(**left.body.input) if left.durable.options.get("event") else None
         return self._begin(program, left.tenant, left.body, left.durable, event)
@@ -118,18 +126,18 @@ class ProgramRuns:
             program, body.input, tenant=tenant, session=body.session, durable=durable
         )
         seen = self._server.questions.of_programs.seen
-        one = self._runs[run.id] = ServedRun(run, tenant, seen)
+        served_run = self._runs[run.id] = ServedRun(run, tenant, seen)
         assert run.task is not None
         self._server.live[tenant] += 1
-        # Nobody may be waiting for it: a server that stops does.
+        # The client may not wait for the run, but a server that drains does.
         self._server.under_way.add(run.task)
         run.task.add_done_callback(functools.partial(self._over, tenant, run))
         if event is not None:
             run.task.add_done_callback(functools.partial(self._over_for, event, run))
         if body.deadline is not None:
-            too_late = functools.partial(self._too_late, one)
-            one.late = self._runtime.steady.call_later(body.deadline, too_late)
-        return one
+            too_late = functools.partial(self._too_late, served_run)
+            served_run.late = self._runtime.steady.call_later(body.deadline, too_late)
+        return served_run
 
     def _over(self, tenant: str, run: Run, task: asyncio.Task[None]) -> None:
         if run.parked:
@@ -144,13 +152,13 @@ class ProgramRuns:
         if run.state is RunState.FAILED:
             why = f"failed: {type(run.error).__name__}: {run.error}"
         elif run.state is RunState.DONE or (run.record is not None and run.left):
-            return  # what is left goes on later
+            return  # a later server resumes the run, or it is resumed from parking
         else:
             why = f"was {run.state}"
         self.refuse(event, f"program {run.id} {why}", run.type, run.row.tenant)
 
     def refuse(self, event: HappenedEvent, why: str, program: str, tenant: str) -> None:
-        """An event came to nothing: keep it for people."""
+        """Record that an event started no run, or that its run failed, so that people see it."""
         sending = self._runtime.events.refuse(event, why, program, tenant)
         with tracking.outside():
             task = asyncio.ensure_future(sending)
@@ -158,37 +166,45 @@ class ProgramRuns:
         task.add_done_callback(self._refusals.discard)
 
     def has(self, run_id: str) -> bool:
-        """Whether this server has run it, and it is not parked."""
+        """Whether the run is in memory: running or recently ended, and not parked."""
         return run_id in self._runs and not self._runs[run_id].run.parked
 
     def live(self, run_id: str) -> ServedRun | None:
-        """A run that has not ended, and is not parked."""
-        one = self._runs.get(run_id) if self.has(run_id) else None
-        return None if one is None or one.run.ended_at is not None else one
+        """Return a run that has neither ended nor been parked; else None."""
+        served_run = self._runs.get(run_id) if self.has(run_id) else None
+        return None if served_run is None or served_run.run.ended_at is not None else served_run
 
     def get(self, tenant: str, name: str, run_id: str) -> ServedRun:
-        """The tenant's run of the program ``name``. Raises `ApiError` if there is none."""
-        one = self._runs.get(run_id) if self.has(run_id) else None
-        if one is None or one.tenant != tenant or one.run.type != name:
-            raise ApiError(404, f"there is no run {run_id!r} of program {name!r}", code="not_found")
-        return one
+        """Return a tenant's run of the program ``name``. Raises `ApiError` for an unknown run."""
+        served_run = self._runs.get(run_id) if self.has(run_id) else None
+        if served_run is None or served_run.tenant != tenant or served_run.run.type != name:
+            raise ApiError(404, f"unknown run {run_id!r} of program {name!r}", code="not_found")
+        return served_run
 
     def sweep(self) -> None:
-        """Forget the runs that ended long ago, and the oldest of too many."""
+        """Forget runs that ended long ago, and the oldest ended runs beyond the maximum."""
         now = self._runtime.now()
-        ended = [run_id for run_id, one in self._runs.items() if one.run.ended_at is not None]
+        ended = [
+            run_id
+            for run_id, served_run in self._runs.items()
+            if served_run.run.ended_at is not None
+        ]
         for index, run_id in enumerate(ended):
             at = self._runs[run_id].run.ended_at or now
             if now - at >= _KEPT_S or index < len(ended) - _KEPT:
                 del self._runs[run_id]
 
     async def close(self) -> None:
-        """Cancel what runs. The next server goes on with what is in the journal."""
-        self._runtime.registry.unlisten(self._saw)
-        self._runtime.questions.unlisten(self._asked)
-        tasks = [one.run.task for one in self._runs.values() if one.run.task is not None]
-        for one in self._runs.values():
-            one.run.left = True
+        """Cancel all runs. The next server resumes the runs that are in the journal."""
+        self._runtime.registry.unlisten(self._on_event)
+        self._runtime.questions.unlisten(self._on_question)
+        tasks = [
+            served_run.run.task
+            for served_run in self._runs.values()
+            if served_run.run.task is not None
+        ]
+        for served_run in self._runs.values():
+            served_run.run.left = True
         for task in tasks:
             task.cancel()
         if tasks:
@@ -196,26 +212,26 @@ class ProgramRuns:
         if self._refusals:
             await asyncio.wait(self._refusals)
 
-    def _too_late(self, one: ServedRun) -> None:
-        one.is_late = True
-        one.run.cancel()
+    def _too_late(self, served_run: ServedRun) -> None:
+        served_run.is_late = True
+        served_run.run.cancel()
 
-    def _saw(self, event: Event) -> None:
-        one = self._runs.get(event.program_id)
-        if one is None:
+    def _on_event(self, event: Event) -> None:
+        served_run = self._runs.get(event.program_id)
+        if served_run is None:
             return
-        if isinstance(event, ProgramEnded) and one.late is not None:
-            one.late.cancel()
-        if one.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
-            # The node itself will have gone on by the time that somebody reads this.
+        if isinstance(event, ProgramEnded) and served_run.late is not None:
+            served_run.late.cancel()
+        if served_run.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
+            # Copy the node, which may change before a watcher reads the event.
             event = replace(event, node=event.node.copy())
-        one.publish(event)
+        served_run.publish(event)
 
-    def _asked(self, question: Question) -> None:
-        one = self._runs.get(question.program_id)
-        if one is None:
+    def _on_question(self, question: Question) -> None:
+        served_run = self._runs.get(question.program_id)
+        if served_run is None:
             return
-        one.open.pop(question.id, None)
+        served_run.open.pop(question.id, None)
         if question.state == "open":
-            one.open[question.id] = question
-        one.publish(one.seen(question))
+            served_run.open[question.id] = question
+        served_run.publish(served_run.seen(question))

@@ -1,1 +1,1 @@
-"""Questions to humans: one list of what programs and graphs ask, and the routes to answer."""
+"""Questions of programs and graphs to humans: a common list, and the HTTP routes to answer them."""

@@ -1,4 +1,4 @@
-"""The routes of questions to humans: which are open, one of them, and an answer to it."""
+"""The HTTP routes of questions to humans: list open questions, get a question, answer it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, Response
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.serving.error_responses import ApiError, OpenAIRoute
 from agentrt.serving.middleware import tenant_of
-from agentrt.serving.questions.asked import Viewer, Wanted
+from agentrt.serving.questions.server_questions import QuestionFilter, Viewer
 from agentrt.serving.server import Server
 
 _MOST_BYTES = 1024 * 1024
-"""The largest answer."""
+"""The maximum size of an answer (bytes)."""
 _MOST_LISTED = 1000
 
 Id = Annotated[str | None, Query(max_length=300)]
@@ -25,7 +25,7 @@ Id = Annotated[str | None, Query(max_length=300)]
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """The questions of ``server``."""
+    """Yield the router of the server's questions."""
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute, tags=["questions"])
     questions = server.questions
 
@@ -36,24 +36,31 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         thread: Id = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> Response:
-        """The open questions of programs and of graphs' threads, the latest first."""
-        found = await questions.open(_viewer(request), Wanted(program, thread, limit))
-        return JSONResponse({"object": "list", "data": [one.to_json() for one in found]})
+        """List the open questions of programs and of graphs' threads, newest first."""
+        open_questions = await questions.open(
+            _viewer(request), QuestionFilter(program, thread, limit)
+        )
+        return JSONResponse(
+            {"object": "list", "data": [question.to_json() for question in open_questions]}
+        )
 
     @router.get("/questions/{question_id}", response_model=None)
     async def retrieve_question(request: Request, question_id: str) -> Response:
-        """A question, and its state; a program's is known for a while after it was closed."""
-        found = await questions.find(_viewer(request), question_id)
-        if found is None:
+        """Return a question and its state.
+
+        A program's question can be retrieved for a while after it was closed.
+        """
+        question = await questions.find(_viewer(request), question_id)
+        if question is None:
             raise _unknown(question_id)
-        return JSONResponse(found.to_json())
+        return JSONResponse(question.to_json())
 
     @router.post("/questions/{question_id}", response_model=None)
     async def answer_question(request: Request, question_id: str) -> Response:
         """Answer with ``{"answer": …}``, or with the answer itself as the body's JSON.
 
-        The first answer counts; a later one gets 409. One that does not fit the question's
-        schema gets 422, and the question stays open.
+        Only the first answer counts; a later answer gets status 409. An answer that does not match
+        the question's schema gets status 422, and the question stays open.
         """
         value = await _answer_in(request)
         try:
@@ -74,11 +81,12 @@ def _viewer(request: Request) -> Viewer:
 
 
 def _unknown(question_id: str) -> ApiError:
-    return ApiError(404, f"there is no question {question_id[:100]!r}", code="not_found")
+    return ApiError(404, f"unknown question {question_id[:100]!r}", code="not_found")
 
 
 async def _answer_in(request: Request) -> Any:
     if len(await request.body()) > _MOST_BYTES:
-        raise ApiError(413, f"an answer has at most {_MOST_BYTES} bytes", code="body_too_large")
+        text = f"the answer is too large; send at most {_MOST_BYTES} bytes"
+        raise ApiError(413, text, code="body_too_large")
     body = await request.json()
     return body["answer"] if isinstance(body, dict) and body.keys() == {"answer"} else body

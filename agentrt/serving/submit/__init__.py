@@ -1,1 +1,1 @@
-"""Programs that clients send as source: they run in a sandbox, with nothing but a context."""
+"""Submitted programs: clients send them as source, and they run in a sandbox."""

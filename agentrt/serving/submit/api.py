@@ -1,4 +1,4 @@
-"""The route by which clients send programs as source."""
+"""The HTTP route by which clients send programs as source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RETRY_S = 1.0
 
 
 class SubmitRequest(RunRequest):
-    """``POST /v1/programs``: a run of the program in ``source``, called ``name``."""
+    """The body of ``POST /v1/programs``: a run of the program in ``source``, called ``name``."""
 
     source: str = Field(min_length=1, max_length=_MOST_SOURCE)
     name: Label = "submitted"
@@ -37,32 +37,32 @@ class SubmitRequest(RunRequest):
 async def submissions(
     router: APIRouter, server: Server, runs: ProgramRuns, answer: RunAnswer
 ) -> AsyncIterator[None]:
-    """Add the route; the programs that came by it have ended when the block has."""
+    """Add the route to ``router``. When the block ends, all submitted programs have ended."""
     live: Counter[str] = Counter()
     async with Sandbox() as sandbox:
 
         @router.post("/programs", response_model=None)
         async def submit(request: Request, body: SubmitRequest) -> Response:
-            """Run a program that is sent as source: its ``async def main(ctx)``, or
-            ``main(ctx, input)`` where an input is given, in a sandbox.
+            """Run a program that is sent as source, in a sandbox.
 
-            The answer is that of a run of a program that is served.
+            The source defines ``async def main(ctx)``, or ``async def main(ctx, input)`` if the
+            request has an input. The answer is the same as for a run of a served program.
             """
             if body.name in server.served:
-                text = f"name: a program {body.name!r} is served here; choose another"
+                text = f"name: this server already serves {body.name!r}; choose another name"
                 raise ApiError(409, text, param="name", code="name_taken")
             tenant = tenant_of(request)
             limits = server.tenants.limits(tenant)
             if live[tenant] >= limits.submitted:
                 text = f"tenant {tenant!r} has {limits.submitted} live submitted programs"
-                raise BusyError(f"{text}; wait for one to end", _RETRY_S)
+                raise BusyError(f"{text}, the most that it may have; try again later", _RETRY_S)
             if body.deadline is None:
                 body.deadline = _DEADLINE_S
-            one = runs.start(_program(sandbox, body, limits, tenant), tenant, body)
+            served_run = runs.start(_program(sandbox, body, limits, tenant), tenant, body)
             live[tenant] += 1
-            assert one.run.task is not None
-            one.run.task.add_done_callback(lambda task: _ended(live, tenant))
-            return await answer(request, one, body)
+            assert served_run.run.task is not None
+            served_run.run.task.add_done_callback(lambda task: _ended(live, tenant))
+            return await answer(request, served_run, body)
 
         yield
 
@@ -74,9 +74,9 @@ def _ended(live: Counter[str], tenant: str) -> None:
 
 
 def _program(sandbox: Sandbox, body: SubmitRequest, limits: Limits, tenant: str) -> Program:
-    given = () if body.input is None else (body.input,)
+    inputs = () if body.input is None else (body.input,)
 
     async def submitted(ctx: Context, input: Any = None) -> Any:
-        return await sandbox.run(body.source, ctx, given, limits, tenant)
+        return await sandbox.run(body.source, ctx, inputs, limits, tenant)
 
     return Program(submitted, body.name)

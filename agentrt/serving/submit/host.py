@@ -1,5 +1,6 @@
-"""The calls that come out of a sandbox, made on the program's real context. It has numbers for its
-token contexts, and never the contexts.
+"""The calls of a sandboxed program, made on the program's real context.
+
+The program refers to token contexts by number, and never gets the contexts themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
-"""Token ids that a program's contexts may hold together; forks share theirs."""
+"""Maximum number of token ids in all of a program's contexts. Forks share theirs, and are not
+counted again.
+"""
 _MOST_LIKELY = 64
 _OPTIONS = (
     *("max_tokens", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "seed"),
@@ -30,7 +33,7 @@ _HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
 
 
 class HostCalls:
-    """What a submitted program may ask for. Nothing else is reachable from the sandbox."""
+    """The operations that a submitted program may request. The sandbox can reach nothing else."""
 
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
         self._ctx = ctx
@@ -51,28 +54,35 @@ class HostCalls:
             "next_tokens": self._next_tokens,
         }
 
-    async def ask(self, what: str, target: int, args: Sequence[Any], options: Any) -> Any:
-        """A call that takes time; its answer is plain data. Raises what the context raises."""
-        if what not in self._known:
-            raise ConfigError(f"a submitted program cannot ask for {what!r}")
-        check_size([args, options])
-        return await self._known[what](target, *args, **options)
+    async def ask(self, operation: str, target: int, args: Sequence[Any], options: Any) -> Any:
+        """Run an asynchronous operation, and return its result as plain data.
 
-    def do(self, what: str, target: int, args: Sequence[Any]) -> Any:
-        """A call that takes no time. Raises `ConfigError` for what there is not."""
+        ``target`` is the number of a token context. Raises `ConfigError` for an unknown operation,
+        and all errors of the context.
+        """
+        if operation not in self._known:
+            raise ConfigError(f"a submitted program has no operation {operation!r}")
+        check_size([args, options])
+        return await self._known[operation](target, *args, **options)
+
+    def do(self, operation: str, target: int, args: Sequence[Any]) -> Any:
+        """Run a synchronous operation on a token context, and return its result as plain data.
+
+        Raises `ConfigError` for an unknown operation or context.
+        """
         context = self._of(target)
-        if what == "fork":
+        if operation == "fork":
             return self._keep(context.fork())
-        if what == "truncate":
+        if operation == "truncate":
             return context.truncate(*args)
-        if what == "drop":
+        if operation == "drop":
             return context.drop()
-        if what == "token_ids":
+        if operation == "token_ids":
             return list(context.token_ids)
-        raise ConfigError(f"a submitted program cannot do {what!r}")
+        raise ConfigError(f"a submitted program has no operation {operation!r}")
 
     def close(self) -> None:
-        """The program has ended."""
+        """Drop the program's contexts: the program has ended."""
         for context in self._contexts:
             context.drop()
 
@@ -85,13 +95,13 @@ class HostCalls:
             raise ConfigError(f"n must be from 1 to {_MOST_CHOICES}, got {choices!r}")
         if "tools" in chosen:
             chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
-        # Fields of a request by another way, such as a second limit of tokens.
+        # extra_body could set fields that are checked here, such as a second token limit.
         if chosen.pop("extra_body", None):
             raise ConfigError("a submitted program's llm() has no extra_body")
         check_bounded(make_request(ask, **chosen))
         wanted = chosen.get("max_tokens", _DEFAULT_TOKENS)
         each = self._tokens.reserve(token_limit(wanted), choices)
-        used = each * choices  # where it is broken off, all that it could have had
+        used = each * choices  # the charge if the call is cancelled: the whole reservation
         try:
             reply = await self._ctx.llm(ask, **{**chosen, "max_tokens": each})
             used = reply.report.uncached_tokens + _output_tokens(reply)
@@ -112,7 +122,7 @@ class HostCalls:
 
     def _of(self, target: Any) -> TokenContext:
         if not isinstance(target, int) or not 0 <= target < len(self._contexts):
-            raise ConfigError(f"there is no context {target!r}")
+            raise ConfigError(f"unknown context {target!r}")
         return self._contexts[target]
 
     def _keep(self, context: TokenContext) -> int:
@@ -122,7 +132,9 @@ class HostCalls:
     def _count(self, ids: int) -> None:
         self._ids += ids
         if self._ids > _MOST_IDS:
-            raise ConfigError(f"a program's contexts may hold {_MOST_IDS} tokens")
+            raise ConfigError(
+                f"the contexts of a submitted program may hold {_MOST_IDS} tokens at most"
+            )
 
     async def _context(self, target: int, content: Any, **options: Any) -> int:
         chosen = checked("context", options, ("model",))
@@ -186,7 +198,7 @@ class HostCalls:
             used += scores.report.uncached_tokens
         finally:
             self._tokens.settle(1, used)
-        return [[one.token_id, one.logprob, list(map(list, one.top))] for one in scores]
+        return [[score.token_id, score.logprob, list(map(list, score.top))] for score in scores]
 
     async def _next_tokens(self, target: int, k: Any = 20, **options: Any) -> Any:
         chosen = checked("next_tokens", options, ("allowed",))
@@ -194,7 +206,7 @@ class HostCalls:
             raise ConfigError(f"next_tokens(k={k!r}): k must be from 1 to {_MOST_LIKELY}")
         context = self._of(target)
         self._tokens.settle(self._tokens.reserve(1), 1)
-        return [list(one) for one in await context.next_tokens(k, **chosen)]
+        return [list(pair) for pair in await context.next_tokens(k, **chosen)]
 
 
 def _check_content(content: Any) -> None:
@@ -202,9 +214,9 @@ def _check_content(content: Any) -> None:
     check_bounded({"messages": messages})
 
 
-def _tool(given: Any) -> ToolSpec:
-    """A tool as OpenAI's API has it, or its function alone."""
-    function = given.get("function", given) if isinstance(given, Mapping) else {}
+def _tool(tool: Any) -> ToolSpec:
+    """Read a tool in OpenAI's format, or the function of such a tool alone."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigError('a tool must be {"name": …, "description": …, "parameters": {…}}')
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -212,7 +224,7 @@ def _tool(given: Any) -> ToolSpec:
 
 
 def _output_tokens(reply: Reply) -> int:
-    return sum(one.report.output_tokens for one in reply.choices or (reply,))
+    return sum(choice.report.output_tokens for choice in reply.choices or (reply,))
 
 
 def _plain(reply: Reply) -> dict[str, Any]:
@@ -252,7 +264,7 @@ _DEEPEST = 16
 
 
 def check_size(value: Any) -> None:
-    """Refuse arguments that are larger than any model takes, without reading all of them."""
+    """Raise `ConfigError` for arguments of more than 1 MiB, without reading all of them."""
     left, parts = _MOST_SAID, [value]
     while parts:
         part = parts.pop()
@@ -269,19 +281,24 @@ def check_size(value: Any) -> None:
 
 
 def check_bounded(request: Mapping[str, Any]) -> None:
-    """Hold a chat request to the bounds of one over HTTP, on messages, lists and schemas."""
+    """Apply the limits of an HTTP request, on messages, lists and schemas, to a chat request.
+
+    Raises `ConfigError`.
+    """
     try:
         check_bounds(_CHATS, request)
     except ApiError as error:
         raise ConfigError(str(error.detail)) from error
 
 
-def constraint(given: Any) -> Constraint:
-    """What the sandbox's choices(), json_schema(), regex() and ebnf() have said, within the
-    bounds of a request.
+def constraint(named: Any) -> Constraint:
+    """Read a constraint from the sandbox's choices(), json_schema(), regex() or ebnf().
+
+    ``named`` has the constraint's value under the name of its kind, such as ``{"regex": "x+"}``.
+    Raises `ConfigError` for another value, or for one beyond the limits of an HTTP request.
     """
-    kind, value = next(iter(given.items())) if isinstance(given, Mapping) and given else ("", None)
-    if kind not in _CONSTRAINTS or len(given) > 1:
+    kind, value = next(iter(named.items())) if isinstance(named, Mapping) and named else ("", None)
+    if kind not in _CONSTRAINTS or len(named) > 1:
         raise ConfigError(
             "constrain= takes choices(), json_schema(), regex() or ebnf() in a submitted program"
         )
@@ -290,8 +307,9 @@ def constraint(given: Any) -> Constraint:
 
 
 def check_simple(schema: Any, depth: int = 0) -> None:
-    """Refuse a schema by which checking an answer could take long: one with patterns, or with
-    references.
+    """Raise `ConfigError` for a schema that could make the check of an answer slow.
+
+    Such schemas have patterns or references, or are deeply nested.
     """
     if isinstance(schema, bool):
         return
@@ -301,28 +319,28 @@ def check_simple(schema: Any, depth: int = 0) -> None:
         check_bounded({"structured_outputs": {"json": schema}})
     if unknown := set(schema) - _SIMPLE:
         raise ConfigError(
-            f"a question's schema in a submitted program has no {min(unknown)!r}; it may have "
-            f"{', '.join(sorted(_SIMPLE))}"
+            f"a question's schema in a submitted program may not have {min(unknown)!r}; allowed "
+            f"are {', '.join(sorted(_SIMPLE))}"
         )
     inner = [schema[name] for name in ("items", "additionalProperties") if name in schema]
     named, kinds = schema.get("properties"), schema.get("anyOf")
     inner += named.values() if isinstance(named, Mapping) else ()
     inner += kinds if isinstance(kinds, list | tuple) else ()
-    for one in inner:
-        check_simple(one, depth + 1)
+    for schema_part in inner:
+        check_simple(schema_part, depth + 1)
 
 
-def checked(what: str, options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The options, all of which are ``known``."""
+def checked(function: str, options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return ``options`` as a dict. Raises `UsageError` for an option that is not ``known``."""
     names = tuple(known)
     for name in options:
         if name not in names:
-            raise UsageError(f"{what}() has no option {name!r}; it has {', '.join(names)}")
+            raise UsageError(f"{function}() has no option {name!r}; it has {', '.join(names)}")
     return dict(options)
 
 
 def token_limit(wanted: Any) -> int:
-    """A ``max_tokens``."""
+    """Return the value of ``max_tokens``; no limit for None. Raises `ConfigError`."""
     if wanted is None:
         return _NO_LIMIT
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:

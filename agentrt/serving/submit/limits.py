@@ -1,4 +1,4 @@
-"""What one submitted program may use."""
+"""The token budget of a submitted program, and its error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from agentrt.errors import AgentrtError
 
 
 class SubmittedProgramError(AgentrtError):
-    """A submitted program failed, or was stopped at a limit. ``line`` is where in its source,
-    None where nothing of it was at fault; ``traceback`` says how it came there.
+    """A submitted program failed, or was stopped at a limit.
+
+    ``line`` is the line of its source at fault, or None if no line is. ``traceback`` is the
+    program's own traceback.
     """
 
     def __init__(self, message: str, line: int | None = None, traceback: str = "") -> None:
@@ -17,23 +19,24 @@ class SubmittedProgramError(AgentrtError):
 
 
 class TokenBudget:
-    """The tokens of a program: those that a call may put out are set aside until it has ended."""
+    """The tokens that a program may use. A call's output limit is reserved until the call ends."""
 
     def __init__(self, tokens: int) -> None:
         self._limit = tokens
         self._left = tokens
 
     def reserve(self, wanted: int, times: int = 1) -> int:
-        """Set aside ``wanted`` tokens, or what is left, so many ``times``; how many each has.
+        """Reserve ``wanted`` tokens for each of ``times`` choices, or as many as are left.
 
-        Raises `SubmittedProgramError` if there are none.
+        Returns the tokens per choice. Raises `SubmittedProgramError` if no tokens are left.
         """
-        given = min(wanted, self._left // times)
-        if given < 1:
-            raise SubmittedProgramError(f"the program has used its {self._limit} tokens")
-        self._left -= given * times
-        return given
+        tokens = min(wanted, self._left // times)
+        if tokens < 1:
+            text = f"the program has used all of its {self._limit} tokens"
+            raise SubmittedProgramError(text)
+        self._left -= tokens * times
+        return tokens
 
     def settle(self, reserved: int, used: int) -> None:
-        """A call for which ``reserved`` were set aside has used so many."""
+        """Charge the ``used`` tokens of a call, and release the ``reserved`` tokens."""
         self._left += reserved - used

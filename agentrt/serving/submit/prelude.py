@@ -1,8 +1,8 @@
-"""What a submitted program acts through. This runs inside the sandbox, before the program.
+"""The names that a submitted program can use. This module runs in the sandbox, before the program.
 
-It is written in the part of Python that the sandbox's interpreter knows: no decorators of
-methods, no base classes, and few special methods. All that leaves the sandbox passes ``_ask`` or
-``_do``, as plain data; what a context may do is decided there and not here.
+It is written in the subset of Python that the sandbox's interpreter knows: no decorators of
+methods, no base classes, and few special methods. All data leaves the sandbox through ``_ask`` or
+``_do``, as plain data. The host checks there what a program may do; this module checks nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
 
-    async def _ask(what: str, target: int, args: Any, options: dict[str, Any]) -> Any: ...
+    async def _ask(operation: str, target: int, args: Any, options: dict[str, Any]) -> Any: ...
 
-    def _do(what: str, target: int, args: Any) -> Any: ...
+    def _do(operation: str, target: int, args: Any) -> Any: ...
 
 
 class ToolCall:
-    """A model's wish to call a tool."""
+    """A tool call that a model requests."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.name = fields["name"]
@@ -26,7 +26,10 @@ class ToolCall:
 
 
 class Reply:
-    """What a call gave back; in a prompt it is its text. ``message`` is for the chat."""
+    """The reply of a model call. In a prompt it stands for its text.
+
+    ``message`` is the reply as a message of a chat.
+    """
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.text = fields["text"]
@@ -46,8 +49,9 @@ class Reply:
 
 
 class Completion:
-    """What a model has written; in a prompt it is its text. ``logprobs`` are pairs of token and
-    log probability by place.
+    """A text that a model has generated in a token context. In a prompt it stands for its text.
+
+    ``logprobs`` has, for each position, pairs of token id and log probability.
     """
 
     def __init__(self, fields: dict[str, Any]) -> None:
@@ -64,7 +68,7 @@ class Completion:
 
 
 def _plain(content: Any) -> Any:
-    """Text or a chat as it leaves the sandbox: replies in it have become text."""
+    """Return text or a chat as plain data, with replies replaced by their text."""
     if isinstance(content, (Reply, Completion)):
         return content.text
     if isinstance(content, (list, tuple)):
@@ -83,7 +87,7 @@ def _plain_text(value: Any) -> Any:
 
 
 class TokenScore:
-    """A token, its log probability, and the likeliest at its place."""
+    """A token, its log probability, and the most likely tokens at its position."""
 
     def __init__(self, fields: list[Any]) -> None:
         self.token_id = fields[0]
@@ -92,13 +96,13 @@ class TokenScore:
 
 
 class TokenContext:
-    """Tokens before a model: filled, forked, generated from, scored."""
+    """A sequence of tokens for a model, which can be extended, forked, continued and scored."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def fork(self) -> TokenContext:
-        """Another context with the same tokens."""
+        """Return another context with the same tokens."""
         return TokenContext(_do("fork", self._number, []))
 
     def truncate(self, length: int) -> None:
@@ -106,16 +110,16 @@ class TokenContext:
         _do("truncate", self._number, [length])
 
     def drop(self) -> None:
-        """Give up the context."""
+        """Drop the context, which cannot be used any more."""
         _do("drop", self._number, [])
 
     def token_ids(self) -> list[int]:
-        """All its tokens."""
+        """Return all token ids of the context."""
         ids: list[int] = _do("token_ids", self._number, [])
         return ids
 
     async def text(self) -> str:
-        """Its tokens as text."""
+        """Return the tokens as text."""
         text: str = await _ask("text", self._number, [], {})
         return text
 
@@ -124,27 +128,27 @@ class TokenContext:
         await _ask("fill", self._number, [_plain(content)], {})
 
     async def save(self, name: str) -> None:
-        """Keep it beyond the program."""
+        """Save the context under ``name``, for later programs of the same tenant."""
         await _ask("save", self._number, [name], {})
 
     async def generate(self, max_tokens: int = 256, **options: Any) -> Completion:
-        """Have the model go on."""
+        """Let the model continue the context by at most ``max_tokens`` tokens."""
         options["max_tokens"] = max_tokens
         return Completion(await _ask("generate", self._number, [], options))
 
     async def score(self, content: Any, **options: Any) -> list[TokenScore]:
-        """The log probability of each token of ``content``, which is not appended."""
+        """Return the log probability of each token of ``content``, without appending it."""
         scores = await _ask("score", self._number, [_plain(content)], options)
         return [TokenScore(score) for score in scores]
 
     async def next_tokens(self, k: int = 20, **options: Any) -> list[list[Any]]:
-        """The ``k`` likeliest next tokens, each with its log probability."""
+        """Return the ``k`` most likely next tokens, each with its log probability."""
         pairs: list[list[Any]] = await _ask("next_tokens", self._number, [k], options)
         return pairs
 
 
 class Context:
-    """A program's access to the engine and to its humans."""
+    """A program's access to the engine and to humans."""
 
     def __init__(self, program_id: str) -> None:
         self.program_id = program_id
@@ -154,47 +158,47 @@ class Context:
         return Reply(await _ask("llm", 0, [_plain(ask)], options))
 
     async def context(self, content: Any = "", **options: Any) -> TokenContext:
-        """A context of text, token ids, or messages of a chat."""
+        """Return a new token context with text, token ids, or messages of a chat."""
         return TokenContext(await _ask("context", 0, [_plain(content)], options))
 
     async def open(self, name: str) -> TokenContext:
-        """A context that a program of the same tenant has saved."""
+        """Return a token context that a program of the same tenant has saved."""
         return TokenContext(await _ask("open", 0, [name], {}))
 
     async def forget(self, name: str) -> None:
-        """Keep a saved context no longer."""
+        """Delete a saved context."""
         await _ask("forget", 0, [name], {})
 
     async def human(self, question: str, **options: Any) -> Any:
-        """Ask a human, and wait for the answer."""
+        """Ask a human a question, and return the answer."""
         return await _ask("human", 0, [question], options)
 
 
 def choices(*texts: str) -> dict[str, Any]:
-    """For ``constrain=``: one of these texts."""
+    """Return a value for ``constrain=``: the output is one of these texts."""
     return {"choice": list(texts)}
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
-    """For ``constrain=``: JSON that fits a schema."""
+    """Return a value for ``constrain=``: the output is JSON that matches a schema."""
     return {"json": schema}
 
 
 def regex(pattern: str) -> dict[str, Any]:
-    """For ``constrain=``: text that a regular expression matches whole."""
+    """Return a value for ``constrain=``: a regular expression matches the whole output."""
     return {"regex": pattern}
 
 
 def ebnf(grammar: str) -> dict[str, Any]:
-    """For ``constrain=``: text of a grammar, whose first rule is ``root``."""
+    """Return a value for ``constrain=``: the output follows a grammar with the start ``root``."""
     return {"grammar": grammar}
 
 
 def program(function: Any) -> Any:
-    """The mark of a program, which files have; here it changes nothing."""
+    """Return the function unchanged, so that sources with ``@program`` run here, too."""
     return function
 
 
 def node(function: Any) -> Any:
-    """The mark of a node; here it changes nothing."""
+    """Return the function unchanged, so that sources with ``@node`` run here, too."""
     return function

@@ -1,9 +1,9 @@
-"""Runs programs of strangers in processes of Monty, an interpreter of a part of Python without
-files, network or imports of the host's. ADR 17 says why this one.
+"""Run untrusted programs in processes of Monty, an interpreter for a subset of Python that has no
+files, no network and no imports from the host. ADR 17 has the reasons for Monty.
 
-The pool's own interface for asyncio is not used: its threads outlive the pool, and now and then
-abort a process that exits. Here a thread of ours waits for each turn of a program instead, which
-ends within the limit of a turn.
+The pool's own asyncio interface is not used, because its threads outlive the pool and sometimes
+abort a process that exits. Instead, each turn of a program runs in a thread of this module. A turn
+is the computation of a program between two waits, and has a time limit.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from agentrt.serving.tenants import Limits
 from agentrt.serving.tenants.limits import Bucket
 
 TURN_S = 0.5
-"""For so long a program may compute without a call."""
+"""Maximum number of seconds that a program may compute without waiting for a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
-"""The most calls that a program asks for in one turn, and the most seconds of the turn."""
+"""A turn is paused after this many calls or seconds, so that other programs get a turn."""
 
 
 class Steps:
-    """One program's turns in the processes of its tenant.
+    """The turns of one program in the processes of its tenant.
 
-    Its calls are tasks of the task that runs the program, so that its graph has them as it has
-    those of a program of the server's own.
+    The program's calls are asyncio tasks that the program's own task starts, so that they appear in
+    its graph like the calls of a served program.
     """
 
     def __init__(self, workers: Workers, host: HostCalls, limits: Limits) -> None:
@@ -57,11 +57,11 @@ class Steps:
         self._host = host
         self._limits = limits
         self._session: MontySession | None = None
-        self._asked: list[tuple[int, Any]] = []
+        self._requests: list[tuple[int, Any]] = []
         self._calls: dict[int, asyncio.Task[Any]] = {}
 
     async def run(self, prelude: str, code: str, inputs: Mapping[str, Any]) -> Any:
-        """Run ``code`` after ``prelude``, and give the value of its last expression."""
+        """Run ``code`` after ``prelude``, and return the value of its last expression."""
         try:
             at = await self._turn(lambda: self._begin(prelude, code, inputs))
             while not isinstance(at, MontyComplete):
@@ -77,15 +77,15 @@ class Steps:
                 await self._workers.in_thread(lambda: self._workers.leave_here(session))
 
     async def _turn(self, go_on: Callable[[], Any]) -> Any:
-        """Let it compute, and start the calls that it has asked for."""
+        """Run a turn of the program, and start the calls that it requested."""
         at = await self._workers.turn(lambda: self._computed(go_on()))
-        for call_id, args in self._asked:
+        for call_id, args in self._requests:
             self._calls[call_id] = asyncio.create_task(self._host.ask(*args))
-        self._asked.clear()
+        self._requests.clear()
         return at
 
     async def _next(self, at: Any) -> Callable[[], Any]:
-        """What continues the program from where it stopped."""
+        """Wait for the program's next input, and return the function that continues it."""
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
@@ -105,7 +105,7 @@ class Steps:
         )
 
     def _computed(self, at: Any) -> Any:
-        """Run until it waits, or needs an answer from the event loop's thread."""
+        """Run the program until it waits, pauses, or needs the event loop's thread."""
         began = time.monotonic()
         while not isinstance(at, MontyComplete | FutureSnapshot):
             if _wants(at, "_do") or self._paused(began):
@@ -114,8 +114,8 @@ class Steps:
         return at
 
     def _paused(self, began: float) -> bool:
-        """Whether others should have their turn first."""
-        return len(self._asked) >= _MOST_ASKED or time.monotonic() - began > _LONGEST_S
+        """Whether other programs should get a turn before this turn continues."""
+        return len(self._requests) >= _MOST_ASKED or time.monotonic() - began > _LONGEST_S
 
     def _answered(self, at: Any) -> Any:
         if not isinstance(at, FunctionSnapshot):
@@ -124,7 +124,7 @@ class Steps:
             return at.resume_not_handled()
         if at.function_name != "_ask":
             return at.resume(_unknown(at))
-        self._asked.append((at.call_id, at.args))
+        self._requests.append((at.call_id, at.args))
         return at.resume({"future": ...})
 
     def _resources(self) -> ResourceLimits:
@@ -133,8 +133,8 @@ class Steps:
             max_memory=limits.submitted_memory_mib * _MIB,
             max_turn_duration_secs=TURN_S,
             max_feed_duration_secs=float(limits.submitted_seconds),
-            max_suspensions=3
-            * limits.submitted_calls,  # each is asked for, waited for, and answered
+            # A call suspends the program at its request, at the wait, and at its answer.
+            max_suspensions=3 * limits.submitted_calls,
             max_recursion_depth=200,
         )
 
@@ -144,9 +144,11 @@ def _wants(at: Any, name: str) -> bool:
 
 
 async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
-    """The answers of those calls that ended first."""
-    await asyncio.wait([calls[one] for one in waited], return_when=asyncio.FIRST_COMPLETED)
-    return {one: _outcome(calls.pop(one).result) for one in waited if calls[one].done()}
+    """Wait until one of the calls has ended, and return the answers of all that have ended."""
+    await asyncio.wait([calls[call_id] for call_id in waited], return_when=asyncio.FIRST_COMPLETED)
+    return {
+        call_id: _outcome(calls.pop(call_id).result) for call_id in waited if calls[call_id].done()
+    }
 
 
 def _outcome(result: Callable[[], Any]) -> Any:
@@ -163,7 +165,7 @@ def _unknown(at: FunctionSnapshot) -> Any:
 
 
 def _raised(error: Exception) -> Any:
-    """What a call raised, as an exception that the program can catch."""
+    """Convert the error of a call to an exception that the program can catch."""
     if isinstance(error, TimeoutError):
         return {"exc_type": "TimeoutError", "message": str(error)}
     known = isinstance(error, UsageError)
@@ -173,7 +175,7 @@ def _raised(error: Exception) -> Any:
 
 
 def _never(*args: Any) -> Any:
-    raise AssertionError("calls are answered one by one")
+    raise AssertionError("calls are answered by `Steps`, and never by this function")
 
 
 # -- processes -----------------------------------------------------------------------------
@@ -181,15 +183,15 @@ def _never(*args: Any) -> Any:
 
 _MOST_PROGRAMS = 1024
 _MOST_TURNS = 32
-"""Tenants that compute at once, which is what takes a thread; other programs wait for a call."""
+"""Maximum number of tenants that compute at the same time. Each of them needs a thread."""
 _PRELUDE = files(__package__).joinpath("prelude.py").read_text("utf-8")
-_START = "\nawait main(Context(_program_id), *_given)"
+_START = "\nawait main(Context(_program_id), *_arguments)"
 _PRELUDE_FILE, _SOURCE_FILE = "<python-input-0>", "<python-input-1>"
-"""What the interpreter calls the two texts that a session reads."""
+"""The interpreter's file names for the prelude and the program's source."""
 
 
 class Sandbox:
-    """The processes that submitted programs run in. An async context manager."""
+    """The processes that run submitted programs. An async context manager."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_MOST_TURNS, "agentrt-sandbox")
@@ -207,23 +209,22 @@ class Sandbox:
         self._threads.shutdown(wait=False)
 
     async def run(
-        self, source: str, ctx: Context, given: tuple[Any, ...], limits: Limits, tenant: str
+        self, source: str, ctx: Context, arguments: tuple[Any, ...], limits: Limits, tenant: str
     ) -> Any:
-        """Run ``source``: its ``async def main(ctx, …)`` with what is ``given``.
+        """Run ``async def main(ctx, …)`` of ``source``, and return its result as plain data.
 
-        Its result is plain data. Programs of one ``tenant`` take turns.
-        Raises `SubmittedProgramError` for what the program did wrong, and where it went over one
-        of its ``limits``.
+        ``arguments`` are those after ``ctx``. Programs of one ``tenant`` take turns. Raises
+        `SubmittedProgramError` if the program fails or exceeds one of its ``limits``.
         """
         host = HostCalls(ctx, TokenBudget(limits.submitted_tokens))
-        inputs = {"_given": given, "_program_id": ctx.program_id}
+        inputs = {"_arguments": arguments, "_program_id": ctx.program_id}
         try:
             async with self._free:
                 with self._of(tenant) as workers:
                     steps = Steps(workers, host, limits)
                     return await steps.run(_PRELUDE, source + _START, inputs)
         except MontyCrashedError as error:
-            text = "the program's process had to be ended: it did not stop at its limits"
+            text = "the program did not stop at its limits, and its process was killed"
             raise SubmittedProgramError(text) from error
         except MontyError as error:
             raise _fault(error, limits, source.count("\n") + 1) from error
@@ -232,7 +233,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _of(self, tenant: str) -> Iterator[Workers]:
-        """The tenant's processes, which are there for a while after its last program."""
+        """Yield the tenant's processes, which stay for a while after the tenant's last program."""
         workers = self._workers.get(tenant)
         if workers is None:
             workers = self._workers[tenant] = Workers(self._threads)
@@ -254,11 +255,11 @@ class Sandbox:
 
 
 def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramError:
-    """The program's own error, with the line of its source."""
+    """Convert an error of the interpreter to one with the line of the program's source."""
     if not isinstance(error, MontyRuntimeError | MontySyntaxError):
         return SubmittedProgramError(str(error))
     frames = [frame for frame in error.traceback() if frame.filename == _SOURCE_FILE]
-    lines = [frame.line for frame in frames if frame.line <= length]  # what starts it comes after
+    lines = [frame.line for frame in frames if frame.line <= length]  # `_START` follows the source
     message = error.display("type-msg")
     trace = error.display().replace(_SOURCE_FILE, "program.py")
     trace = trace.replace(_PRELUDE_FILE, "context.py")
@@ -271,29 +272,32 @@ def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramEr
     return SubmittedProgramError(message, lines[-1] if lines else None, trace)
 
 
-# -- one tenant's processes of the interpreter, which its programs have one after another ------
+# -- one tenant's processes of the interpreter ---------------------------------------------
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], T]], Awaitable[T]]
-"""Calls something in a thread."""
+"""Calls a function in a thread, and returns its result."""
 
 LINGER_S = 30.0
-"""How long processes wait for the tenant's next program: by then its share of computing is full
-again, so that nothing is forgotten with it.
+"""Seconds for which processes wait for the tenant's next program. By then the tenant's share of
+computing time is full again, so that no debt is forgotten when the processes are closed.
 """
 _MOST_PROCESSES = 1024
 _PROGRAMS_OF_A_PROCESS = 256
-"""One after another; each has an interpreter of its own in the process."""
+"""Maximum number of programs that a process runs, one after another, each in a new interpreter."""
 _STUCK_S = 60.0
 _NICE = 19
-"""Of the processes. It alone does not bound what they take: on some machines it changes nothing."""
+"""The processes' niceness. It has no effect on some machines, so `_SHARE` limits them as well."""
 _SHARE = 0.05
-"""Of each core, for the programs of one tenant."""
+"""The share of each core's time for the programs of one tenant."""
 _BURST_S = 1.0
 
 
 class TenantTurns:
-    """One tenant's turns: one after the other, within its share, which one may overdraw."""
+    """The turns of one tenant: one at a time, within the tenant's share of computing time.
+
+    A turn may overdraw the share; then the next turn waits.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -301,7 +305,7 @@ class TenantTurns:
         self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
 
     async def take(self, in_thread: InThread[T], function: Callable[[], T]) -> T:
-        """Call ``function`` by ``in_thread`` when it is this tenant's turn."""
+        """Call ``function`` with ``in_thread`` when the tenant may have a turn."""
         async with self._lock:
             await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
             took = 0.0
@@ -315,16 +319,18 @@ class TenantTurns:
                     took = self._clock() - began
 
             try:
-                return await in_thread(timed)  # the time in the loop's queue does not count
+                return await in_thread(timed)  # only the time inside the thread counts
             finally:
                 self.share.take(took, self._clock())
 
 
 class Workers:
-    """The processes of one tenant's programs, and its turns in them. ``programs`` are live.
+    """The processes of one tenant, and the turns of its programs.
 
-    Nothing of one tenant is in a process that another has. Methods that end in ``_here`` block,
-    and run in a thread, one at a time.
+    ``programs`` counts the tenant's live programs.
+
+    Tenants never share a process. Methods whose names end in ``_here`` block, so call them in a
+    thread, one at a time.
     """
 
     def __init__(self, threads: Executor) -> None:
@@ -345,7 +351,10 @@ class Workers:
         return await self._turns.take(self.in_thread, function)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call it in a thread. Who is cancelled waits for its end: it is in a session."""
+        """Call ``function`` in a thread.
+
+        A cancelled caller still waits for the end of the call, which uses a session.
+        """
         call = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:
             return await asyncio.shield(call)
@@ -354,7 +363,7 @@ class Workers:
             raise
 
     def enter_here(self, limits: ResourceLimits) -> MontySession:
-        """A session with an interpreter that nobody has used."""
+        """Return a session with a new interpreter."""
         if not self._open:
             self._pool.__enter__()
             self._open = True
@@ -365,7 +374,7 @@ class Workers:
         return session
 
     def leave_here(self, session: MontySession) -> None:
-        """The process is free for another program."""
+        """End a session, so that its process is free for another program."""
         session.__exit__(None, None, None)
 
     async def close(self) -> None:

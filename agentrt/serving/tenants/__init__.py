@@ -1,4 +1,4 @@
-"""Who may use the server, how much, and in which order: keys, limits, quotas, fair sharing."""
+"""Tenants of a server: their API keys, limits and quotas, and fair sharing between them."""
 
 from __future__ import annotations
 

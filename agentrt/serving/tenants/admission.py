@@ -1,8 +1,8 @@
-"""The admission controller: calls enter the engine in the order of `FairQueue`.
+"""The admission controller: it admits calls to the engine in the order of `FairQueue`.
 
-It stands before the engine and not in its scheduler: what it needs to know, a tenant's share
-over all replicas, no engine core knows. The engine always has more calls than its batch has
-room for, so its own policy still chooses, and preempts, among the calls that are in.
+Admission control runs in front of the engines and not in their schedulers, because it needs a
+tenant's share over all replicas, which no engine core knows. It admits more calls than a batch has
+room for, so the engine's own policy still chooses among the admitted calls, and preempts them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentrt.serving.tenants.limits import Tenants
 
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
-"""An output token costs so many prompt tokens (as in VTC's evaluation)."""
+"""The cost of an output token in prompt tokens (as in the evaluation of the VTC paper)."""
 _EXPECTED_OUTPUT = 128
 
 
 class AdmissionController(ForwardingExecutor):
-    """An `Executor` in front of another, which lets calls in by their tenants' shares.
+    """An `Executor` in front of another executor that admits calls by their tenants' shares.
 
-    With ``is_shared`` off there is one tenant, and a call enters at once where no limit holds it.
-    ``isolate`` salts the prefix cache with the tenant's name. The scheduler's ``policy`` orders
-    each tenant's own calls.
+    With ``is_shared`` off, calls are queued only if their tenant has a limit of concurrency or of
+    tokens per minute. With ``isolate``, the prefix cache is salted with the tenant's name, so that
+    tenants do not share cached prefixes. The scheduler's ``policy`` orders the calls of one tenant.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AdmissionController(ForwardingExecutor):
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:
-            # A client's own salt separates its calls further, within its tenant's.
+            # A client's own salt separates calls further within the tenant.
             salts = filter(None, (call.identity.tenant, call.spec.cache_salt))
             call = replace(call, spec=replace(call.spec, cache_salt="/".join(salts)))
         limits = self._tenants.limits(call.identity.tenant)
@@ -77,7 +77,7 @@ class AdmissionController(ForwardingExecutor):
         try:
             async with contextlib.aclosing(self.inner.generate(call, stream=stream)) as chunks:
                 async for chunk in chunks:
-                    tokens += 1  # for one that will be broken off
+                    tokens += 1  # the charge for a call that is cancelled before its report
                     if chunk.reply is not None:
                         report = chunk.reply.report
                         used = report.uncached_tokens + _OUTPUT_WEIGHT * report.output_tokens
@@ -93,7 +93,7 @@ class AdmissionController(ForwardingExecutor):
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
 
     async def _entered(self, call: Call, prompt: int) -> tuple[Ticket, float]:
-        """Wait until the call may enter the engine. Its ticket, and the seconds that it waited."""
+        """Wait until a call is admitted. Return its ticket and the seconds that it waited."""
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
         rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
@@ -116,7 +116,7 @@ class AdmissionController(ForwardingExecutor):
         self._admit()
 
     def _admit(self) -> None:
-        """Let in whatever there is room for now."""
+        """Admit the calls that there is room for now."""
         while self._waiting and (ticket := self._queue.pop(self._clock())) is not None:
             entered = self._waiting.pop(ticket.number)
             if not entered.done():
@@ -124,7 +124,7 @@ class AdmissionController(ForwardingExecutor):
 
 
 def _delayed(reply: Reply, waited_s: float) -> Reply:
-    """The call's reply, with the wait for admission in its report."""
+    """Return a call's reply with the wait for admission added to its report."""
     if not waited_s:
         return reply
     report = replace(reply.report, waiting_s=reply.report.waiting_s + waited_s)

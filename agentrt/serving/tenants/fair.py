@@ -1,9 +1,11 @@
-"""Who goes next into the engine: fair shares between tenants, the program policy inside each.
+"""The order in which calls are admitted: fair shares between tenants, and the scheduler's policy
+among the calls of one tenant.
 
-Virtual token counters (VTC, Sheng et al., OSDI 2024), with weights: of the tenants that wait,
-the one that was served least for its weight goes first. A tenant that was idle comes back with
-the count of the least served of the others, so that nobody saves up service. Pure; time is the
-caller's (seconds).
+This is the algorithm of virtual token counters (VTC, Sheng et al., OSDI 2024) with weights. The
+next call comes from the waiting tenant that was served least in relation to its weight. When a
+tenant becomes active again, its counter is raised to that of the least served active tenant, so
+that idle time does not earn service. The code has no side effects; the caller passes the time
+(seconds).
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from dataclasses import dataclass, field
 from agentrt.serving.tenants.limits import Limits
 
 BATCHES = 2
-"""How many batches of calls are admitted: one that runs, and others to choose from."""
+"""Number of batches of calls that are admitted: a running batch, and calls to choose from."""
 KEPT_OF = 8
-"""One slot in so many is kept for tenants with no call inside."""
+"""Every eighth slot is reserved for tenants that have no admitted call."""
 RECENT_S = 10.0
-"""Seconds after its last call in which a tenant is expected to make another."""
+"""Seconds after its last call for which a tenant is expected to make another call."""
 STARVATION_S = 20.0
 """Seconds after which calls of its own tenant no longer overtake a waiting call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A call that waits. ``rank`` orders those of one tenant, the least first; ``cost`` is what
-    it is expected to use, in the units of `FairQueue.settle`.
+    """A call in the queue.
+
+    The calls of one tenant are ordered by ``rank``, lowest first. ``cost`` is the expected use, in
+    the units of `FairQueue.settle`, and ``since`` the time when the call was queued.
     """
 
     number: int
@@ -40,12 +44,12 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class _Tenant:
+class _TenantQueue:
     served: float
-    """What its calls have used, divided by its weight."""
+    """The use of the tenant's ended calls, divided by the tenant's weight."""
     reserved: float = 0.0
-    """What its calls inside are expected to use. It counts where tenants are ordered, and not in
-    the counter that others start from, since it is an estimate."""
+    """The expected use of the tenant's admitted calls. It counts in the order of tenants, but not
+    in the counter from which other tenants start, because it is an estimate."""
     inside: int = 0
     called_at: float = 0.0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
@@ -56,7 +60,7 @@ class _Tenant:
         return not (self.inside or self.waiting)
 
     def next(self, now: float) -> Ticket:
-        """The ticket to go first; there must be one."""
+        """Return the tenant's next ticket; at least one ticket must be waiting."""
         oldest = next(iter(self.waiting.values()))
         if now - oldest.since >= STARVATION_S:
             return oldest
@@ -66,126 +70,136 @@ class _Tenant:
 
 
 class FairQueue:
-    """A queue for ``slots`` calls inside; ``limits`` has each tenant's weight and concurrency.
+    """A queue of calls that admits at most ``slots`` calls at a time (None: all calls).
 
-    With ``slots`` None there is room for all. One slot in `KEPT_OF` is kept for tenants with no
-    call inside, so that a new tenant never waits until calls of others end. A tenant with more
-    calls inside than another that called lately has at most one batch, less the same share: the
-    other's next call then runs at once. `push` queues a call, `pop` admits one, `settle` ends it;
-    a call that gives up waiting leaves by `drop`.
+    ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
+    for tenants without an admitted call, so that a new tenant need not wait until calls of other
+    tenants end. A tenant with more admitted calls than another recently active tenant may fill at
+    most one batch, without the same share of it: then the other tenant's next call runs at once.
+
+    `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
+    call that was cancelled while it waited.
     """
 
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
         self.slots = slots
         self._limits = limits
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantQueue] = {}
         self._numbers = itertools.count()
         self._inside = 0
         self._floor = 0.0
         self._now = 0.0
 
     def push(self, tenant: str, rank: float, cost: float, now: float) -> Ticket:
-        """A call of ``tenant`` wants in."""
+        """Queue a call of ``tenant``, and return its ticket."""
         self._now = now
-        one = self._tenants.get(tenant)
-        if one is None:
-            one = self._tenants[tenant] = _Tenant(self._least_counter())
-        elif one.is_idle:
-            one.served = max(one.served, self._least_counter())
+        state = self._tenants.get(tenant)
+        if state is None:
+            state = self._tenants[tenant] = _TenantQueue(self._least_counter())
+        elif state.is_idle:
+            state.served = max(state.served, self._least_counter())
         ticket = Ticket(next(self._numbers), tenant, rank, cost, now)
-        one.called_at = now
-        one.waiting[ticket.number] = ticket
-        heapq.heappush(one.ranked, (rank, ticket.number))
+        state.called_at = now
+        state.waiting[ticket.number] = ticket
+        heapq.heappush(state.ranked, (rank, ticket.number))
         return ticket
 
     def pop(self, now: float) -> Ticket | None:
-        """The ticket that goes in now, if there is room for any that waits."""
+        """Admit the next call and return its ticket; None if no waiting call may be admitted."""
         self._now = now
         if self.slots is not None and self._inside >= self.slots:
             return None
         recent = filter(self._is_recent, self._tenants.values())
-        least = min((one.inside for one in recent), default=0)
-        ready = [name for name, one in self._tenants.items() if self._may_enter(name, one, least)]
+        least = min((state.inside for state in recent), default=0)
+        ready = [
+            name for name, state in self._tenants.items() if self._may_enter(name, state, least)
+        ]
         if not ready:
             return None
         name = min(ready, key=self._counter)
-        one = self._tenants[name]
-        ticket = one.next(now)
-        self._forget(one, ticket)
-        one.inside += 1
+        state = self._tenants[name]
+        ticket = state.next(now)
+        self._forget(state, ticket)
+        state.inside += 1
         self._inside += 1
-        one.reserved += ticket.cost
+        state.reserved += ticket.cost
         return ticket
 
     def drop(self, ticket: Ticket) -> None:
-        """A call that waited gave up."""
-        one = self._tenants[ticket.tenant]
-        self._forget(one, ticket)
+        """Remove a waiting call that was cancelled."""
+        state = self._tenants[ticket.tenant]
+        self._forget(state, ticket)
         self._forget_idle()
 
     def settle(self, ticket: Ticket, used: float) -> None:
-        """A call that was inside is over, and has used so much."""
-        one = self._tenants[ticket.tenant]
-        one.inside -= 1
+        """End an admitted call.
+
+        ``used`` is its actual use: prompt tokens that were not cached, plus weighted output tokens.
+        """
+        state = self._tenants[ticket.tenant]
+        state.inside -= 1
         self._inside -= 1
-        one.reserved -= ticket.cost
-        one.served += used / self._limits(ticket.tenant).weight
+        state.reserved -= ticket.cost
+        state.served += used / self._limits(ticket.tenant).weight
         self._forget_idle()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many calls of each tenant wait, and are inside."""
+        """Return how many calls of each active tenant wait, and how many are admitted."""
         return {
-            name: {"waiting": len(one.waiting), "inside": one.inside}
-            for name, one in self._tenants.items()
-            if not one.is_idle
+            name: {"waiting": len(state.waiting), "inside": state.inside}
+            for name, state in self._tenants.items()
+            if not state.is_idle
         }
 
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def _may_enter(self, name: str, one: _Tenant, least: int) -> bool:
-        """Whether a tenant's next call may go in. ``least`` is the smallest number of calls inside
-        of any tenant that called lately.
+    def _may_enter(self, name: str, state: _TenantQueue, least: int) -> bool:
+        """Whether a tenant's next call may be admitted.
+
+        ``least`` is the smallest number of admitted calls of any recently active tenant.
         """
         most = self._limits(name).concurrency
-        if not one.waiting or (most is not None and one.inside >= most):
+        if not state.waiting or (most is not None and state.inside >= most):
             return False
-        if self.slots is None or not one.inside:
+        if self.slots is None or not state.inside:
             return True
-        return self._inside < _but_kept(self.slots // BATCHES if one.inside > least else self.slots)
+        return self._inside < _unreserved(
+            self.slots // BATCHES if state.inside > least else self.slots
+        )
 
-    def _is_recent(self, one: _Tenant) -> bool:
-        """Whether a tenant is expected to call. Where there is room for all, nobody asks."""
-        return not one.is_idle or (self.slots is not None and self._now - one.called_at < RECENT_S)
+    def _is_recent(self, state: _TenantQueue) -> bool:
+        """Whether a tenant is active, or is expected to call soon (only if slots are limited)."""
+        return not state.is_idle or (
+            self.slots is not None and self._now - state.called_at < RECENT_S
+        )
 
     def _counter(self, name: str) -> tuple[float, str]:
-        """The virtual counter of a tenant, by which the least goes first."""
-        one = self._tenants[name]
-        return one.served + one.reserved / self._limits(name).weight, name
+        """Return a tenant's virtual counter; the tenant with the lowest counter is next."""
+        state = self._tenants[name]
+        return state.served + state.reserved / self._limits(name).weight, name
 
-    def _forget(self, one: _Tenant, ticket: Ticket) -> None:
-        del one.waiting[ticket.number]
-        # Tickets that did not leave from the top stay in the heap: bound how many.
-        if len(one.ranked) > 2 * len(one.waiting) + 16:
-            one.ranked = [(t.rank, t.number) for t in one.waiting.values()]
-            heapq.heapify(one.ranked)
+    def _forget(self, state: _TenantQueue, ticket: Ticket) -> None:
+        del state.waiting[ticket.number]
+        # Tickets that left from the middle stay in the heap: rebuild it when they are many.
+        if len(state.ranked) > 2 * len(state.waiting) + 16:
+            state.ranked = [(t.rank, t.number) for t in state.waiting.values()]
+            heapq.heapify(state.ranked)
 
     def _least_counter(self) -> float:
-        """The counter of the least served busy tenant; it never falls."""
-        busy = [one.served for one in self._tenants.values() if not one.is_idle]
+        """Return the counter of the least served active tenant. This value never decreases."""
+        busy = [state.served for state in self._tenants.values() if not state.is_idle]
         self._floor = max(self._floor, min(busy, default=self._floor))
         return self._floor
 
     def _forget_idle(self) -> None:
-        """Forget tenants that are idle for some time, and whose counter is no higher than a new
-        tenant's.
-        """
+        """Forget idle tenants whose counter is no higher than that of a new tenant."""
         floor = self._least_counter()
         every = self._tenants.items()
         for name in [n for n, t in every if t.served <= floor and not self._is_recent(t)]:
             del self._tenants[name]
 
 
-def _but_kept(places: int) -> int:
-    """How many of these slots are for every tenant: at least one."""
-    return max(1, places - -(-places // KEPT_OF))
+def _unreserved(slots: int) -> int:
+    """Return how many of these slots are open to every tenant: at least 1."""
+    return max(1, slots - -(-slots // KEPT_OF))

@@ -1,7 +1,7 @@
-"""API keys in a file: hashed at rest, each with its tenant and that tenant's limits.
+"""API keys in a file that has the keys' hashes, and each tenant's keys and limits.
 
-A key is ``agentrt_ID_SECRET``. The secret has 256 random bits, so a salted SHA-256 of it
-cannot be searched; a slow hash would only slow every request down.
+A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that its salted SHA-256
+cannot be reversed by trying; a slow hash would make each request slower without a benefit.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Key(BaseModel):
     sha256: Hex
 
 
-class _Tenant(BaseModel):
-    """What the file has of a tenant. Its other fields are limits."""
+class _TenantEntry(BaseModel):
+    """A tenant in the file. All fields besides these are limits."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,17 +49,18 @@ class _Tenant(BaseModel):
 
 
 class _Document(BaseModel):
-    tenants: dict[str, _Tenant]
+    tenants: dict[str, _TenantEntry]
 
 
 _NO_KEY = _Key(id="", salt="", sha256=secrets.token_hex(32))
 
 
 class KeyRing:
-    """The keys of a file, which is read again when it changes. ``limits`` are each tenant's.
+    """The keys of a file. The file is read again after it has changed.
 
-    A change that cannot be read leaves the keys as they were, and ``notice`` gets the reason.
-    Raises `ConfigError` for a file that cannot be read at first, or has no key.
+    ``limits`` are the limits of each tenant; ``base`` are the defaults. If a changed file cannot be
+    read, the keys stay as they were, and ``notice`` is called with the reason. Raises `ConfigError`
+    if the file cannot be read at first, or has no key.
     """
 
     limits: Mapping[str, Limits]
@@ -79,10 +80,15 @@ class KeyRing:
         self._looked_at = clock()
         self._load()
         if not self._keys:
-            raise ConfigError(f"{path}: it has no key; make one: agentrt keys new TENANT --file F")
+            raise ConfigError(
+                f"{path}: the file has no key; make a key: agentrt keys new TENANT --file {path}"
+            )
 
     def tenant_of(self, key: str) -> str | None:
-        """The tenant whose key this is, or None. Takes as long for one as for the other."""
+        """Return the tenant of a key; None for an unknown key.
+
+        Both cases take the same time, so that the time does not help to guess keys.
+        """
         if self._clock() - self._looked_at >= _LOOK_AGAIN_S:
             self._look_again()
         match = _KEY.fullmatch(key)
@@ -92,7 +98,7 @@ class KeyRing:
         return tenant if is_right else None
 
     def is_operator(self, tenant: str) -> bool:
-        """Whether the file says ``"operator": true`` of this tenant."""
+        """Whether the file has ``"operator": true`` for this tenant."""
         return tenant in self._tenants and self._tenants[tenant].operator
 
     def _look_again(self) -> None:
@@ -109,21 +115,28 @@ class KeyRing:
         try:
             tenants = _Document.model_validate(document).tenants
         except ValidationError as error:
-            raise ConfigError(f"{self._path}: {fault_in(error)}; it is as {_SHAPE}") from None
+            text = f"{self._path}: {fault_in(error)}; the file has the form {_SHAPE}"
+            raise ConfigError(text) from None
         for name in tenants:
             _check_name(name, str(self._path))
         self.limits = {
-            name: read_limits(one.model_extra or {}, self._base, f"{self._path}: tenant {name!r}")
-            for name, one in tenants.items()
+            name: read_limits(
+                tenant.model_extra or {}, self._base, f"{self._path}: tenant {name!r}"
+            )
+            for name, tenant in tenants.items()
         }
-        self._keys = {key.id: (name, key) for name, one in tenants.items() for key in one.keys}
+        self._keys = {
+            key.id: (name, key) for name, tenant in tenants.items() for key in tenant.keys
+        }
         self._tenants = tenants
 
 
 def new_key(path: Path, tenant: str) -> str:
-    """Add a key for ``tenant`` to the file, made if need be, and return it: it is kept nowhere.
+    """Add a new key for ``tenant`` to the file, and return the key.
 
-    Raises `ConfigError` for a name or a file that cannot be.
+    The file is created if it does not exist. It has only the key's hash, so the returned key cannot
+    be read again. Raises `ConfigError` for an invalid name, or a file that cannot be read or
+    written.
     """
     _check_name(tenant, "agentrt keys new")
     document = _read(path) if path.exists() else {"tenants": {}}
@@ -140,8 +153,8 @@ def new_key(path: Path, tenant: str) -> str:
 def _check_name(tenant: str, where: str) -> None:
     if not TENANT_NAME.fullmatch(tenant):
         raise ConfigError(
-            f"{where}: {tenant!r} is no tenant's name; use letters, digits, '.', '_' and '-', 64 "
-            "at most"
+            f"{where}: invalid tenant name {tenant!r}; use at most 64 letters, digits, '.', '_' "
+            "and '-', with a letter or digit first"
         )
 
 
@@ -160,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: bad JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("tenants"), dict):
-        raise ConfigError(f"{path}: it must be as {_SHAPE}")
+        raise ConfigError(f"{path}: the file must have the form {_SHAPE}")
     return document
 
 
@@ -170,7 +183,7 @@ def _stamp(path: Path) -> object:
 
 
 def _write(path: Path, text: str) -> None:
-    """At once or not at all, and for its owner's eyes only."""
+    """Write a file atomically, readable by its owner only."""
     descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

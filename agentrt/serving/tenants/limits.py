@@ -1,4 +1,4 @@
-"""What each tenant may use at most, its share when there is not enough for all, and its use."""
+"""Tenants' limits, their weights in fair sharing, and their current use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A tenant's limits; None is no limit.
+    """The limits of a tenant; None means no limit.
 
-    ``weight`` is its share among tenants that all want more. ``concurrency`` calls are in the
-    engine at once, and more wait; with ``calls`` of its clients under way, the next request is
-    refused. ``programs`` are its live ones: of clients, served ones, and LangGraph runs, so many
-    of each. The rates are per minute: ``requests`` start work, ``http_requests`` are all; tokens
-    are those that were computed, of prompts and outputs, and are charged when a call ends.
-    ``submitted`` are live programs that were sent as source, and ``submitted_…`` what each of
-    them may use. ``threads``, ``assistants``, ``crons`` and ``store_mib`` are what a tenant may
-    have in the database.
+    - ``weight``: the tenant's share when tenants compete for the engine.
+    - ``concurrency``: calls in the engine at the same time; further calls wait.
+    - ``calls``: calls in flight, waiting calls included; further requests are refused.
+    - ``programs``: live programs; counted separately for client programs, served programs and
+      LangGraph runs.
+    - ``requests_per_minute``: requests that start work; ``http_requests_per_minute``: all requests.
+    - ``tokens_per_minute``: computed tokens of prompts and outputs, charged when a call ends.
+    - ``submitted``: live programs that were sent as source. ``submitted_memory_mib``,
+      ``submitted_seconds`` (of computing), ``submitted_calls`` and ``submitted_tokens`` limit each
+      of these programs.
+    - ``threads``, ``assistants``, ``crons``, ``store_mib``: what the tenant may have in the
+      database.
     """
 
     weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0
@@ -56,9 +60,13 @@ _LIMITS = TypeAdapter(Limits)
 
 
 def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:
-    """``base`` with the limits that are named. Raises `ConfigError`, which names ``where``."""
+    """Return ``base`` with the limits in ``values`` replaced.
+
+    Raises `ConfigError` for an unknown limit or an invalid value. The message begins with
+    ``where``, the place that the values come from.
+    """
     if unknown := [name for name in values if name not in NAMES]:
-        raise ConfigError(f"{where}: there is no limit {unknown[0]!r}; there is {', '.join(NAMES)}")
+        raise ConfigError(f"{where}: unknown limit {unknown[0]!r}; available: {', '.join(NAMES)}")
     try:
         return _LIMITS.validate_python({**asdict(base), **values})
     except ValidationError as error:
@@ -66,7 +74,7 @@ def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:
 
 
 class BusyError(AgentrtError):
-    """A tenant is at its limit; ``retry_after`` seconds from now it may ask again."""
+    """The error of a request whose tenant is at a limit. Retry after ``retry_after`` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -74,9 +82,9 @@ class BusyError(AgentrtError):
 
 
 class Bucket:
-    """A token bucket: ``per_s`` comes in each second, up to its ``size``.
+    """A token bucket that gains ``per_s`` each second, up to its ``size``.
 
-    It may be overdrawn; whoever comes next waits until it is filled again.
+    The bucket may be overdrawn; then the next user waits until it is filled again.
     """
 
     def __init__(self, size: float, per_s: float, now: float) -> None:
@@ -84,12 +92,12 @@ class Bucket:
         self._level, self._at = size, now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until ``amount`` is there."""
+        """Return the seconds until ``amount`` is available."""
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
     def take(self, amount: float, now: float) -> None:
-        """Use ``amount``, whether it is there or not."""
+        """Take ``amount`` out of the bucket, even if less is available."""
         self._fill(now)
         self._level -= amount
 
@@ -99,7 +107,7 @@ class Bucket:
 
 
 class _Use:
-    """What one tenant uses: its open ``calls``, and a bucket for each of its rates."""
+    """The current use of a tenant: its calls in flight, and a bucket for each limited rate."""
 
     def __init__(self, limits: Limits, calls: int, now: float) -> None:
         self.limits = limits
@@ -113,7 +121,10 @@ class _Use:
 
 
 class Tenants:
-    """The tenants' limits and use. ``limits_of`` has the limits of those that have their own."""
+    """The limits and the current use of all tenants.
+
+    ``limits_of`` returns the limits of tenants that have their own; all others have ``base``.
+    """
 
     def __init__(
         self,
@@ -127,48 +138,48 @@ class Tenants:
         self._uses: dict[str, _Use] = {}
 
     def limits(self, tenant: str) -> Limits:
-        """The limits of ``tenant`` as they are now."""
+        """Return the current limits of ``tenant``."""
         return self._limits_of().get(tenant, self._base)
 
     def enter(self, tenant: str, calls: int = 1) -> None:
-        """``tenant`` begins so many calls with one request; `leave` ends them.
+        """Count a request of ``tenant`` that begins ``calls`` calls. `leave` ends the calls.
 
-        Raises `BusyError` where that would be over a limit, and nothing begins.
+        Raises `BusyError` if this would exceed a limit; then nothing is counted.
         """
         use = self._use(tenant)
         if use.calls + calls > use.limits.calls:
             raise BusyError(
-                f"tenant {tenant!r} has {use.calls} calls under way, of {use.limits.calls} that "
-                "it may have; wait for some to end",
+                f"tenant {tenant!r} has {use.calls} calls in flight, and may have "
+                f"{use.limits.calls}; wait until calls have ended",
                 _FULL_RETRY_S,
             )
         self.ask(tenant)
         use.calls += calls
 
     def leave(self, tenant: str, calls: int = 1) -> None:
-        """So many of the tenant's calls are over."""
+        """End ``calls`` calls of ``tenant``."""
         self._use(tenant).calls -= calls
 
     def calls(self, tenant: str) -> int:
-        """How many of the tenant's calls are under way."""
+        """Return how many calls of the tenant are in flight."""
         use = self._uses.get(tenant)
         return 0 if use is None else use.calls
 
     def ask(self, tenant: str, requests: int = 1) -> None:
-        """``tenant`` makes so many requests, which need no `leave`.
+        """Count ``requests`` new requests of ``tenant``. They need no `leave`.
 
-        Raises `BusyError` where one of its rates is used up, and then uses nothing.
+        Raises `BusyError` if a rate of the tenant is used up; then nothing is counted.
         """
         use = self._use(tenant)
-        if use.buckets:  # most have none
+        if use.buckets:  # most tenants have no limited rates
             self._check_rate(tenant, use, "tokens_per_minute", 1.0)
             self._check_rate(tenant, use, "requests_per_minute", float(requests))
             self._take(use, "requests_per_minute", float(requests))
 
     def arrive(self, tenant: str) -> None:
-        """A request of ``tenant`` comes over HTTP, whatever it asks for.
+        """Count an HTTP request of ``tenant`` to any route.
 
-        Raises `BusyError` where there were too many.
+        Raises `BusyError` if the tenant's rate of HTTP requests is used up.
         """
         use = self._use(tenant)
         if use.buckets:
@@ -176,7 +187,7 @@ class Tenants:
             self._take(use, "http_requests_per_minute", 1.0)
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """A call of ``tenant`` has used so many tokens."""
+        """Charge ``tenant`` for the tokens of a call."""
         self._take(self._use(tenant), "tokens_per_minute", tokens)
 
     def _take(self, use: _Use, rate: str, amount: float) -> None:
@@ -188,7 +199,7 @@ class Tenants:
         wait = 0.0 if bucket is None else bucket.wait_s(amount, self._clock())
         if wait:
             raise BusyError(
-                f"tenant {tenant!r} has used up its {rate.replace('_', ' ')}; ask again in "
+                f"tenant {tenant!r} has used up its {rate.replace('_', ' ')}; try again in "
                 f"{max(1, math.ceil(wait))} s",
                 wait,
             )

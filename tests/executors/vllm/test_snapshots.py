@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 
 from agentrt.lab.engine.headless import HeadlessEngine
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EnginesView
 from tests.executors.vllm.test_scheduler import engine, of, ours, prompt
 
 pytestmark = pytest.mark.engine
 
 
-def view_of(e: HeadlessEngine) -> EngineView:
-    return EngineView.of(ours(e).control("snapshot"), ours(e).clock())
+def view_of(e: HeadlessEngine) -> EnginesView:
+    return EnginesView.of(ours(e).control("snapshot"), ours(e).clock())
 
 
 def steps(e: HeadlessEngine, count: int) -> None:

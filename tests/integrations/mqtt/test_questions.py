@@ -15,7 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from agentrt import Context, Runtime, program
 from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt import Broker, MqttQuestions
-from agentrt.serving.questions.asked import ServerQuestions
+from agentrt.serving.questions.server_questions import ServerQuestions
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
 
@@ -92,7 +92,7 @@ async def test_a_question_is_published_and_answered_there(broker: Broker) -> Non
         said = await phone.answer(question["id"], '{"answer": "red"}')
         assert said["why"].endswith("was answered already")
         said = await phone.answer("nobodys", '{"answer": "red"}')
-        assert said["why"] == "there is no question nobodys"
+        assert said["why"] == "unknown question nobodys"
 
 
 async def test_a_question_that_ends_otherwise_is_taken_off(broker: Broker) -> None:
@@ -114,7 +114,7 @@ async def test_each_tenant_has_topics_of_its_own(mosquitto: Mosquitto) -> None:
         assert question["program"] == run.id
         [foreign] = [one.id for one in runtime.questions.open.values() if one.tenant == "bob"]
         said = await phone.answer(foreign, '{"answer": "red"}')
-        assert said["why"] == f"there is no question {foreign}"
+        assert said["why"] == f"unknown question {foreign}"
         assert await phone.answer(question["id"], '{"answer": "red"}') == {"state": "answered"}
         assert await run.wait() == "red"
         other.cancel()

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Form, Request
 from agentrt import Runtime
 from agentrt.executors.frontend import FrontProfile
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
-from agentrt.serving.frontend.responses import ASKING
+from agentrt.serving.frontend.responses import CURRENT_REQUEST
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import Tenants
@@ -61,7 +61,7 @@ class Front:
         @app.post("/v1/embeddings")
         async def chat(request: Request) -> Any:
             body = await request.json()
-            asked = request.headers["x-request-id"], ASKING.get().tenant
+            asked = request.headers["x-request-id"], CURRENT_REQUEST.get().tenant
             return {"front": names[0], "body": body, "asked": asked, "choices": []}
 
         @app.post("/v1/responses")

@@ -10,7 +10,12 @@ import pytest
 
 from agentrt.serving.frontend import responses
 from agentrt.serving.frontend.conversations import RESPONSES
-from agentrt.serving.frontend.responses import ASKING, Asking, Finished, ResponseStore
+from agentrt.serving.frontend.responses import (
+    CURRENT_REQUEST,
+    CurrentRequest,
+    Finished,
+    ResponseStore,
+)
 from tests.serving.frontend.test_identity import ask
 from tests.serving.local import Held, open_server
 
@@ -21,21 +26,21 @@ class Handler(SimpleNamespace):
     """What vLLM's handler has, as far as the store goes."""
 
     def put(self, tenant: str, name: str, size: int = 1) -> None:
-        ASKING.set(Asking(tenant, size, "m"))
+        CURRENT_REQUEST.set(CurrentRequest(tenant, size, "m"))
         self.response_store[name] = name
         self.msg_store[name] = ["messages"]  # which are not kept: the store has the items
 
     def has(self, tenant: str, name: str) -> bool:
-        ASKING.set(Asking(tenant))
+        CURRENT_REQUEST.set(CurrentRequest(tenant))
         assert self.msg_store.get(name) is None
         return name in self.response_store
 
 
 @pytest.fixture
 def now() -> Iterator[list[float]]:
-    token = ASKING.set(Asking("nobody"))
+    token = CURRENT_REQUEST.set(CurrentRequest("nobody"))
     yield [0.0]
-    ASKING.reset(token)
+    CURRENT_REQUEST.reset(token)
 
 
 def attached(now: list[float]) -> tuple[ResponseStore, Handler]:

@@ -105,5 +105,5 @@ async def test_a_websocket_that_is_not_served_is_426(path: str) -> None:
             await connect(local.url.replace("http", "ws", 1) + path, proxy=None)
         response = refused.value.response
         assert response.status_code == 426
-        assert "call it by HTTP" in (response.body or b"").decode()
+        assert "use HTTP" in (response.body or b"").decode()
         assert response.headers["upgrade"] == "HTTP/1.1"

@@ -10,7 +10,7 @@ from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges
 from agentrt.serving.observability.program_log import ProgramLog, Track
 from agentrt.serving.observability.render import Renderer
@@ -28,8 +28,8 @@ def a_call(call_id: str, level: int = 0, **more: Any) -> dict[str, Any]:
 
 def one_engine(
     running: list[dict[str, Any]], waiting: list[dict[str, Any]], **more: Any
-) -> EngineView:
-    return EngineView.of({"running": running, "waiting": waiting, "steps": 9, **more}, at=1.0)
+) -> EnginesView:
+    return EnginesView.of({"running": running, "waiting": waiting, "steps": 9, **more}, at=1.0)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_call_waits_behind_the_level_of_the_one_before_it() -> None:
 
 
 def test_calls_of_replicas_are_told_apart() -> None:
-    view = EngineView.of(
+    view = EnginesView.of(
         {
             "running": [a_call("a/0", replica="replica-0")],
             "waiting": [a_call("b/0", replica="replica-1", gave_way_to="a")],
@@ -93,7 +93,7 @@ class Stage:
         run = self.registry.open("agent", tenant=tenant)
         return run, self.registry.begin_call(run, Scope(run, "agent"), "llm")
 
-    def status(self, run: Run, view: EngineView, tenant: str | None = None) -> tuple[str, str]:
+    def status(self, run: Run, view: EnginesView, tenant: str | None = None) -> tuple[str, str]:
         row = Renderer(self.log, view, tenant).program(run)
         return row["state"], row["wait"]
 
@@ -126,7 +126,7 @@ def test_waits_that_last_are_told_by_their_beginning(stage: Stage) -> None:
 
 def test_a_call_that_no_engine_has_is_on_its_way(stage: Stage) -> None:
     assert stage.status(stage.ann, one_engine([], [])) == ("waiting", "on its way to an engine")
-    down = EngineView.of({"replicas": [{"name": "replica-0", "state": "down"}]}, at=0.0)
+    down = EnginesView.of({"replicas": [{"name": "replica-0", "state": "down"}]}, at=0.0)
     assert stage.status(stage.ann, down) == ("waiting", "no engine is ready")
 
 
@@ -147,7 +147,7 @@ def test_a_preempted_call_names_whom_it_gave_way_to_but_no_other_tenant(stage: S
 
 
 def test_metrics_have_the_reasons_without_names_and_levels(stage: Stage) -> None:
-    def reasons(view: EngineView) -> dict[tuple[str, str], float]:
+    def reasons(view: EnginesView) -> dict[tuple[str, str], float]:
         found = gauges(stage.registry.runs.values(), view, 0.0, lambda _: True, Labels())
         [waiting] = [one for one in found if one.name == "agentrt_waiting_programs"]
         return {(s.labels["tenant"], s.labels["reason"]): s.value for s in waiting.samples}
@@ -163,15 +163,15 @@ def test_metrics_have_the_reasons_without_names_and_levels(stage: Stage) -> None
 def test_tools_and_humans_are_waited_for_by_name(stage: Stage) -> None:
     run = stage.registry.open("agent")
     scope = Scope(run, "agent")
-    assert stage.status(run, EngineView()) == ("between calls", "")
+    assert stage.status(run, EnginesView()) == ("between calls", "")
     question = stage.registry.begin_interrupt(run, scope, NodeKind.HUMAN, "May I?")
-    assert stage.status(run, EngineView()) == ("waiting for a human", "May I?")
+    assert stage.status(run, EnginesView()) == ("waiting for a human", "May I?")
     stage.registry.begin_interrupt(run, scope, NodeKind.TOOL, "search " + "x" * 500)
-    state, wait = stage.status(run, EngineView())
+    state, wait = stage.status(run, EnginesView())
     assert (state, wait[:8], len(wait)) == ("in tool", "search x", 200)
     stage.registry.end_interrupt(run, scope, question)
     stage.registry.close(run, RunState.FAILED, ValueError("no"))
-    row = Renderer(stage.log, EngineView(), None).program(run)
+    row = Renderer(stage.log, EnginesView(), None).program(run)
     assert (row["state"], row["error"]) == ("failed", "ValueError: no")
 
 
@@ -191,7 +191,7 @@ def test_queue_levels_count_a_tenants_own_calls(stage: Stage) -> None:
 
 def seen(track: Track, running: bool, since: float, at: float, **more: Any) -> None:
     entry = a_call("agent-1/0", since=since, **more)
-    view = EngineView.of({"running" if running else "waiting": [entry]}, at)
+    view = EnginesView.of({"running" if running else "waiting": [entry]}, at)
     track.update(view.calls["agent-1/0"], at)
 
 

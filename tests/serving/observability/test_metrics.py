@@ -16,7 +16,7 @@ from agentrt import Context, program
 from agentrt.request import CallReport
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView
+from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.render import Renderer
@@ -75,7 +75,7 @@ def test_metrics_agree_with_the_reports_of_all_runs(told: list[Deed]) -> None:
     assert {key: value for key, value in latency.items() if value} == pytest.approx(walls)
     states = Counter((r.row.tenant, r.type, str({"state": str(r.state)})) for r in ended)
     assert values.get("agentrt_programs_ended_total", {}) == states
-    render = Renderer(log, EngineView(), None)
+    render = Renderer(log, EnginesView(), None)
     live = next(gauges(log.of(None), render.view, render.now, render.sees, log.metrics.labels))
     assert sum(sample.value for sample in live.samples) == len(story.registry.runs)
     for tenant in TENANTS:

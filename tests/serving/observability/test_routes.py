@@ -273,7 +273,7 @@ async def test_ready_tells_of_what_the_server_does_not_do_by_itself_any_more() -
                     await asyncio.sleep(0)
                 refused = await at.get("/ready")
         assert refused.status_code == 503
-        assert refused.json()["why"] == "fails again and again: sweep"
+        assert refused.json()["why"] == "background tasks fail repeatedly: sweep"
 
 
 class Stuck(ScriptedExecutor):

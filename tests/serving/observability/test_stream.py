@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from agentrt import Runtime
 from agentrt.runtime.run import Run, RunState
-from agentrt.serving.observability.engines import EngineView, SnapshotPoller
-from agentrt.serving.observability.readers import Readers, TooSlowError
+from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
+from agentrt.serving.observability.readers import ChangeReaders, ReaderTooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
-from agentrt.serving.observability.stream import Feed
+from agentrt.serving.observability.stream import EventStream
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, Deed, Story, deeds
@@ -39,20 +39,22 @@ class Mirror:
         self.engines = body["engines"] or self.engines
 
 
-def feed_of(story: Story, tenant: str | None = None, program: Run | None = None) -> Feed:
+def feed_of(story: Story, tenant: str | None = None, program: Run | None = None) -> EventStream:
     executor = ScriptedExecutor()
     server = Server(Runtime(executor, registry=story.registry), ("scripted",))
-    return Feed(server, story.log, SnapshotPoller(executor, story.registry.clock), tenant, program)
+    return EventStream(
+        server, story.log, SnapshotPoller(executor, story.registry.clock), tenant, program
+    )
 
 
-def a_view(story: Story, rng: random.Random) -> EngineView:
+def a_view(story: Story, rng: random.Random) -> EnginesView:
     """Some of the open calls, running or waiting."""
     calls = [call for run in story.registry.runs.values() for call in run.row.calls]
     chosen = rng.sample(calls, rng.randint(0, len(calls)))
     entries = [{"call_id": c, "program_id": c.split("/")[0], "level": 0} for c in chosen]
     cut = rng.randint(0, len(entries))
     snapshot = {"running": entries[:cut], "waiting": entries[cut:], "steps": rng.randint(0, 9)}
-    return EngineView.of(snapshot, story.registry.clock())
+    return EnginesView.of(snapshot, story.registry.clock())
 
 
 def as_json(value: Any) -> Any:
@@ -106,7 +108,7 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
         log = story.log
         story.tell([("open", pick), *chapters[0]])
         run = story.runs[pick % len(story.runs)]
-        watch, view = feed_of(story, None, run), EngineView()
+        watch, view = feed_of(story, None, run), EnginesView()
         with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
@@ -125,11 +127,11 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
 async def test_nothing_is_told_when_nothing_changed() -> None:
     story = Story()
     story.tell([("open", 0), ("call", 0)])
-    watch, view = feed_of(story), EngineView(at=1.0)
+    watch, view = feed_of(story), EnginesView(at=1.0)
     with story.log.readers.opened(watch.wants) as reader:
         watch.snapshot(view)
         assert watch.change(reader, view) is None
-        assert watch.change(reader, EngineView(at=2.0)) is None
+        assert watch.change(reader, EnginesView(at=2.0)) is None
         story.tell([("end", 1)])
         change = watch.change(reader, view)
         assert change is not None
@@ -138,17 +140,17 @@ async def test_nothing_is_told_when_nothing_changed() -> None:
 
 async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> None:
     story = Story()
-    story.log.readers = Readers(buffer=4)
+    story.log.readers = ChangeReaders(buffer=4)
     with story.log.readers.opened(lambda run: True) as slow:
         story.tell([("open", 0)] * 5)
-        with pytest.raises(TooSlowError, match="buffer"):
+        with pytest.raises(ReaderTooSlowError, match="buffer"):
             slow.take()
         assert slow._changes == {}
 
 
 async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
     story = Story()
-    story.log.readers = Readers(buffer=2)
+    story.log.readers = ChangeReaders(buffer=2)
     watch = feed_of(story)
     with story.log.readers.opened(watch.wants) as reader:
         events = watch.events(reader)
@@ -178,7 +180,7 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
 
 async def test_what_changes_again_takes_no_more_room() -> None:
     story = Story()
-    story.log.readers = Readers(buffer=4)
+    story.log.readers = ChangeReaders(buffer=4)
     with story.log.readers.opened(lambda run: True) as reader:
         story.tell([("open", 0), ("call", 0), ("end", 1), ("close", 0)])
         changes = reader.take()
@@ -200,7 +202,7 @@ async def test_a_reader_wakes_when_another_thread_writes() -> None:
 async def test_calls_called_off_by_their_programs_end_are_told() -> None:
     story, mirror = Story(), Mirror()
     story.tell([("open", 0), ("call", 0)])
-    watch, view = feed_of(story), EngineView()
+    watch, view = feed_of(story), EnginesView()
     with story.log.readers.opened(watch.wants) as reader:
         mirror.hear(watch.snapshot(view))
         story.tell([("close", 2)])

@@ -28,7 +28,7 @@ async def test_code_that_has_changed_is_found_with_the_answer(tmp_path: Path) ->
         [question] = (await local.parked(run))["questions"]
     async with served(tmp_path / "j") as local:
         refused = await local.answer(question, "yes", 409)
-        assert "no program 'main' is served" in refused["error"]["message"]
+        assert "does not serve program 'main'" in refused["error"]["message"]
     async with served(tmp_path / "j", of(other)) as local:
         refused = await local.answer(question, "yes", 409)
         assert "diverged from its journal" in refused["error"]["message"]
@@ -60,7 +60,10 @@ async def test_a_question_that_changed_code_does_not_ask_any_more(
     async with served(tmp_path / "j", changed, options=options) as local:
         for _ in range(2):
             refused = await local.answer(asked["and there?"], "yes", 409)
-            assert "does not ask it any more: its code has changed" in refused["error"]["message"]
+            assert (
+                "does not ask it any more, because its code has changed"
+                in refused["error"]["message"]
+            )
             assert (await local.run(run))["state"] in ("running", "waiting for a human")
         await local.answer(asked["here?"], "yes")
         may_end.set()
@@ -83,7 +86,7 @@ async def test_a_question_that_is_not_asked_again_for_long(
         [question] = (await local.parked(run))["questions"]
         may_ask.clear()
         refused = await local.answer(question, "yes", 409)
-        assert "within 0.1 s: its code has changed, or is slow" in refused["error"]["message"]
+        assert "within 0.1 s; its code has changed, or is slow" in refused["error"]["message"]
         may_ask.set()
         await local.until(run, lambda run: run["questions"])
         await local.answer(question, "yes")

@@ -103,7 +103,7 @@ async def test_a_call_ends_at_its_programs_deadline() -> None:
         said = {"x-agentrt-deadline": "0.05", "x-agentrt-program": "p"}
         late = await local.client.post(CHAT, json=body(), headers=said)
         assert late.status_code == 408
-        assert "over its deadline" in late.json()["error"]["message"]
+        assert "passed its deadline" in late.json()["error"]["message"]
         again = await local.client.post(CHAT, json=body(), headers=said)
         assert (again.status_code, again.json()["error"]["code"]) == (408, "deadline_exceeded")
         await is_rid_of(local)

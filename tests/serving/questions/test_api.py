@@ -143,7 +143,7 @@ async def test_a_bad_answer_is_refused_and_the_question_stays_open() -> None:
             (json.dumps("tea"), 422, "'tea' is not of type 'object'"),
             ("tea", 400, "the body is not JSON"),
             ("", 400, "the body is not JSON"),
-            (json.dumps("x" * 10_000_000), 413, "an answer has at most 1048576 bytes"),
+            (json.dumps("x" * 10_000_000), 413, "send at most 1048576 bytes"),
         ):
             refused = await local.client.post(f"/v1/questions/{question['id']}", content=body)
             assert refused.status_code == status

@@ -173,7 +173,7 @@ WRONG: list[tuple[str, int | None, str]] = [
     ("open('/etc/passwd')\n", 1, "Permission denied"),
     ("import os\nos.system('true')\n", 2, "no attribute 'system'"),
     ("async def main(ctx):\n    return ctx._emitter\n", 2, "no attribute '_emitter'"),
-    ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "cannot ask for"),
+    ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "has no operation"),
     ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
     ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
     (
@@ -195,12 +195,12 @@ WRONG: list[tuple[str, int | None, str]] = [
     (
         "async def main(ctx):\n    await ctx.human('?', schema={'pattern': '(a*)*b'})\n",
         2,
-        "no 'pattern'",
+        "may not have 'pattern'",
     ),
     (
         "async def main(ctx):\n    await ctx.human('?', schema={'items': {'$ref': '#'}})\n",
         2,
-        "no '$ref'",
+        "may not have '$ref'",
     ),
     (
         "async def main(ctx):\n    await ctx.human('?', schema={'properties': 5})\n",
@@ -223,7 +223,7 @@ WRONG: list[tuple[str, int | None, str]] = [
         3,
         "constrain= takes choices()",
     ),
-    ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "there is no context 7"),
+    ("async def main(ctx):\n    return _do('fork', 7, [])\n", 2, "unknown context 7"),
     (
         (
             "async def main(ctx):\n    c = await ctx.context('x')\n"
@@ -301,7 +301,7 @@ async def main(ctx):
     async with open_server(script, submit=True, limits=Limits(submitted_tokens=5)) as local:
         run = await send(local, source)
     assert asked == [2, 2, 1]
-    assert run["result"].count("the program has used its 5 tokens") == 7
+    assert run["result"].count("the program has used all of its 5 tokens") == 7
 
 
 async def test_one_tenant_cannot_have_all_programs() -> None:

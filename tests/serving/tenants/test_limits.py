@@ -52,7 +52,7 @@ def test_a_refused_request_costs_nothing() -> None:
     tenants = Tenants(Clock(), Limits(calls=3, requests_per_minute=2))
     tenants.enter("a", 3)
     for _ in range(5):
-        with pytest.raises(BusyError, match="3 calls under way"):
+        with pytest.raises(BusyError, match="3 calls in flight"):
             tenants.enter("a")
     tenants.leave("a", 3)
     tenants.enter("a")

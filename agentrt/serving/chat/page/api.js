@@ -1,4 +1,4 @@
-// Calls of the server, with errors in words for people: what happened, and the way out.
+// Requests to the server. Their errors have messages for people: what happened, and what to do.
 
 import { read, request } from "../dashboard/stream.js";
 
@@ -19,7 +19,7 @@ export async function ask(method, path, body) {
   return text ? JSON.parse(text) : null;
 }
 
-// Calls `tell` with whether the server answers, at once and whenever that changes.
+// Calls `tell` with whether the server answers, at once and after each change.
 export function watchServer(tell) {
   let before = null;
   const look = async () => {
@@ -31,8 +31,9 @@ export function watchServer(tell) {
   look();
 }
 
-// A run that begins: tells each event, and ends with the run. If its connection breaks, "lost" is
-// told, and the run is attached to again, from its start: then "again" is told first.
+// Starts a run, calls `tell` with each event, and returns when the run has ended. If the connection
+// breaks, calls `tell` with "lost", and after attaching to the run again with "again", followed by
+// all events from the run's start.
 export async function start(thread, body, tell, isWanted) {
   const options = { stream_mode: MODES, stream_subgraphs: true, stream_resumable: true, on_disconnect: "continue" };
   let run = null;
@@ -47,8 +48,8 @@ export async function start(thread, body, tell, isWanted) {
   await attach(thread, run, tell, isWanted);
 }
 
-// A run that goes on already, from its first event. While the server does not answer it is asked
-// again, as long as `isWanted()`.
+// Attaches to a run in progress, from its first event. While the server does not answer, tries again
+// as long as `isWanted()`.
 export async function attach(thread, run, tell, isWanted) {
   if (run === null) throw new Fault(LOST);
   tell("metadata", { run_id: run });

@@ -1,4 +1,4 @@
-// Open questions of a thread, each with a form made from its schema, within the conversation.
+// Open questions of a thread, inside the conversation, each with a form for its schema.
 
 import { answerForm } from "../dashboard/answers.js";
 import { byId, h } from "../dashboard/dom.js";
@@ -12,7 +12,7 @@ export class Asks {
     this.drawn = new Map();
   }
 
-  // Forms that stay keep what was typed into them, also while an answer is on its way.
+  // Forms of the same questions keep their input, also while an answer is being sent.
   draw(questions, running) {
     const wanted = new Set(questions.map(({ id }) => id));
     for (const [id, form] of this.drawn) {
@@ -30,7 +30,7 @@ export class Asks {
     }
   }
 
-  // Goes to the first open question's field, or its first choice.
+  // Moves the focus to the first open question's field, or to its first choice.
   focus() {
     byId("questions").querySelector("textarea, input, select, button")?.focus();
   }
@@ -46,7 +46,7 @@ export class Asks {
   }
 }
 
-// A button for each decision that all of the actions allow.
+// A button for each decision that all actions of the question allow.
 function decisions({ review_configs: configs }, actions, give) {
   const lists = (configs ?? []).map((config) => config.allowed_decisions).filter(Array.isArray);
   const allowed = Object.keys(DECISIONS).filter((type) => lists.every((list) => list.includes(type)));

@@ -1,4 +1,4 @@
-// The checkpoints of a thread, the last one first: where one can go back to.
+// The checkpoints of a thread, newest first, to which the conversation can go back.
 
 import { byId, h, mark, roving } from "../dashboard/dom.js";
 import { ask } from "./api.js";
@@ -34,7 +34,7 @@ export class Checkpoints {
     this.mark();
   }
 
-  // Those that led to the last one; the others are of branches that were left.
+  // The checkpoints that led to the last one. Other checkpoints belong to abandoned branches.
   path(known) {
     const path = new Set();
     let state = this.states[0];
@@ -51,7 +51,7 @@ export class Checkpoints {
     this.stop();
   }
 
-  // The state before a message came: null where it is the thread's first.
+  // The state before a message; null before the thread's first message.
   before(message) {
     const has = (state) => state.values?.messages?.some(({ id }) => id === message);
     const before = this.parent(this.states.findLast(has));
@@ -64,7 +64,7 @@ export class Checkpoints {
   }
 }
 
-// The place of an input that the graph has not taken yet: the same state as the one before.
+// A checkpoint whose input the graph has not read yet has the same state as the one before.
 const isInput = (state) => state.metadata?.source === "input";
 
 function nameOf(state, parent) {

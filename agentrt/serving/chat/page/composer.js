@@ -1,4 +1,4 @@
-// Where one writes: a message to a graph that has messages, else a form for its input.
+// The input of the page: a message to a graph that has messages, else a form for the graph's input.
 
 import { byId, h } from "../dashboard/dom.js";
 import { field } from "../dashboard/forms.js";
@@ -19,7 +19,7 @@ export class Composer {
     });
   }
 
-  // For a graph by the schema of its input.
+  // Shows the input for a graph with this schema.
   show(schema, isChat) {
     if (isChat) {
       const text = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", required: true });
@@ -46,12 +46,12 @@ export class Composer {
   }
 }
 
-// Whether a graph takes messages, by the schema of its input.
+// Whether a graph accepts messages, according to the schema of its input.
 export function takesMessages(schema) {
   return schema?.properties?.messages !== undefined;
 }
 
-// An object of which nothing is known is as good as anything.
+// A schema of an object without properties allows any value.
 export function formOf(schema) {
   const isAny = schema?.type === "object" && !schema.properties;
   return isAny ? {} : schema;

@@ -1,5 +1,5 @@
-// What was said in a thread: the state's messages, those that grow while a run goes on, and what
-// happened beside them (past.js).
+// The conversation of a thread: the messages of its state, the messages that grow during a run, and
+// the past events that are not in the state (past.js).
 
 import { choicesOf } from "../dashboard/forms.js";
 
@@ -8,7 +8,7 @@ export class Conversation {
     this.open({});
   }
 
-  // A thread's state, or nothing.
+  // Shows a thread's state, or an empty conversation.
   open({ values = null, interrupts = [], input, past = [] } = {}) {
     this.values = values;
     this.messages = values?.messages ?? [];
@@ -23,7 +23,7 @@ export class Conversation {
     this.growing.set(message.id, message);
   }
 
-  // Gives what puts the conversation back to how it is now.
+  // Returns a function that restores the conversation's current content.
   undo() {
     const { values, messages, questions, input } = this;
     const before = { values, messages, questions, input, past: [...this.past], steps: [...this.steps], growing: new Map(this.growing) };
@@ -41,13 +41,13 @@ export class Conversation {
     this.questions = this.questions.filter((open) => open.id !== id);
   }
 
-  // A run is told of again from its first event.
+  // The events of a run will be repeated from the first.
   again() {
     this.growing.clear();
     this.steps = [];
   }
 
-  // What a run tells, by the name of its event; of a subgraph's, its place follows "|".
+  // Handles an event of a run by its name. In events of a subgraph, its place follows "|".
   tell(name, data) {
     const [mode, place] = name.split("|");
     if (mode === "messages") this.grow(data[0]);
@@ -78,8 +78,8 @@ export class Conversation {
     for (const message of this.messages) this.growing.delete(message.id);
   }
 
-  // All messages: each has its speaker, its text, its tools' calls with their results. What
-  // happened beside them stands behind the message that it followed.
+  // All messages, each with its speaker, its text, and its tool calls with their results. Past
+  // events come after the message that they followed.
   shown() {
     const all = [...this.messages, ...this.growing.values()];
     const results = new Map(all.filter((m) => m.type === "tool").map((m) => [m.tool_call_id, m]));
@@ -97,7 +97,7 @@ export class Conversation {
       }
       shown.push(...(asides.get(message.id) ?? []).map(aside));
     }
-    // The error of a run that came to no message of its own.
+    // The error of a run that has no message of its own.
     const known = new Set(all.map(({ id }) => id));
     shown.push(...this.past.filter((item) => item.kind === "fault" && item.isLast && !known.has(item.after)).map(aside));
     return shown;
@@ -106,7 +106,7 @@ export class Conversation {
 
 const SPEAKERS = { input: "you", question: "asks", answer: "you", result: "agent", fault: "fault" };
 
-// An item of the past as a message that cannot be edited.
+// A past event as a message that cannot be edited.
 export function aside(item) {
   const text = item.kind === "fault" ? item.text : item.kind === "question" ? wordsOf(item.value) : item.kind === "answer" ? wordsOfAnswer(item) : asText(item.value);
   return { id: item.id, who: SPEAKERS[item.kind], text, grows: false, calls: [], isFixed: true };
@@ -114,10 +114,10 @@ export function aside(item) {
 
 export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-// A value as people read it.
+// A value as text for people.
 export const asText = (value) => (typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? ""));
 
-// The words of a question: of tools to be approved, their names and arguments.
+// The text of a question. For tools that need approval, this is their names and arguments.
 export function wordsOf(value) {
   if (typeof value === "string") return value;
   if (isObject(value) && typeof value.question === "string") return value.question;
@@ -128,12 +128,12 @@ export function wordsOf(value) {
   return asText(value);
 }
 
-// The schema of an answer, as its question has it.
+// The schema of the answer to a question.
 export function schemaOf({ value, response_schema: schema }) {
   return schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {});
 }
 
-// An answer as it was chosen.
+// An answer as the text of the choice.
 function wordsOfAnswer({ value, question }) {
   const choice = choicesOf(schemaOf(question))?.find((way) => way.value === value);
   if (choice) return choice.name;
@@ -146,7 +146,7 @@ function short(args) {
   return Object.entries(args).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
 }
 
-// What a conversation is called, by what began it: a text, or an object's first text.
+// The title of a conversation from its first input: a text, or the first text in an object.
 export function titleOf(input) {
   if (typeof input === "string") return input.trim().slice(0, 80);
   const [first] = Array.isArray(input?.messages) ? input.messages : [];
@@ -155,7 +155,7 @@ export function titleOf(input) {
   return (Object.values(input).find((value) => typeof value === "string" && value.trim()) ?? short(input)).slice(0, 80);
 }
 
-// The text of a message's content: a text, or blocks of which some are texts.
+// The text of a message's content, which is a text, or blocks that may be texts.
 export function textOf(content) {
   if (typeof content === "string") return content;
   if (!Array.isArray(content)) return "";

@@ -1,5 +1,5 @@
-// The conversations and what runs, where the page has no room beside the talk: they open over it by
-// a button, and close by the same button, by Escape, or with a choice in them.
+// The drawers of narrow pages: the list of conversations and the running program open over the
+// conversation with a button. They close with the same button, with Escape, or after a selection.
 
 import { byId, mark } from "../dashboard/dom.js";
 
@@ -42,7 +42,7 @@ export class Drawers {
     document.body.classList.toggle("without-panel", this.isClosed);
     mark(byId("show-side"), "aria-expanded", side);
     mark(byId("show-panel"), "aria-expanded", MEDIUM.matches ? panel : !this.isClosed);
-    // What a drawer covers is out of reach.
+    // The part of the page that a drawer covers cannot be reached.
     const isCovered = NARROW.matches && (side || panel);
     byId("talk").inert = byId("below").inert = isCovered;
   }

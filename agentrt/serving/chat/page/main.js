@@ -1,4 +1,4 @@
-// Puts the page together: which graph, which thread, and one run at a time in it.
+// Connects the parts of the page: the selected graph and thread, and one run at a time.
 
 import { byId, h, oncePerFrame, say } from "../dashboard/dom.js";
 import { setKey } from "../dashboard/stream.js";
@@ -33,9 +33,10 @@ const threads = new Threads((id) => {
   location.hash = id;
 });
 const draw = oncePerFrame(show);
-// `thread` null: a new one. `from` is the checkpoint to go on from; `run` the id of what runs;
-// `control` ends an answer of a model itself. `waits`: what is written is sent when that ends.
-// `drops`: something else may be written while a question is open. `lost`: the run's connection is.
+// `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
+// in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
+// run ends. `drops`: another message may be written while a question is open. `lost`: the connection
+// to the run is lost.
 const now = {
   graph: null, graphs: [], ready: null, isChat: true, isThere: true,
   thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, sending: false, place: "",
@@ -77,7 +78,7 @@ function status(isOpen) {
   say(element, words);
 }
 
-// Who types goes on where typing goes on: at a question that came up, or at the next message.
+// Moves the focus of somebody who types: to a new question, or to the next message.
 function place(next) {
   const hasChanged = next !== now.place;
   now.place = next;
@@ -109,7 +110,7 @@ const begin = guarded(async () => {
   await Promise.all([threads.refresh(), open()]);
 });
 
-// Settles once the form is that of the graph.
+// A promise that resolves when the form of the graph is shown.
 function useGraph(graph) {
   if (graph && graph !== now.graph) {
     now.graph = graph;
@@ -126,7 +127,7 @@ async function load(graph) {
   composer.show(formOf(schemas?.input_schema), now.isChat);
 }
 
-// Opens the thread that the address names, or a new one.
+// Opens the thread that the page's address names, or a new thread.
 const open = guarded(async () => {
   const thread = location.hash.slice(1) || null;
   if (thread !== null && thread === now.thread) return;
@@ -179,7 +180,7 @@ function fresh() {
   return open();
 }
 
-// Takes the thread's state as the server has it; gives its runs, the last one first.
+// Loads the thread's state from the server, and returns its runs, newest first.
 async function settle(thread) {
   const [state, latest] = await Promise.all([ask("GET", `threads/${thread}/state`), runsOf(thread)]);
   const past = await pastOf(thread, latest, now.isChat);
@@ -234,7 +235,7 @@ function sendInput(input) {
   run({ input }, undo);
 }
 
-// Whether the thread asks something that this page does not show yet, since it came up elsewhere.
+// Whether the thread has a question that this page does not show yet.
 async function isAsked() {
   const { thread, from, drops } = now;
   if (thread === null || from || drops || isModelChat(thread)) return false;
@@ -244,7 +245,7 @@ async function isAsked() {
   return true;
 }
 
-// `undo()` takes back what the page shows already, if nothing of it reached the server.
+// `undo()` removes the input from the page again if it did not reach the server.
 async function run(body, undo = () => {}) {
   let thread = now.thread;
   Object.assign(now, { running: true, run: null, drops: false });
@@ -302,7 +303,7 @@ async function follow(thread, work) {
   }
 }
 
-// A message to a model itself, and its answer.
+// Sends a message to a model on a server without graphs, and shows its answer.
 async function chat(message) {
   const { graph } = now;
   const id = now.thread ?? newModelChat(newId());
@@ -350,7 +351,7 @@ const stop = guarded(async () => {
 
 // -- going back -------------------------------------------------------------------------------
 
-// Shows an earlier state; what is sent next goes on from it.
+// Shows an earlier state. The next message continues from it.
 function look(state) {
   if (now.running) return;
   const isLatest = state === checkpoints.states[0];
@@ -365,7 +366,7 @@ function look(state) {
   composer.focus();
 }
 
-// What had happened when a checkpoint was made.
+// The past events up to a checkpoint.
 function pastUntil(state) {
   const last = state.values?.messages?.at(-1)?.id;
   if (now.isChat) return now.past.filter(({ kind, after }) => kind !== "fault" && after !== last);
@@ -373,7 +374,7 @@ function pastUntil(state) {
   return now.past.slice(0, input + 1);
 }
 
-// A message said otherwise: from the state before it. The first one begins a new conversation.
+// Sends an edited message, from the state before it. An edited first message begins a new thread.
 async function edit(id) {
   const { text } = conversation.shown().find((message) => message.id === id);
   if (isModelChat(now.thread)) {

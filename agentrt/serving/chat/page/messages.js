@@ -1,5 +1,5 @@
-// The conversation on the page. Elements are kept and only filled anew, and the end stays in sight
-// while it grows, unless somebody has scrolled up.
+// The conversation on the page. Elements are kept and only their content changes. While the
+// conversation grows, its end stays visible, unless the user has scrolled up.
 
 import { byId, h, mark, say } from "../dashboard/dom.js";
 import { aside, asText } from "./conversation.js";
@@ -7,7 +7,7 @@ import { isEmpty } from "./past.js";
 import { write } from "./text.js";
 
 const NEAR_PX = 80;
-// What is shown of a graph without messages, beside those that grow.
+// The parts that are shown for a graph without messages, besides growing messages.
 const PARTS = new Set(["input", "steps", "working", "result"]);
 const NAMES = { you: "You", agent: "Agent", system: "System", asks: "A question that was answered", fault: "An error" };
 
@@ -71,7 +71,7 @@ export class Messages {
 
   fill(element, message, running) {
     const [text, calls, edit] = element.children;
-    // Markdown is for what models write; what people wrote stands as they wrote it.
+    // Only texts of models are rendered as Markdown; texts of people are shown unchanged.
     if (message.who !== "agent") say(text, message.text);
     else if (text.source !== message.text) write(text, message.text);
     text.source = message.text;
@@ -98,7 +98,7 @@ export class Messages {
     say(card.lastElementChild, said || "It has no result yet.");
   }
 
-  // A graph without messages: what happened, the input, the steps, the result.
+  // Shows a graph without messages: past events, the input, the steps and the result.
   plain({ input, steps, values, growing, past, questions }, running) {
     this.last = null;
     const items = past.map(aside);
@@ -125,7 +125,7 @@ export class Messages {
       element = h("article", { "data-who": who, "aria-label": NAMES[who] ?? "Steps" }, h("div", { class: "text" }));
       this.extra.set(key, element);
     }
-    // The parts stand in the order in which they are filled.
+    // The parts are in the order in which they were filled.
     const at = this.last ? this.last.nextElementSibling : byId("messages").firstElementChild;
     if (at !== element) byId("messages").insertBefore(element, at);
     this.last = element;
@@ -138,7 +138,7 @@ export class Messages {
   }
 }
 
-// Arguments as "name: value", once they are whole.
+// Arguments as "name: value", when they are complete.
 function inWords(args) {
   try {
     const pairs = Object.entries(JSON.parse(args));

@@ -1,5 +1,5 @@
-// Conversations with a model itself, where a server has no graphs: over the chat completions API.
-// This browser keeps them: in the tab alone if the server asks for a key.
+// Conversations with a model, on a server without graphs, over the chat completions API. They are
+// stored in this browser, and only in the tab if the server needs a key.
 
 import { hasKey, read } from "../dashboard/stream.js";
 import { ask, Fault, send } from "./api.js";
@@ -9,7 +9,7 @@ const KEPT = "agentrt-model-chats";
 const MOST = 50;
 const PREFIX = "model-";
 
-// The models of the server, as graphs are listed.
+// The models of the server, in the form of the list of graphs.
 export async function models() {
   const { data } = await ask("GET", "v1/models");
   return data.map(({ id }) => ({ assistant_id: `${PREFIX}${id}`, name: id, isModel: true }));
@@ -27,7 +27,7 @@ function chats() {
   }
 }
 
-// They are listed as threads are.
+// The conversations in the form of the list of threads.
 export function modelChats() {
   return chats().map(({ id, model, messages, at }) => ({
     thread_id: id,
@@ -48,7 +48,7 @@ export function keep(id, model, messages, fault = null) {
       storage().setItem(KEPT, JSON.stringify([chat, ...others].slice(0, most)));
       return;
     } catch {
-      // The browser's storage is full: the oldest conversations go.
+      // The browser's storage is full: remove the oldest conversations.
     }
   }
 }
@@ -59,7 +59,7 @@ export function forget(id) {
 
 const ROLES = { human: "user", system: "system", ai: "assistant" };
 
-// Asks the model, and calls `tell` with each piece of its answer.
+// Sends a chat to the model, and calls `tell` with each piece of its answer.
 export async function complete({ id, model, messages, signal }, tell) {
   const said = messages.map(({ type, content }) => ({ role: ROLES[type], content: textOf(content) }));
   const headers = { "x-agentrt-program": id, "x-agentrt-session": id, "x-agentrt-type": "chat" };

@@ -1,5 +1,6 @@
-// What happened in a thread and is not in its state: inputs, answered questions, results of earlier
-// runs, and errors. The runs tell it: each has its input or its answers, and its result.
+// The past events of a thread that are not in its state: inputs, answered questions, results of
+// earlier runs, and errors. They are derived from the thread's runs, each of which has its input or
+// its answers, and its result.
 
 import { ask } from "./api.js";
 import { isObject } from "./conversation.js";
@@ -9,14 +10,14 @@ const FAILED = new Set(["error", "timeout"]);
 const ACTIVE = new Set(["pending", "running"]);
 const results = new Map();
 
-// The runs of a thread, the last one first.
+// The runs of a thread, newest first.
 export const runsOf = (thread) => ask("GET", `threads/${thread}/runs?limit=${MOST_RUNS}`);
 
 export const isActive = (run) => run !== undefined && ACTIVE.has(run.status);
 
-// What happened, in order. Each item has its `kind`: "input", "question", "answer", "result" or
-// "fault"; `after`: the id of the message that it follows, in a graph that has messages. The result
-// of the last run is the thread's state, and no item.
+// The past events in order. Each event has its `kind`: "input", "question", "answer", "result" or
+// "fault". In a graph that has messages, `after` is the id of the message that it follows. The result
+// of the last run is the thread's state, and not an event.
 export async function pastOf(thread, latest, isChat) {
   const runs = [...latest].reverse();
   const items = [];
@@ -61,7 +62,7 @@ export const isEmpty = (value) => value === null || value === undefined || (type
 
 const lastId = (values) => (Array.isArray(values?.messages) ? (values.messages.at(-1)?.id ?? null) : null);
 
-// The result of a run that has ended; it does not change any more.
+// The result of an ended run, which does not change any more.
 async function resultOf(thread, { run_id: run }) {
   if (!results.has(run)) results.set(run, await ask("GET", `threads/${thread}/runs/${run}/join`).catch(() => null));
   return results.get(run);

@@ -1,4 +1,4 @@
-// What runs: the program's graph, drawn as the dashboard draws it.
+// The running program: its graph, drawn as in the dashboard.
 
 import { byId, h, oncePerFrame, say } from "../dashboard/dom.js";
 import { Graph } from "../dashboard/graph.js";
@@ -28,7 +28,7 @@ export class Runs {
     return performance.now() / 1000 + this.offset;
   }
 
-  // Shows the last program of a thread, if it is known still.
+  // Shows the last program of a thread, if the server still knows it.
   async show(thread) {
     const { programs, recent } = await ask("GET", `programs?session=${encodeURIComponent(thread)}`);
     const last = programs.at(-1) ?? recent[0];
@@ -36,7 +36,7 @@ export class Runs {
     return programs.length > 0;
   }
 
-  // Shows the program that begins now, as long as `waits()`.
+  // Shows the program that begins next, while `waits()` is true.
   async next(thread, waits) {
     while (waits() && !(await this.show(thread))) await new Promise((resolve) => setTimeout(resolve, REST_MS));
   }

@@ -1,6 +1,6 @@
-// A model's Markdown as elements: paragraphs, headings, lists, quotes, tables, code, emphasis and
-// links. The text is never parsed as HTML. A text that grows redraws only the blocks that changed,
-// so that nothing jumps and a selection stays.
+// Renders a model's Markdown as elements: paragraphs, headings, lists, quotes, tables, code, emphasis
+// and links. The text is never parsed as HTML. While a text grows, only changed blocks are redrawn, so
+// that nothing moves and a selection stays.
 
 import { h } from "../dashboard/dom.js";
 
@@ -28,7 +28,7 @@ export function write(box, text) {
 
 // -- blocks -----------------------------------------------------------------------------------
 
-// The blocks of some lines: each has its type and its own lines.
+// The blocks in a list of lines, each with its type and its lines.
 function split(lines, depth) {
   const blocks = [];
   let at = 0;
@@ -56,7 +56,7 @@ function typeOf(lines, at) {
   return isTable ? "table" : "paragraph";
 }
 
-// Where a block of a type ends that begins at a line.
+// The line at which a block ends that begins at a given line.
 const ENDS = {
   code(lines, at) {
     const [, fence] = FENCE.exec(lines[at]);
@@ -105,7 +105,7 @@ function elementOf({ type, lines }, depth) {
   if (type === "rule") return h("hr");
   if (type === "heading") {
     const [, marks, words] = HEADING.exec(lines[0]);
-    // The page has headings of two levels of its own.
+    // The page itself uses the first two levels of headings.
     return h(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(words));
   }
   if (type === "quote") return h("blockquote", {}, ...inner(lines.map((line) => line.replace(QUOTE, "")), depth + 1));
@@ -206,7 +206,7 @@ function codeAt(text, at, unclosed) {
 function linkAt(text, at) {
   LINK.lastIndex = at;
   const match = LINK.exec(text);
-  // A picture would be loaded from elsewhere: it is a link to it.
+  // An image would be loaded from another server, so it becomes a link.
   return match && isSafe(match[2]) ? { part: link(match[2], match[1] || match[2]), end: LINK.lastIndex } : null;
 }
 

@@ -1,4 +1,4 @@
-// The list of conversations, the last one first.
+// The list of conversations, newest first.
 
 import { byId, h, mark, roving, say } from "../dashboard/dom.js";
 import { ask } from "./api.js";
@@ -36,7 +36,7 @@ export class Threads {
     if (turn === this.turn) this.draw(all);
   }
 
-  // Conversations that did not begin on this page are called by the input of their first run.
+  // A conversation that did not begin on this page has the input of its first run as its title.
   async find(threads, turn) {
     for (const thread of threads) {
       const { thread_id: id } = thread;

@@ -1,4 +1,4 @@
-// What an empty conversation says: what this is, and what to type.
+// The text of an empty conversation: what this page is, and what to type.
 
 import { h } from "../dashboard/dom.js";
 

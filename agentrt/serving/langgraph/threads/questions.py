@@ -30,7 +30,9 @@ from agentrt.serving.langgraph.database.tables import ACTIVE, runs, threads
 from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.questions.asked import Asked, Viewer, Wanted
+from agentrt.serving.questions.server_questions import QuestionFilter as Wanted
+from agentrt.serving.questions.server_questions import QuestionView as Asked
+from agentrt.serving.questions.server_questions import Viewer
 from agentrt.serving.tenants import BusyError
 
 _ID = re.compile("([0-9a-f]{32})-([0-9a-f]{32})")

@@ -1,12 +1,12 @@
-// The form that answers a question, by its schema: a button for each of a few choices, else a field
-// and the button Answer. Enter answers, Shift+Enter begins a new line.
+// The form for the answer to a question: a button for each of a few choices, else a field for the
+// schema with the button Answer. Enter sends the answer, Shift+Enter begins a new line.
 
 import { h, say } from "./dom.js";
 import { choicesOf, field } from "./forms.js";
 
 const MOST_BUTTONS = 8;
 
-// `give(answer)` may return a promise of words for people that say why the answer was not taken.
+// `give(answer)` may return a promise of a message that says why the answer was refused.
 export function answerForm(schema, { label, attributes, head, give }) {
   const note = h("output", {});
   const choices = choicesOf(schema);

@@ -32,7 +32,7 @@ export class Diff {
     this.toFirst();
   }
 
-  // What there is, without the graphs.
+  // The differences as a list, without the graphs.
   fill() {
     const { told } = this;
     byId("diff-none").hidden = Boolean(told);
@@ -48,7 +48,7 @@ export class Diff {
     const sides = this.told.graphs.map(() => h("div", { class: "side" }));
     byId("pair").replaceChildren(...sides);
     const graphs = this.told.graphs.map(({ nodes }) => nodes.map((node) => ({ ...node, id: node.place })));
-    // One scale for both: what is at the same place in both stands beside each other.
+    // Both graphs have the same scale, so that nodes at the same place are next to each other.
     const room = sides[0].clientWidth - PADDING;
     let scale = 1;
     for (const nodes of graphs) drawing(nodes, { scale: (width) => (scale = Math.min(scale, room / width)) });
@@ -81,7 +81,7 @@ export class Diff {
     }
   }
 
-  // The first difference, with a little before it.
+  // Scroll to a little before the first difference.
   toFirst() {
     const first = byId("pair").querySelector('.node:not([data-mark="same"])');
     const box = byId("pair");

@@ -1,4 +1,4 @@
-// Small things that all parts need: elements, numbers in words, one frame for many changes.
+// Helpers of all parts: elements, numbers as text, and drawing many changes in a single frame.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Setting what is there already would make the browser lay the page out again.
+// Skip equal values, because setting them would make the browser lay out the page again.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -49,7 +49,7 @@ export function brief(value) {
   return value < 1e6 ? `${(value / 1e3).toFixed(1)}k` : `${(value / 1e6).toFixed(1)}M`;
 }
 
-// Calls `draw` once in the next frame, however often it is asked to.
+// Calls `draw` once in the next frame, however often it is requested.
 export function oncePerFrame(draw) {
   let asked = false;
   return () => {
@@ -62,8 +62,8 @@ export function oncePerFrame(draw) {
   };
 }
 
-// Makes the parts of a list a single tab stop: arrows, Home and End go from part to part. Call what
-// it returns after each change of the list.
+// Makes a list a single tab stop: the arrow keys, Home and End move between its parts. Returns a
+// function to call after each change of the list.
 export function roving(box, selector) {
   const parts = () => [...box.querySelectorAll(selector)].filter((part) => !part.hidden);
   let last = null;

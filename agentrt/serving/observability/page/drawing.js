@@ -5,8 +5,8 @@ import { curve, layout, NODE } from "./layout.js";
 
 let made = 0;
 
-// `scale` says how large it is to be, of its width and height; `show` is told which node is pointed
-// at. Gives the drawing, its lines, and its boxes by the ids of their nodes.
+// `scale` returns the scale for a width and a height; `show` is called with the node under the
+// pointer. Returns the drawing, its lines, and its boxes by node id.
 export function drawing(nodes, { label, scale, show }) {
   const { places, edges, width, height } = layout(nodes);
   const inside = `inside-${(made += 1)}`;
@@ -41,7 +41,7 @@ function box(node, { x, y }, inside, show) {
   );
 }
 
-// A call is named by the function that makes it.
+// A call has the name of the function that makes it.
 export function nameOf(node) {
   if (node.kind !== "call") return node.name;
   const parts = node.scope.split("/");

@@ -4,7 +4,7 @@ import { brief, byId, count, h, mark, say, svg } from "./dom.js";
 
 const REPLICA_STATES = { ready: "done", starting: "waiting", down: "failed", out: "failed" };
 
-// A prompt is computed in one step: each point is the mean of the last seconds.
+// A whole prompt counts in a single step, so each point is the mean of the last seconds.
 function smooth(rates) {
   return rates.map(({ at }, index) => {
     const last = rates.slice(Math.max(0, index - 3), index + 1);

@@ -1,6 +1,6 @@
-// A form field from a JSON schema: text, number, yes or no, a choice, an object of those; anything
-// else is typed as JSON. A field has its `element`, and `read()`: its value, undefined if it was
-// left empty; that throws an Error with words for people.
+// A form field for a JSON schema: text, number, yes or no, a choice, or an object of these; other
+// values are typed as JSON. A field has its `element`, and `read()`, which returns its value, or
+// undefined if it is empty, and throws an Error with a message for people.
 
 import { h } from "./dom.js";
 
@@ -16,7 +16,7 @@ export function field(schema, root = schema, needed = true) {
   return json(form, needed);
 }
 
-// The choices of a schema, each with its name and its value; null where there is more to say.
+// The choices of a schema, each with its name and its value; null for a schema that is not a choice.
 export function choicesOf(schema) {
   return choicesIn(resolved(schema ?? {}, schema));
 }
@@ -34,7 +34,7 @@ function choicesIn(form) {
 
 const asName = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
-// What a reference within the schema stands for; of something that may be null, the other.
+// Resolves a reference within the schema. For a value that may be null, returns the other type.
 function resolved(schema, root) {
   if (typeof schema.$ref === "string" && schema.$ref.startsWith("#/")) {
     const parts = schema.$ref.slice(2).split("/");
@@ -77,7 +77,7 @@ function text(form, needed) {
 function json(form, needed) {
   const hint = Object.keys(form).length ? JSON.stringify(form) : "text or JSON";
   const element = h("textarea", { rows: 3, required: needed, placeholder: hint, spellcheck: "false" });
-  // Where anything fits, what is no object, list, true, false or null is text.
+  // Without a schema, a value is text unless it is an object, a list, true, false or null.
   const free = TEXTS.has(form.type) && !Object.keys(form).length;
   return { element, read: () => readJson(element.value, free) };
 }

@@ -1,4 +1,4 @@
-// The chosen program's execution DAG, drawn as it grows.
+// The execution graph of the selected program, which is drawn while it grows.
 
 import { byId, count, h, mark, roving, say, seconds } from "./dom.js";
 import { clip, drawing, nameOf } from "./drawing.js";
@@ -34,7 +34,7 @@ export class Graph {
     this.redraw();
   }
 
-  // Shows no program.
+  // Clears the graph: no program is selected.
   clear() {
     this.stop();
     Object.assign(this, { id: null, program: null, nodes: [], shape: "", facts: "", pointed: null });
@@ -86,7 +86,7 @@ export class Graph {
     });
     this.lines = made.lines;
     this.drawn = made.boxes;
-    // Whoever stands at a node stays there while the graph grows.
+    // The focus stays at its node while the graph grows.
     const focused = box.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
     if (nodes.length) box.replaceChildren(made.element);
     else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
@@ -118,7 +118,7 @@ export class Graph {
     }
   }
 
-  // The path with the most service, from its end back: each node's longest parent.
+  // The path with the most service: from the last node back to each node's longest parent.
   critical(nodes) {
     const end = (node) => node.path_s + node.service_s;
     const best = nodes.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);

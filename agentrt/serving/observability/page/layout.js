@@ -1,7 +1,7 @@
-// Where the nodes of a program's DAG go: layers from top to bottom.
+// The layout of a program's graph: the nodes are in layers from top to bottom.
 //
-// A node's layer is the longest way to it from a root. Nodes have parents with smaller ids
-// only, and never get new ones, so one pass places them, and a graph that grows keeps its shape.
+// A node's layer is the length of the longest path from a root. The parents of a node have smaller
+// ids and never change, so a single pass places all nodes, and a growing graph keeps its shape.
 
 export const NODE = { width: 134, height: 36, across: 14, down: 26 };
 
@@ -18,8 +18,8 @@ export function layout(nodes) {
   return { places, edges: edges(nodes, places), ...measure(places, layers.length) };
 }
 
-// Each node wants to stand at the middle of its parents; those that would collide are
-// spread, and the layer is moved back to where its nodes wanted to be on the whole.
+// The ideal place of a node is the middle of its parents. Nodes that would overlap are moved apart,
+// and then the whole layer is moved, so that its nodes are near their ideal places on average.
 function placeLayer(layer, index, places) {
   const step = NODE.width + NODE.across;
   const wishes = layer.map((node) => {
@@ -39,7 +39,7 @@ function placeLayer(layer, index, places) {
   }
 }
 
-// Where two graphs are compared, nodes have ranks: they stand alike in both.
+// In a comparison of two graphs, nodes have ranks, so that both graphs have the same order.
 const order = (node) => node.rank ?? node.id;
 
 function edges(nodes, places) {
@@ -52,7 +52,7 @@ function edges(nodes, places) {
   return found;
 }
 
-// Moves all to positive places, and measures them.
+// Moves all nodes to positive coordinates, and returns the size of the drawing.
 function measure(places, layers) {
   let left = Infinity;
   let right = -Infinity;

@@ -1,4 +1,4 @@
-// Puts the page together: the stream feeds the store, and each frame draws what changed.
+// Connects the parts of the page: the stream updates the store, and each frame draws the changes.
 
 import { byId, count, h, oncePerFrame, say } from "./dom.js";
 import { Engines } from "./engines.js";
@@ -85,7 +85,7 @@ byId("key").addEventListener("submit", (event) => {
 });
 watch();
 if (location.hash.length > 1) choose(decodeURIComponent(location.hash.slice(1)));
-// Ages and waits grow although nothing happens.
+// Redraw regularly, because ages and waiting times grow without events.
 setInterval(draw, TICK_MS);
 window.addEventListener("resize", () => {
   graph.shape = "";

@@ -1,12 +1,12 @@
-// Open questions to humans, each with a form made from its schema. The first answer counts: a
-// question that was answered elsewhere goes away.
+// Open questions to humans, each with a form for its schema. Only the first answer counts, so a
+// question that was answered elsewhere disappears.
 
 import { answerForm } from "./answers.js";
 import { byId, count, h, mark, say } from "./dom.js";
 import { request } from "./stream.js";
 
 export class Questions {
-  // `tell(open)` is called with the open questions, the latest first.
+  // `tell(open)` is called with the open questions, newest first.
   constructor(tell) {
     this.tell = tell;
     this.shown = new Map();
@@ -17,7 +17,7 @@ export class Questions {
     });
   }
 
-  // Asks the server for what is open. Forms that stay keep what was typed into them.
+  // Loads the open questions from the server. Forms of the same questions keep their input.
   async refresh() {
     const turn = (this.turn += 1);
     const response = await request("v1/questions?limit=1000").catch(() => null);
@@ -47,7 +47,7 @@ export class Questions {
     byId("open").prepend(form);
   }
 
-  // Gives words for people if the answer was not taken.
+  // Returns a message for people if the answer was refused.
   async answer(id, form, value) {
     const body = JSON.stringify({ answer: value });
     const response = await request(`v1/questions/${id}`, { method: "POST", body }).catch(() => null);
@@ -57,7 +57,7 @@ export class Questions {
     return "";
   }
 
-  // Who answered by the keyboard goes on with the next question.
+  // After an answer by the keyboard, the focus moves to the next question.
   remove(id, form) {
     const hasFocus = form.contains(document.activeElement);
     const next = form.nextElementSibling ?? form.previousElementSibling;

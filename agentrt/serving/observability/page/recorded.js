@@ -1,4 +1,4 @@
-// Recorded programs: where the time of one went, and where it parts from another.
+// Recorded programs: where the time of a program went, and how it differs from another program.
 
 import { byId, h, say, seconds } from "./dom.js";
 import { Diff } from "./diff.js";
@@ -12,7 +12,7 @@ const why = new Why();
 const diff = new Diff();
 let turn = 0;
 
-// Asks the journal. Throws an Error with words for people.
+// Requests data of the journal. Throws an Error with a message for people.
 async function ask(path, given) {
   const response = await request(`../journal${path}?${new URLSearchParams(given)}`).catch(() => null);
   if (!response) throw new Error("The server does not answer: load the page again.");
@@ -67,7 +67,7 @@ async function showOther({ program: id, type }, own, isOver) {
   const { programs } = await ask("", { limit: LISTED, type });
   const others = programs.filter((program) => program.id !== id);
   const other = asked().get("other") ?? own?.fork?.of ?? others.find((program) => program.fork?.of === id)?.id;
-  // What a fork has anew stands on the right: the other one was there before.
+  // A fork is on the right, and the older program that it was made from on the left.
   const [left, right] = own?.fork?.of === other ? [other, id] : [id, other];
   const told = other && (await ask("/diff", { program: left, other: right }));
   if (isOver()) return;

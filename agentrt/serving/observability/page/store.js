@@ -1,4 +1,4 @@
-// What the page knows: programs, the calls of the last minutes, the engines.
+// The data of the page: programs, the calls of the last minutes, and the engines.
 
 const KEPT_ENDED = 300;
 const KEPT_S = 330;
@@ -23,7 +23,7 @@ export class Store {
     this.finishedTokens = 0;
   }
 
-  // The server's clock now, in seconds.
+  // The current time of the server's clock, in seconds.
   now() {
     return performance.now() / 1000 + this.offset;
   }
@@ -45,7 +45,7 @@ export class Store {
     this.forget(body.at);
   }
 
-  // A program that returned with a question waits for a human, as long as its thread asks it.
+  // A program that returned with a question waits for a human while its thread has the question.
   waits(program) {
     const { state, session } = program;
     return state === "interrupted" && this.asking.has(session) && this.sessions.get(session)?.last === program.id;
@@ -63,7 +63,7 @@ export class Store {
     return program.error ?? (this.waits(program) ? this.asking.get(program.session) : program.wait);
   }
 
-  // The first words of a program's input; of one that goes on for a thread, those of the thread.
+  // The first words of a program's input. A program that continues a thread has the thread's words.
   wordsOf(program) {
     return this.sessions.get(program.session)?.words || program.first_words || "";
   }
@@ -84,7 +84,7 @@ export class Store {
     this.programs.set(program.id, program);
   }
 
-  // Tokens per second: as the engines count them, else those of calls that ended.
+  // Tokens per second: from the engines' counters, or else from the calls that ended.
   measure(at) {
     const counted = this.engines.replicas.map((replica) => replica.computed_tokens);
     const known = counted.length > 0 && counted.every((tokens) => tokens !== null);

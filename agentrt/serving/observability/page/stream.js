@@ -1,4 +1,4 @@
-// Server-sent events through fetch: unlike EventSource it can send a key.
+// Server-sent events through fetch, which can send a key; EventSource cannot.
 
 const KEY = "agentrt-key";
 const FIRST_REST_MS = 500;
@@ -7,14 +7,14 @@ const LONGEST_REST_MS = 8000;
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
-// Asks the server, with the key if there is one.
+// Sends a request to the server, with the key if there is one.
 export function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   return fetch(path, { ...options, headers, cache: "no-store" });
 }
 
-// Follows `path` until `stop` is called; comes back after a rest when the stream ends.
+// Follows `path` until `stop` is called. When the stream ends, connects again after a pause.
 // `on` has event(name, body), state("live" | "lost" | "refused" | "gone").
 export function follow(path, on) {
   const control = new AbortController();

@@ -1,4 +1,4 @@
-// The table of programs: chosen by state and text, sorted, a page of rows at a time.
+// The table of programs: filtered by state and text, sorted, and shown in pages.
 
 import { byId, brief, count, h, mark, roving, say, seconds } from "./dom.js";
 
@@ -9,7 +9,7 @@ const waited = (program, now) =>
   program.waited_s + program.waiting_calls * Math.max(0, now - program.waiting_since);
 const age = (program, now) => (program.ended_at ?? now) - program.started_at;
 
-// Name, heading, what to sort by, whether a number. What a program waits for stands with its state.
+// Name, heading, sort key, whether it is a number. The State column also has the reason of a wait.
 const COLUMNS = [
   ["id", "Program", (p) => p.started_at, false],
   ["state", "State", (p, now, store) => `${store.stateOf(p)} ${store.waitOf(p)}`, false],
@@ -110,7 +110,7 @@ export class Table {
     const sign = this.sort.down ? -1 : 1;
     const keys = new Map(chosen.map((program) => [program, value(program, now, this.store)]));
     const compare = (a, b) => (keys.get(a) < keys.get(b) ? -sign : keys.get(a) > keys.get(b) ? sign : 0);
-    // Live programs come first, whatever the order.
+    // Live programs come first in every sort order.
     chosen.sort((a, b) => this.store.isLive(b) - this.store.isLive(a) || compare(a, b));
     this.offset = Math.max(0, Math.min(this.offset, Math.floor((chosen.length - 1) / ROWS) * ROWS));
     const shown = chosen.slice(this.offset, this.offset + ROWS);
@@ -138,7 +138,7 @@ export class Table {
     }
   }
 
-  // Rows are kept and only filled anew, so that focus and selection stay where they are.
+  // Rows are kept and only their content changes, so that focus and selection stay.
   place(shown, now) {
     const body = byId("rows");
     const wanted = new Set(shown.map((program) => program.id));

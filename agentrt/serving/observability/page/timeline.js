@@ -1,4 +1,4 @@
-// When calls were in each replica's batch, over the last minutes.
+// The times at which calls were in each replica's batch, in the last minutes.
 
 import { byId, h, mark } from "./dom.js";
 
@@ -8,12 +8,12 @@ const HEAD = 20;
 const MOST_LANES = 24;
 const WINDOWS = [30, 60, 120, 300];
 
-// A call's bar begins when it was emitted, or when it first came into a batch.
+// A call's bar begins when the call was made, or when it first entered a batch.
 const emitted = (call) => Math.min(call.created_at, call.spans[0][0]);
 const keyOf = (call) => `${call.program}/${call.id}`;
 const admitted = (call) => call.spans[0][0];
 
-// Each call in the first lane that is free at its beginning.
+// Puts each call into the first lane that is free at its start.
 function pack(calls, begin) {
   const ends = [];
   const placed = [];
@@ -91,7 +91,7 @@ export class Timeline {
     }
     return [...bands].map(([name, calls]) => {
       const whole = pack(calls, emitted);
-      // A backlog would be lanes of nothing but waiting: then show only what came to run.
+      // A long queue would fill lanes with waiting calls: then show only calls that have run.
       return { name, ...(whole.more ? pack(calls, admitted) : whole) };
     });
   }
@@ -176,7 +176,7 @@ export class Timeline {
     if (bar) this.tell(bar, event.offsetX);
   }
 
-  // Left and right go along the calls in the order of their beginning.
+  // The left and right keys move between calls in the order of their start.
   step(event) {
     const bars = [...this.bars].sort((a, b) => a.left - b.left || a.y - b.y);
     const at = bars.findIndex(({ call }) => keyOf(call) === this.current);

@@ -91,7 +91,7 @@ function line(name, spent, part, tokens, by) {
 const total = ({ reasons, wall_s }) =>
   line("in all", reasons.reduce((sum, share) => sum + share.seconds, 0), wall_s ? "100" : "", 0, "");
 
-// A program leads to its own page; what is in parentheses is none.
+// The name of a program links to its page; names in parentheses are not programs.
 function named({ program, words }) {
   if (program.startsWith("(")) return [words];
   return [h("a", { href: `?${new URLSearchParams({ program })}` }, program), words.slice(program.length)];
