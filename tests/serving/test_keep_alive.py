@@ -522,19 +522,35 @@ async def test_official_clients_count_their_tries() -> None:
     assert not any("idempotency" in head for head in heads)
 
 
+CODEX = {"user-agent": "codex_exec/0.169.0 (Debian 12.0.0; x86_64)", "session-id": "s1"}
+OPENCODE = {
+    "user-agent": "opencode/1.18.33 ai-sdk/provider-utils",
+    "x-session-affinity": "s",
+}
+"""What these agents send with each try: they do not count their retries."""
+
+
 def another(engine: Waiting, before: set[str]) -> Callable[[], bool]:
     return lambda: not before.issuperset(engine.open)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", APIS)
-async def test_a_counted_retry_ends_the_try_before(path: str, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "tries_of"),
+    [
+        *((path, [retried(count) for count in range(3)]) for path in APIS),
+        (RESPONSES, [CODEX] * 3),
+        (CHAT, [OPENCODE] * 3),
+    ],
+)
+async def test_a_retry_ends_the_try_before(
+    path: str, tries_of: list[dict[str, str]], stream: bool
+) -> None:
     """The server cannot see that the first connection is dead: a proxy keeps it open."""
     async with open_server(kind=Waiting) as local:
         body = {**ask(path, "try me"), "stream": stream}
         tries: list[asyncio.Task[httpx.Response]] = []
-        for count in range(3):
-            headers = retried(count)
+        for headers in tries_of:
             tries.append(asyncio.create_task(local.client.post(path, json=body, headers=headers)))
             await local.until(another(local.engine, {*local.engine.open}))
             assert len(local.engine.open) == 1
@@ -558,6 +574,10 @@ async def test_a_counted_retry_ends_the_try_before(path: str, stream: bool) -> N
         ({}, retried(1), "hi"),
         (retried(0), {}, "hi"),
         (retried(0), retried(1, **{"x-agentrt-tenant": "other"}), "hi"),
+        (CODEX, CODEX, "something else"),
+        (CODEX, {**CODEX, "session-id": "s2"}, "hi"),
+        ({**CODEX, "user-agent": "python-httpx"}, {**CODEX, "user-agent": "python-httpx"}, "hi"),
+        ({"user-agent": "opencode/1"}, {"user-agent": "opencode/1"}, "hi"),
     ],
 )
 async def test_requests_that_are_no_retries_end_nothing(

@@ -6,6 +6,7 @@ call; but a proxy may keep its own connection open, and the call would run on be
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ RETRY = b"x-stainless-retry-count"
 """The header in which clients built on the SDKs of OpenAI and Anthropic count their retries."""
 REMEMBERED_S = 120.0
 """Seconds for which a failed try is remembered. SDKs wait at most 60 s before they retry."""
+SEQUENTIAL = re.compile(rb"(codex|opencode)", re.IGNORECASE)
+"""The ``User-Agent`` of agents that do not count their retries, but make one call of a session
+after another: the same call again is a retry.
+"""
+SESSIONS = frozenset({b"session-id", b"session_id", b"x-session-affinity"})
+"""The headers in which these agents name their session."""
 _MOST_COUNT = 100
 
 Client = tuple[Any, ...]
@@ -55,14 +62,17 @@ class Tries:
     Without a key, the n-th retry cancels the previous try: a request in flight of the same client,
     with the same body and the number n - 1.
 
-    A retry cancels nothing if such a try has failed already, for example because the server saw
-    that its connection was cut. It also cancels nothing if several requests match, because equal
-    requests may be meant to run at the same time.
+    Such a retry cancels nothing if such a try has failed already, for example because the server
+    saw that its connection was cut. It also cancels nothing if several requests match, because
+    equal requests may be meant to run at the same time.
+
+    Codex and OpenCode do not count their retries. The same request again, in the same session of
+    such an agent, cancels the request in flight.
     """
 
     def __init__(self) -> None:
         self._keys: dict[tuple[Client, bytes], Try] = {}
-        self._counted: defaultdict[Client, list[Try]] = defaultdict(list)
+        self._without_key: defaultdict[Client, list[Try]] = defaultdict(list)
         self._failed: Counter[tuple[Client, int, bytes]] = Counter()
         self._ages: deque[tuple[float, tuple[Client, int, bytes]]] = deque()
 
@@ -70,11 +80,11 @@ class Tries:
         self, exchange: Superseding, scope: Scope, tenant: str, digest: bytes, now: float
     ) -> Try | None:
         """Begin a try after earlier tries of the same request have ended. Return None for a request
-        without a key and a retry count: no later request can be matched with it.
+        with which no later request can be matched.
         """
         headers: Mapping[bytes, bytes] = scope["state"]["headers"]
         key, count = headers.get(KEY), _count(headers.get(RETRY))
-        if not key and count is None:
+        if not key and count is None and not _is_sequential(headers):
             return None
         path = scope["path"]
         if key:
@@ -83,31 +93,37 @@ class Tries:
                 await earlier.exchange.supersede()
             self._keys[own.client, key] = own
             return own
-        assert count is not None
         host = (scope.get("client") or ("",))[0]
         claims = tuple(sorted((name, headers[name]) for name in CLAIMED & headers.keys()))
         client = (tenant, path, host, headers.get(b"user-agent"), claims)
         own = Try(exchange, client, None, count, digest)
-        if count and not self._follows_failed(own, now):
-            candidates = [
-                earlier
-                for earlier in self._counted.get(client, ())
-                if earlier.count == count - 1 and earlier.exchange.chat == exchange.chat
-            ]
-            if len(candidates) == 1:
-                await candidates[0].exchange.supersede()
-        self._counted[client].append(own)
+        earlier = self._retried(own, now)
+        if earlier is not None:
+            await earlier.exchange.supersede()
+        self._without_key[client].append(own)
         return own
+
+    def _retried(self, own: Try, now: float) -> Try | None:
+        """Return the try in flight that this one repeats, for a request without a key."""
+        if own.count == 0 or (own.count is not None and self._follows_failed(own, now)):
+            return None
+        before = None if own.count is None else own.count - 1
+        candidates = [
+            earlier
+            for earlier in self._without_key.get(own.client, ())
+            if earlier.count == before and earlier.exchange.chat == own.exchange.chat
+        ]
+        return candidates[0] if len(candidates) == 1 else None
 
     def end(self, own: Try, now: float, *, failed: bool) -> None:
         """Remove a try that has ended. If it ``failed``, the failure is remembered for a retry."""
         if own.key is not None:
             del self._keys[own.client, own.key]
             return
-        others = self._counted[own.client]
+        others = self._without_key[own.client]
         others.remove(own)
         if not others:
-            del self._counted[own.client]
+            del self._without_key[own.client]
         if failed and own.count is not None:
             try_key = (own.client, own.count, own.digest)
             self._failed[try_key] += 1
@@ -129,6 +145,12 @@ class Tries:
         if not self._failed[try_key]:
             del self._failed[try_key]
         return True
+
+
+def _is_sequential(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the client makes one call of its session after another."""
+    agent = headers.get(b"user-agent", b"")
+    return SEQUENTIAL.match(agent) is not None and not SESSIONS.isdisjoint(headers)
 
 
 def _count(value: bytes | None) -> int | None:
