@@ -382,7 +382,7 @@ class Recorded:
             for known in again(recorded):
                 yield known
         except GeneratorExit:
-            node.program.order.caused(node.place)
+            node.program.order.ended_by_code(node.place)
             raise
         await node.program.order.answer(node.place)
         if isinstance(recorded, Broken):
@@ -406,12 +406,12 @@ class Recorded:
             try:
                 await asyncio.sleep(max(0.0, given_up - past.start.started) + _LATER_S)
             except asyncio.CancelledError:
-                record.order.caused(node.place)
+                record.order.ended_by_code(node.place)
                 raise
             record.order.drop(node.place)
             return _RUN_AGAIN
         if past.state == LOST and again:
-            record.order.runs(node.place)
+            record.order.runs_again(node.place)
             node.again = True
         elif in_turn or past.state == LOST:
             await record.order.answer(node.place)
@@ -542,7 +542,7 @@ class _LoopStates:
         past, place = self._record.past, self._place
         number, last = past.last_of(place.path, _CHECKPOINT, self._loop)
         if last is not None:
-            tasks = last.asked["tasks"]
+            tasks = last.request["tasks"]
             past.leave_out(place.path, (place.nodes, number), (place.forks, tasks))
             place.nodes, place.forks = number, tasks
 
@@ -553,7 +553,7 @@ class _LoopStates:
         such values.
         """
         try:
-            kept: T = loads(dumps(state, what="state"))
+            kept: T = loads(dumps(state, label="state"))
         except UnkeptError as error:
             if self._record.skips:
                 return state
@@ -568,7 +568,7 @@ async def _end_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
     try:
         result = await work
     except asyncio.CancelledError:
-        order.caused(node.place)
+        order.ended_by_code(node.place)
         raise
     except BaseException:
         await order.answer(node.place)

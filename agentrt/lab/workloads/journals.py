@@ -192,7 +192,7 @@ class _Program:
         if end is None or start.kind != "call" or not account.get("output_tokens"):
             return
         where = start.scope.rpartition("/")[2] if "/" in start.scope else ""
-        asked = node.questions.asked(start, tuple) or {}
+        asked = node.requests.whole(start, tuple) or {}
         reply = json.loads(end.outcome) if end.outcome and end.state == DONE else {}
         for one in listed(reply, "choices") or [reply] * (asked.get("n") or 1):
             yield RecordedCall(self.row.id, where, start.started, end.ended, account, asked, one)

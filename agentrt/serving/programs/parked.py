@@ -258,7 +258,7 @@ class Parking:
             if opened.done():
                 return
             if (record := run.record) is not None and (
-                record.asks_no_more(question) or tracking.only_rests(run, record.rests)
+                record.has_left(question) or tracking.only_rests(run, record.rests)
             ):
                 raise QuestionClosedError(
                     f"question {question}: program {run.id} has come back and does not ask it any "
@@ -280,7 +280,7 @@ class Parking:
 
 
 def _asked(one: ParkedQuestion, clock: SteadyClock) -> Asked:
-    asked = json.loads(one.asked)
+    asked = json.loads(one.request)
     return Asked(
         one.id,
         asked["question"],

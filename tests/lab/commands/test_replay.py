@@ -240,7 +240,7 @@ async def test_what_cannot_be_replayed_is_refused(
     write_two(written := Written(tmp_path / "bare"))
     bare = written.write()
     for args, said in (
-        ((tmp_path / "none",), "there is no such file"),
+        ((tmp_path / "none",), "does not exist"),
         ((text,), "is no journal: give a file of agentrt run --journal"),
         (("postgresql://h/d",), "a replay reads files alone"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
