@@ -17,7 +17,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.harness import Figures
@@ -31,7 +31,7 @@ class Load:
     options: VirtualOptions
     times: StepTimeModel
 
-    def virtual(self, contender: Contender) -> Ran:
+    def virtual(self, contender: Contender) -> RunOutcome:
         """Run a contender in virtual time."""
         return contender.run(self.programs, self.options, self.times)
 

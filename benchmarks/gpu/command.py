@@ -27,7 +27,7 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import (
     kv_blocks_option,

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.plots import check_matplotlib, new_figure
 from agentrt.lab.reports.standard import Metrics, short_table
 from agentrt.lab.reports.tables import Spread, digits, markdown
@@ -70,7 +70,7 @@ class Report:
             )
         self._records.write_text("", encoding="utf-8")
 
-    def add(self, done: Done, ran: Ran) -> None:
+    def add(self, done: Done, ran: RunOutcome) -> None:
         """A cell has ended: its line is written at once, and so are the tables."""
         self.done.append(done)
         jobs = [asdict(one) for one in ran.outcomes]

@@ -15,7 +15,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender, contender
@@ -103,7 +103,7 @@ class MemoryLoad(Load):
     ``wants`` tokens at a time then. The KV cache holds some ``fit`` of them.
     """
 
-    ample: Ran
+    ample: RunOutcome
     wants: int
     fit: float
 
@@ -111,7 +111,7 @@ class MemoryLoad(Load):
         """Caps on programs at a time, given in multiples of those that fit."""
         return [f"{CAP}:{n}" for n in sorted({max(1, round(one * self.fit)) for one in shares})]
 
-    def figures(self, ran: Ran) -> dict[str, float]:
+    def figures(self, ran: RunOutcome) -> dict[str, float]:
         """What came of a contender's run."""
         blocks, size = self.options.kv_blocks, self.options.block_size
         return {**figures(ran, self.ample), "blocks": blocks, "wanted": self.wants / size}
@@ -204,7 +204,7 @@ def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
     return {each.name: load.figures(load.virtual(each)) for each in lineup.contenders(load)}
 
 
-def figures(ran: Ran, ample: Ran) -> dict[str, float]:
+def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
     """What came of a run. ``recomputed`` is the prefill beyond that with ample memory.
 
     A program's time with the engine to itself is that of virtual time; no real engine knows it.
@@ -299,7 +299,7 @@ def context_tokens(program: ProgramShape) -> int:
 
 def with_ample_memory(
     programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
-) -> tuple[int, int, Ran]:
+) -> tuple[int, int, RunOutcome]:
     """The most tokens at a time that are used again, of how many programs, and its run on stock."""
     backend = _Watched(Stock(), with_room_for_all(programs, options), step_time)
     ran = drive(backend, programs)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.engine.engines import lab_engine, started
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.memory.cells import MemoryLoad
 
@@ -36,7 +36,7 @@ class Engines:
         async with self.open(engine):
             return await Calibration(engine).run(1)
 
-    async def run(self, load: MemoryLoad, one: Contender) -> Ran:
+    async def run(self, load: MemoryLoad, one: Contender) -> RunOutcome:
         """A contender's run."""
         size = one.sized(load.options)
         flags = {

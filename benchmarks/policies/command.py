@@ -197,6 +197,6 @@ def _sizes(flags: Sequence[str]) -> dict[str, Any]:
                 f"{name!r}: --virtual has no engine; of vLLM's flags it takes {', '.join(_FLAGS)}"
             )
         if not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"{name} {value!r}: give a number from 1 up")
+            raise ConfigError(f"{name} {value!r}: give a whole number of at least 1")
         found[_FLAGS[name]] = int(value)
     return found

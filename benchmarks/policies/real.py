@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.backends.serving import (
+from agentrt.lab.backends.real import (
     Open,
     about_engine,
     by_engine,

@@ -9,7 +9,7 @@ from typing import Any
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.driver import drive
 from agentrt.lab.oracles import policy_names
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.shape import ProgramShape
@@ -49,7 +49,7 @@ class SlotMachine(Machine):
                     f"simulator does not have; it runs ours, such as {', '.join(policy_names())}"
                 )
 
-    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> Ran:
+    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
         """Run programs on it. Raises `InvariantError` for a contender that needs vLLM."""
         if contender.config is None:
             raise InvariantError("vLLM's own scheduler runs in virtual time only")

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends import serving
+from agentrt.lab.backends import real
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -215,7 +215,7 @@ async def test_an_engine_is_warm_and_knows_nothing_when_it_counts(
         asked.append(base)
         return engine
 
-    monkeypatch.setattr(serving, "lab_engine", made)
+    monkeypatch.setattr(real, "lab_engine", made)
     engines = Engines(EngineOptions("m", 4, flags=("--dtype", "float32")), "m", nullcontext)
     chain = tuple(CallShape(1, 9 + n, after=(n - 1,) if n else ()) for n in range(5))
     programs = [ProgramShape(name, "t", chain, arrives_s=0.01) for name in "abcd"]

@@ -200,7 +200,7 @@ def test_ctrl_c_keeps_what_is_done(
         on_an_engine(monkeypatch, Interrupted())
         assert call(args) == 130
         out, err = capfd.readouterr()
-        assert f"{done} of 2 runs were done" in err
+        assert f"{done} of 2 runs were finished" in err
         assert said in out
         assert "| atlas" not in out
 
@@ -241,11 +241,11 @@ async def test_what_cannot_be_replayed_is_refused(
     bare = written.write()
     for args, said in (
         ((tmp_path / "none",), "does not exist"),
-        ((text,), "is no journal: give a file of agentrt run --journal"),
+        ((text,), "is not a journal; name a journal of agentrt run --journal"),
         (("postgresql://h/d",), "a replay reads files alone"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
-        ((journal, "--router", "cost"), "--router chooses among replicas"),
+        ((journal, "--router", "cost"), "--router needs several replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
         ((journal, "--model", "m"), "--model is for --depth real"),
         ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
@@ -256,11 +256,14 @@ async def test_what_cannot_be_replayed_is_refused(
     for given, told in (
         ((journal, "--kv-blocks", 20), "raise kv_blocks"),
         ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
-        ((journal, *REAL, "--policy", "stock+ample"), "'stock+ample': all share an engine"),
-        ((journal, *REAL, "--replicas", 2), "and these are 2: give --replicas 1"),
-        ((bare, *REAL), "which model was recorded is not known: give --model"),
+        (
+            (journal, *REAL, "--policy", "stock+ample"),
+            "'stock+ample' needs an engine with more memory",
+        ),
+        ((journal, *REAL, "--replicas", 2), "but there are 2 replicas; add --replicas 1"),
+        ((bare, *REAL), "the journal does not say which model was recorded; add --model"),
         ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
-        ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
+        ((quiet, *REAL), "program main-1: --depth real needs the prompts"),
     ):
         assert call(["journal", "replay", *map(str, given)]) == 2
         assert told in capfd.readouterr().err.splitlines()[-1]

@@ -14,7 +14,7 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
@@ -76,7 +76,7 @@ def mixed(seed: int, count: int) -> list[ProgramShape]:
     return programs
 
 
-def ends(run: Ran) -> dict[str, float]:
+def ends(run: RunOutcome) -> dict[str, float]:
     return {outcome.program_id: outcome.ended_s for outcome in run.outcomes}
 
 
