@@ -31,7 +31,7 @@ from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Ended programs are deleted when there are too many by this share of the number to keep."""
+"""Old programs are deleted each time that this share of the number to keep has ended."""
 _KEEP_S = 60.0
 """Seconds after which the reading of the clock is saved together with other rows."""
 _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})

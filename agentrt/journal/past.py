@@ -153,8 +153,8 @@ class Past:
             self.order.drop(place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
-        """Return the last finished node with this kind and name in a task, after its number in the
-        task; ``(0, None)`` if there is none.
+        """Return the number in its task, and the node, of the last finished node with this kind and
+        name in a task; ``(0, None)`` if there is none.
         """
         matches = (
             (number, node)

@@ -70,7 +70,9 @@ class Lost:
 
 
 class StandIn(BaseException):
-    """A base of the classes that are made for errors whose own class cannot be used."""
+    """The common base of the stand-in classes for errors that cannot be read back as their own
+    class.
+    """
 
     record: dict[str, Any]
 

@@ -35,7 +35,7 @@ BEFORE = "$before"
 MESSAGES, IDS = "messages", "prompt_token_ids"
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
 _LEAST = 1000
-"""Smallest number of bytes that a piece must save."""
+"""A piece is used only if it makes the recorded request shorter by at least this many bytes."""
 _LATEST = 4
 """Number of requests in memory for each task, and for each group with the same beginning."""
 _SEEN, _TASKS = 3, 256
@@ -80,8 +80,7 @@ class CallRequest:
     ``recorded`` is the JSON text for the journal, and ``digest`` the fingerprint of the whole
     request. ``items`` are the fingerprints of the messages, or the token ids as bytes; after the
     reply they include the reply. ``count`` is the number of items without the reply. ``state`` is
-    the hash of ``head`` and of the items without the reply, from which the hash of a longer request
-    continues.
+    the hash of ``head`` and of the items without the reply. A longer request continues this hash.
     """
 
     __slots__ = ("attempt", "count", "digest", "head", "items", "key", "node", "recorded", "state")

@@ -52,7 +52,9 @@ class Srpt(Policy):
 
 _SMALLEST_S = 0.05
 _AGES = [0.0, *(_SMALLEST_S * 2.0 ** (i / 4) for i in range(96))]
-"""Attained services in seconds for which costs are computed, in steps of a quarter doubling."""
+"""The attained services, in seconds, for which costs are computed. Each is 2 ** 0.25 times the
+previous one.
+"""
 _FEW = 30
 """Number of programs below which the distribution of a hint is not used."""
 

@@ -158,7 +158,9 @@ class Pressure:
 
     @classmethod
     def parse(cls, text: str) -> Pressure:
-        """Parse a load such as ``0.9`` or ``b0.8``. Raises `ConfigError` for anything else."""
+        """Parse a load such as ``0.9``, or a mean load in bursts such as ``b0.8``. Raises
+        `ConfigError` for anything else.
+        """
         bursty = text.startswith("b")
         value = _number(text.removeprefix("b"))
         if not 0 < value < math.inf:
