@@ -35,8 +35,8 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 _KEPT = 0.9
 """A prompt that begins with this share of the previous prompt's blocks extends that prompt."""
 _WHOLE_SECONDS = 1.0
-"""Tolerance in seconds for comparing a call's start with an earlier end, because starts are rounded to
-whole seconds and ends are not.
+"""Tolerance in seconds for comparing a call's start with an earlier end, because starts are rounded
+to whole seconds, and ends are not.
 """
 
 UNREADABLE = "sessions that cannot be read, left out"
