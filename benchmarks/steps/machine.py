@@ -1,4 +1,4 @@
-"""An engine of the step simulator, by plain values, as `Machine` is one in virtual time."""
+"""The engine of the step simulator, described by plain values, like `Machine` for virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.steps.simulator import Steps
 
 @dataclass(frozen=True, slots=True)
 class SlotMachine(Machine):
-    """Batch slots and steps of ``step_s`` seconds; there is no memory, so no blocks."""
+    """An engine with batch slots and steps of ``step_s`` seconds, without memory."""
 
     step_s: float = 0.025
 
@@ -50,7 +50,7 @@ class SlotMachine(Machine):
                 )
 
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
-        """Run programs on it. Raises `InvariantError` for a contender that needs vLLM."""
+        """Run programs on this engine. Raises `InvariantError` for a contender that needs vLLM."""
         if contender.config is None:
             raise InvariantError("vLLM's own scheduler runs in virtual time only")
         engines = Steps(

@@ -303,5 +303,7 @@ def test_recorded_programs_are_drawn_without_return() -> None:
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
     long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
-    with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
+    with pytest.raises(
+        ConfigError, match=r"the trace has only 9 programs whose .* but 10 are requested"
+    ):
         Memory(count=10, trace=(*trace, long)).programs(Setup("recorded", 1.0, 0.1), 0)

@@ -218,7 +218,7 @@ def test_what_cannot_be_compared_is_refused(
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
     for args, code, said in (
-        (("silent.py",), 2, "error: program main-1 got nothing from its model"),
+        (("silent.py",), 2, "error: program main-1 got no answer from its model"),
         (("chat.py",), 2, "error: 1 calls are too few to replay; give a larger --n, or use --real"),
         (("graph.py", "--input", '{"text": "ask"}'), 2, "error: program graph-1 asks a human"),
         (("broken.py",), 1, "ZeroDivisionError"),

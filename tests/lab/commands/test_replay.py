@@ -113,7 +113,7 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     with closing(sqlite3.connect(journal)) as writer, writer:
         writer.execute("DELETE FROM agentrt_journal WHERE key LIKE 'engine%'")
     out, err = replayed(capfd, journal, "--max-num-seqs", 2, "--kv-blocks", 300, "--policy", "plas")
-    assert "neither the engine nor its policy is recorded" in err
+    assert "the journal does not say which engine and policy were used" in err
     assert "2 batch slots, 300 KV blocks" in out
     assert "| plas " in out
     args = [
@@ -219,9 +219,7 @@ async def test_a_journal_that_two_engines_have_written(
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(
-        capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --max-num-seqs"
-    )
+    check(capfd, call(["journal", "replay", str(path)]), "of several sizes; set --max-num-seqs")
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
     assert "ran under several policies: none is replayed as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
@@ -242,7 +240,7 @@ async def test_what_cannot_be_replayed_is_refused(
     for args, said in (
         ((tmp_path / "none",), "does not exist"),
         ((text,), "is not a journal; name a journal of agentrt run --journal"),
-        (("postgresql://h/d",), "a replay reads files alone"),
+        (("postgresql://h/d",), "a replay reads only files"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
         ((journal, "--router", "cost"), "--router needs several replicas"),

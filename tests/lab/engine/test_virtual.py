@@ -108,7 +108,7 @@ def test_a_model_may_stop_before_the_limit_of_its_client(
 
 
 def test_a_limit_below_the_output_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"generates 10 tokens, and its max_tokens is 9"):
+    with pytest.raises(ConfigError, match=r"generates 10 tokens, more than its max_tokens of 9"):
         ProgramShape("p", "chat", (CallShape(10, 50, max_tokens=9),))
 
 

@@ -112,7 +112,9 @@ async def test_salts_and_token_ids_are_as_recorded(tmp_path: Path) -> None:
     [salted] = second.calls
     assert (salted.cache_salt, salted.extends) == ("mine", None)
     assert bytes(*salted.prompt_ids) == b"user\n?\nassistant\n"
-    with pytest.raises(ConfigError, match=r"p-1: a call of 23 tokens with 3 .* into the 25 that"):
+    with pytest.raises(
+        ConfigError, match=r"p-1: a call with 23 prompt tokens and 3 .* engine's 25 tokens"
+    ):
         await rendered(recording, front, 25)
 
 
