@@ -28,7 +28,7 @@ TOOLS = {"search": Tool(1.0, 0.5, 6), "shell": Tool(3.0, 0.8, 3), "build": Tool(
 
 
 def with_tools(programs: Sequence[ProgramShape], tool_s: float, seed: int) -> list[ProgramShape]:
-    """Return the programs with a named tool before each call that has no human before it.
+    """Return the programs with a named tool in each gap that is not a human's.
 
     The commonest tool takes ``tool_s`` seconds in the median; with 0, all tools answer at once. The
     time of a tool that already has a name is multiplied by ``tool_s``.

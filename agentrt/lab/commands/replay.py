@@ -151,7 +151,7 @@ def _check_depth(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options that need the other depth."""
     for name, depth in _OF_DEPTH.items():
         if options[name] and depth != options["depth"]:
-            flag = "flags after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
+            flag = "a flag after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} needs --depth {depth}; leave it out, or add --depth {depth}")
 
 

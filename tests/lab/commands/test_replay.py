@@ -221,7 +221,7 @@ async def test_a_journal_that_two_engines_have_written(
     capfd.readouterr()
     check(capfd, call(["journal", "replay", str(path)]), "of several sizes; set --max-num-seqs")
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
-    assert "ran under several policies: none is replayed as the recorded one" in err
+    assert "ran under several policies, so no policy is shown as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
     assert names[:3] == ["policy", "recorded", "plas"]
@@ -245,9 +245,9 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
         ((journal, "--router", "cost"), "--router needs several replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
-        ((journal, "--model", "m"), "--model is for --depth real"),
-        ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
-        ((journal, *REAL, "--step-time", text), "--step-time is for --depth virtual"),
+        ((journal, "--model", "m"), "--model needs --depth real"),
+        ((journal, "--", "--dtype", "half"), "a flag after -- needs --depth real"),
+        ((journal, *REAL, "--step-time", text), "--step-time needs --depth virtual"),
     ):
         capfd.readouterr()
         check(capfd, call(["journal", "replay", *map(str, args)]), said)
