@@ -69,8 +69,9 @@ def is_own(host: str) -> bool:
 
 
 def environment_fault(url: str) -> str | None:
-    """Return a message that names the variable because of which libraries that read the environment
-    themselves cannot reach ``url``; None if no variable is invalid.
+    """Return a message that names an invalid variable; None if all are valid.
+
+    Libraries that read the environment themselves cannot reach ``url`` while the variable is set.
     """
     try:
         _certificates(url)

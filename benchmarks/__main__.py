@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: what the project proves of itself, a command for each."""
+"""``python -m benchmarks``: benchmarks of agentrt itself, with a command for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BENCHMARKS = {
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "clients": (
         "benchmarks.clients.command:clients",
-        "Calls a second of clients that never say when they end, beside stock vLLM.",
+        "Calls per second of clients that never report their end, compared with stock vLLM.",
     ),
     "external": (
         "benchmarks.external:external",
@@ -31,28 +31,28 @@ BENCHMARKS = {
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
         "benchmarks.first_runs:first_runs",
-        "Programs of kinds that the engine does not know yet, beside stock vLLM.",
+        "Programs of types that the engine has not seen yet, compared with stock vLLM.",
     ),
-    "front": ("benchmarks.front.command:front", "CPU time of a served call, beside vLLM's own."),
+    "front": ("benchmarks.front.command:front", "CPU time of a served call, compared with vLLM."),
     "generators": (
         "benchmarks.generators.command:generators",
-        "Other people's load generators on both servers.",
+        "Load generators of other projects on both servers.",
     ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
-        "Stock, its offload, a rival and the defaults on one GPU, in so many minutes.",
+        "Stock, its offload, a rival and the defaults on one GPU, within a given time.",
     ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",
-        "Tools' calls beside the bare libraries'.",
+        "Tool calls, compared with the bare libraries.",
     ),
     "journal": (
         "benchmarks.journal:journal",
-        "What a journal takes of the processor, for each call.",
+        "CPU time of a journal for each call.",
     ),
     "journal-size": (
         "benchmarks.journal_size:journal_size",
-        "Bytes of a journal for those that were said.",
+        "Bytes of a journal for each byte of chat text.",
     ),
     "langgraph-runs": (
         "benchmarks.langgraph_runs.command:langgraph_runs",
@@ -60,32 +60,35 @@ BENCHMARKS = {
     ),
     "journal-values": (
         "benchmarks.journal_values.command:journal_values",
-        "Kinds of values that a journal gives back equal, or refuses.",
+        "Kinds of values that a journal reads back equal, or refuses.",
     ),
     "kills": (
         "benchmarks.kills:kills",
-        "Recorded programs on a real engine, killed and begun again.",
+        "Recorded programs on a real engine that are killed and resumed.",
     ),
     "memory": (
         "benchmarks.memory.command:memory",
         "Programs whose contexts do not fit into the KV cache.",
     ),
-    "mutation": ("benchmarks.mutation.command:mutation", "What the tests of pure rooms let pass."),
+    "mutation": (
+        "benchmarks.mutation.command:mutation",
+        "Mutants that the tests of pure rooms miss.",
+    ),
     "paper": (
         "benchmarks.paper.command:paper",
         "The paper's figures: load at equal latency, and more.",
     ),
-    "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on the disk alone."),
+    "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on disk only."),
     "policies": (
         "benchmarks.policies.command:policies",
-        "Policies beside stock vLLM: latency by load, in virtual time or on real engines.",
+        "Policies compared with stock vLLM: latency by load, in virtual time or on real engines.",
     ),
-    "room": ("benchmarks.room:room", "Mean and P99 beside stock's, with room for everything."),
-    "published": ("benchmarks.published:published", "Numbers on pages, beside their results."),
-    "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, beside vLLM's own."),
+    "room": ("benchmarks.room:room", "Mean and P99 over stock's, with a large KV cache."),
+    "published": ("benchmarks.published:published", "Checks the numbers on pages against results."),
+    "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, compared with vLLM."),
     "sensitivity": (
         "benchmarks.sensitivity:sensitivity",
-        "Each constant of the scheduler, at half and at twice.",
+        "Each constant of the scheduler, halved and doubled.",
     ),
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
     "simulate": (
@@ -94,12 +97,12 @@ BENCHMARKS = {
     ),
     "stress": (
         "benchmarks.stress.command:stress",
-        "Random programs on vLLM's scheduler, and never much worse than stock.",
+        "Random programs on vLLM's scheduler, which must not be much slower than stock.",
     ),
-    "submit": ("benchmarks.submit:submit", "Programs that clients send: starts, and neighbours."),
+    "submit": ("benchmarks.submit:submit", "Programs that clients send: start times and fairness."),
     "techniques": (
         "benchmarks.techniques.command:techniques",
-        "Techniques over contexts, and over HTTP.",
+        "Prompting techniques with contexts, compared with HTTP.",
     ),
 }
 _NAME = "python -m benchmarks"
@@ -112,7 +115,8 @@ Examples:
 
 \b
 Run from the root of a checkout, with the Python of .venv. Tables go to stdout, as Markdown,
-all else to stderr; Ctrl-C keeps what is done. 'python -m benchmarks NAME --help' has the rest.
+everything else to stderr. Ctrl-C keeps finished results.
+'python -m benchmarks NAME --help' explains the options.
 Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 """
 
@@ -124,18 +128,18 @@ Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def benchmarks() -> None:
-    """Measure what agentrt says of itself: its cost, and what it withstands.
+    """Measure agentrt's claims: its costs, its gains, and its robustness.
 
-    Each compares policies, rivals or two sides that do the same work in turns, or counts what goes
-    wrong. What answers a question about your own programs is in the package: agentrt compare,
-    replay, simulate and calibrate.
+    Each benchmark compares policies, rivals or two systems that do the same work in turns, or
+    counts failures. For questions about your own programs, use agentrt compare, replay, simulate
+    and calibrate.
     """
-    # What earlier runs have learned on this machine must not decide what is measured.
+    # The history of earlier runs on this machine must not affect measurements.
     os.environ[VARIABLE] = NONE
 
 
 def call(args: Sequence[str] | None = None) -> int:
-    """Run a benchmark with ``args`` (the process' own by default). Returns its exit code."""
+    """Run a benchmark with ``args`` (by default those of the process). Return its exit code."""
     return app.call(args, benchmarks, _NAME)
 
 

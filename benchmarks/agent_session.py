@@ -35,15 +35,15 @@ CLIENTS = ("claude", "codex", "opencode")
     type=click.IntRange(min=2),
     default=20,
     show_default=True,
-    help="Messages of the user. The agent runs a command in each.",
+    help="Number of user messages. The agent runs a command in each turn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the turns as one JSON line, too.")
 def agent_session(client: str, turns: int, as_json: bool) -> None:
-    """Cached tokens by turn of a coding agent's session, and the share of what could be cached.
+    """Measure the cached tokens of a coding agent's session by turn.
 
-    What could be cached of a call's prompt is the prompt and the answer of the session's call
-    before it. Claude Code takes all turns in one process; the others are resumed for each.
-    Needs no GPU; .ci/setup-clients installs the agents.
+    The share is that of the tokens that could be cached: the prompt and the answer of the previous
+    call of the session. Claude Code runs all turns in one process; the other agents are resumed for
+    each turn. Needs no GPU. .ci/setup-clients installs the agents.
     """
     if not (ROOT / ".clients" / "node_modules" / ".bin" / client).exists():
         raise ConfigError(f"{client} is missing in .clients; run .ci/setup-clients")
@@ -55,7 +55,7 @@ def agent_session(client: str, turns: int, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The sums of a turn's calls (tokens)."""
+    """The sums over the calls of a turn, in tokens."""
 
     calls: int
     prompt: int
@@ -64,12 +64,12 @@ class Turn:
 
     @property
     def share(self) -> float | None:
-        """The share of what could be cached; None where nothing could."""
+        """The cached share of the tokens that could be cached; None if there were none."""
         return self.cached / self.cacheable if self.cacheable else None
 
 
 async def measure(client: str, turns: int) -> list[Turn]:
-    """Run a session of so many turns. Raises `EngineStartError` where a turn fails."""
+    """Run a session with ``turns`` turns. Raises `EngineStartError` if a turn fails."""
     from tests.clients.server import watch
     from tests.clients.sessions import cached_calls, open_sessions, session_turns
 
@@ -88,7 +88,7 @@ async def measure(client: str, turns: int) -> list[Turn]:
 
 
 def turn_of(calls: Sequence[CachedCall]) -> Turn:
-    """The sums of calls."""
+    """Return the sums over calls."""
     return Turn(
         len(calls),
         sum(call.prompt for call in calls),
@@ -98,7 +98,7 @@ def turn_of(calls: Sequence[CachedCall]) -> Turn:
 
 
 def whole(turns: Sequence[Turn]) -> Turn:
-    """The sums of turns."""
+    """Return the sums over turns."""
     return Turn(
         sum(turn.calls for turn in turns),
         sum(turn.prompt for turn in turns),
@@ -108,7 +108,7 @@ def whole(turns: Sequence[Turn]) -> Turn:
 
 
 def table(turns: Sequence[Turn]) -> str:
-    """A row per turn, and one for all."""
+    """Return a table with a row for each turn, and a row for all turns."""
     each = [*enumerate(turns, 1), ("all", whole(turns))]
     rows = [
         [name, turn.calls, turn.prompt, turn.cacheable, turn.cached, _percent(turn.share)]
@@ -122,7 +122,7 @@ def _percent(share: float | None) -> str:
 
 
 def as_dict(client: str, turns: Sequence[Turn]) -> dict[str, Any]:
-    """All turns, for a program to read."""
+    """Return all turns as JSON values."""
     fields = [
         {"calls": t.calls, "prompt": t.prompt, "cacheable": t.cacheable, "cached": t.cached}
         for t in turns

@@ -1,7 +1,7 @@
-"""The one cell runner: a workload, a contender and a seed are a cell, and its run gives figures.
+"""Runs the cells of studies. A cell is a workload, a contender and a seed; its run gives figures.
 
-A study says which cells there are and what the figures of a run are. The cells run in processes of
-their own (`agentrt.lab.commands.progress`), and a signal keeps those that are done.
+A study defines its cells, and a function that computes the figures of a run. The cells run in
+processes of their own (`agentrt.lab.commands.progress`). A signal keeps the finished cells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.harness import Figures
@@ -25,19 +25,19 @@ from benchmarks.harness import Figures
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every contender serves in the cells of a workload and a seed, and the engine's size."""
+    """The programs of a workload and a seed, which every contender serves, and the engine."""
 
     programs: Sequence[ProgramShape]
     options: VirtualOptions
     times: StepTimeModel
 
-    def virtual(self, contender: Contender) -> Ran:
+    def virtual(self, contender: Contender) -> RunOutcome:
         """Run a contender in virtual time."""
         return contender.run(self.programs, self.options, self.times)
 
 
 class Workload(Hashable, Protocol):
-    """A workload by plain values."""
+    """A workload, described by plain values."""
 
     def load(self, seed: int) -> Load:
         """Make its programs with a seed, and the engine that they run on."""
@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Cell(Generic[W, C]):
-    """One run, by plain values."""
+    """The description of one run by plain values."""
 
     workload: W
     contender: C
@@ -57,13 +57,15 @@ class Cell(Generic[W, C]):
 
 
 def cells_of(workloads: Sequence[W], contenders: Sequence[C], seeds: Sequence[int]) -> list[Any]:
-    """Every contender on every workload with every seed; those of one seed side by side."""
+    """Return a cell for every contender, workload and seed. Cells that differ only in the contender
+    are consecutive.
+    """
     return [Cell(work, name, seed) for work, seed, name in product(workloads, seeds, contenders)]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[W, C]):
-    """The cells that are done, in the order in which they were asked for."""
+    """The finished cells, in the requested order."""
 
     cells: Mapping[Cell[W, C], Any]
 
@@ -101,9 +103,11 @@ class Measured(Generic[W, C]):
 def measured(
     cells: Sequence[Cell[W, C]], figures: Callable[[Any, C], Any], jobs: int | None
 ) -> Iterator[Measured[W, C]]:
-    """Run the cells, for the body to report; then a signal that has ended them is raised.
+    """Run the cells, and give the body the finished ones to report. Afterwards raise the error of a
+    signal, if one ended the runs early.
 
-    ``figures`` gets a cell's load and contender; like the cells it is sent to other processes.
+    ``figures`` is called with a cell's load and contender in another process, so it must be
+    picklable, as the cells must be.
     """
     done, stop = do_all(cells, jobs, partial(_measure, figures))
     results = dict(done)
@@ -118,12 +122,14 @@ def _measure(figures: Callable[[Any, C], Any], cell: Cell[W, C]) -> tuple[Cell[W
 
 @lru_cache(maxsize=1)
 def _load(workload: Workload, seed: int) -> Load:
-    # The cells of one workload and seed follow each other in a worker.
+    # Cached, because a worker runs cells with the same workload and seed consecutively.
     return workload.load(seed)
 
 
 def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the names, or all that are known where there are none. Raises `ConfigError`."""
+    """Return the names, or all known names if there are none. Raises `ConfigError` for an unknown
+    name.
+    """
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown {option} {name!r}; available: {', '.join(known)}")

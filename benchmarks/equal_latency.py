@@ -1,8 +1,8 @@
-"""Throughput at equal latency: how much load each policy carries before latency passes a level.
+"""Throughput at equal latency: the highest load at which each policy keeps a latency level.
 
-That is how the paper compares systems (Agentix, Fig. 12 and 13). The level is one number for all.
-Between loads the latency is interpolated. Only Poisson arrivals count, and sources with two loads
-or more.
+The paper compares systems in this way (Agentix, Fig. 12 and 13). The level is the same for all
+policies. Latencies between measured loads are interpolated. Only Poisson arrivals count, and only
+sources with at least two loads.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from agentrt.lab.reports.compare import Series
 from agentrt.lab.reports.tables import Spread, in_digits, markdown
 
 MEASURES = {"token_latency_s": "mean", "token_p95_s": "P95", "token_p99_s": "P99"}
-"""Of the programs' token latencies: what the level is a level of."""
+"""The statistics of the programs' token latencies that may be compared with the level."""
 MEAN = {"token_latency_s": "mean"}
 
 _MARKS = {"": "", ">=": "≥", "<": "≤"}
 Curve = list[tuple[float, float]]
-"""Loads, rising, with the latency at each."""
+"""Ascending loads with the latency at each."""
 
 
 Level = Callable[[Curve], float]
-"""The seconds per token that all have to keep, given the baseline's medians."""
+"""Returns the level in seconds per token, from the medians of the baseline."""
 
 
 def exactly(seconds: float) -> Level:
-    """So many seconds per token."""
+    """Return a level of ``seconds`` per token."""
     return lambda baseline: seconds
 
 
 def times(factor: float) -> Level:
-    """So many times the baseline's latency at the lowest load."""
+    """Return a level of ``factor`` times the baseline's latency at the lowest load."""
     return lambda baseline: factor * baseline[0][1]
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What one policy carries under a level, by repeat.
+    """The load that one policy carries under a level, for each repeat.
 
-    ``bound`` says of the first repeat when the sweep only bounds its load: ``>=`` if even the
-    highest load kept the level, ``<`` if the lowest did not. A ``mark`` says so of the ratio to
-    the baseline: ``≥`` where the policy kept the level at the highest load, ``≤`` where it did not
-    at the lowest or the baseline kept it at the highest, ``~`` where repeats differ in that.
+    ``bound`` says that the sweep only bounds the load of the first repeat: ``>=`` if even the
+    highest load kept the level, ``<`` if the lowest load did not. ``mark`` says the same about the
+    ratio to the baseline: ``≥`` if the policy kept the level at the highest load, ``≤`` if the
+    policy missed it at the lowest load or the baseline kept it at the highest, ``~`` if the repeats
+    differ in this.
     """
 
     workload: str
@@ -65,7 +66,7 @@ def at_equal_latency(
     level: Level,
     measures: Mapping[str, str] = MEASURES,
 ) -> list[Carried]:
-    """For each workload, measure and policy: a load for each repeat."""
+    """Return the carried load of each repeat, for each workload, measure and policy."""
     steady = [cell for cell in cells if cell.setting.pressure.kind in ("load", "rate")]
     answers: list[Carried] = []
     for workload in dict.fromkeys(cell.setting.source.name for cell in steady):
@@ -101,7 +102,7 @@ def at_equal_latency(
 
 
 def crossing(curve: Curve, limit: float) -> tuple[float, str]:
-    """Where a curve first rises above the limit, and how sure that is."""
+    """Return the load at which a curve first rises above the limit, and its bound ("" if exact)."""
     if curve[0][1] > limit:
         return curve[0][0], "<"
     for (x0, y0), (x1, y1) in pairwise(curve):
@@ -113,7 +114,7 @@ def crossing(curve: Curve, limit: float) -> tuple[float, str]:
 def _curves(
     mine: Sequence[Series], base: Sequence[Series], measure: str
 ) -> list[tuple[Curve, Curve]]:
-    """A policy's curves beside the baseline's, by seed."""
+    """Return the curves of a policy and of the baseline for each seed that both have."""
     seeds = sorted(set.intersection(*(set(cell.summaries) for cell in (*mine, *base))))
     return [(_of_seed(mine, measure, seed), _of_seed(base, measure, seed)) for seed in seeds]
 
@@ -130,9 +131,9 @@ def _of_seed(cells: Sequence[Series], measure: str, seed: int) -> Curve:
 
 
 def _mark(bounds: Sequence[tuple[str, str]]) -> str:
-    """How the bounds of loads, ours and theirs, bound their ratio over all repeats."""
-    found = {_bound(ours, theirs) for ours, theirs in bounds} - {""}
-    return "" if not found else found.pop() if len(found) == 1 else "~"
+    """Return the mark that follows for a ratio from the bounds of both loads in all repeats."""
+    marks = {_bound(ours, theirs) for ours, theirs in bounds} - {""}
+    return "" if not marks else marks.pop() if len(marks) == 1 else "~"
 
 
 def _bound(ours: str, theirs: str) -> str:
@@ -144,32 +145,32 @@ def _bound(ours: str, theirs: str) -> str:
 
 
 def by_repeats(carried: Sequence[Carried], baseline: str) -> str:
-    """As Markdown, with the spread over the repeats; above 1 is better."""
+    """Return a Markdown table with the spread over the repeats. Ratios above 1 are better."""
     head = ("latency of", "level, ms/token", "policy", "carries", f"/ {baseline}")
     rows = [
         (
-            MEASURES[one.measure],
-            f"{1000 * one.level_s:.1f}",
-            one.policy,
-            in_digits(Spread.of(one.loads)),
-            f"{one.mark}{Spread.of(one.ratios)}",
+            MEASURES[row.measure],
+            f"{1000 * row.level_s:.1f}",
+            row.policy,
+            in_digits(Spread.of(row.loads)),
+            f"{row.mark}{Spread.of(row.ratios)}",
         )
-        for one in carried
+        for row in carried
     ]
     return markdown(head, rows)
 
 
 def repeats_as_dicts(carried: Sequence[Carried]) -> list[dict[str, Any]]:
-    """What `by_repeats` shows as JSON-able values."""
+    """Return the values of `by_repeats` for JSON."""
     return [
         {
-            "measure": one.measure,
-            "level_s_per_token": one.level_s,
-            "policy": one.policy,
-            "loads": list(one.loads),
-            "ratio": median(one.ratios),
-            "ratios": list(one.ratios),
-            "bound": one.mark or "=",
+            "measure": row.measure,
+            "level_s_per_token": row.level_s,
+            "policy": row.policy,
+            "loads": list(row.loads),
+            "ratio": median(row.ratios),
+            "ratios": list(row.ratios),
+            "bound": row.mark or "=",
         }
-        for one in carried
+        for row in carried
     ]

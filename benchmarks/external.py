@@ -1,10 +1,10 @@
-"""``benchmarks external``: is virtual time right? Runs that are not ours, predicted.
+"""``benchmarks external``: checks virtual time by predicting runs that others measured.
 
 Hung-Chun Lin (Georgia Tech, April 2026) served 100 SWE-smith trajectories with Llama-3.1-8B on
-three GPUs, at four rates, under six ways to keep contexts: 72 single runs, published as means of a
-job's seconds in its turns, tools left out (``matrix-100job`` of github.com/hungchun0201's
-agentic-ai-survey). Here programs of the same sizes run in virtual time on engines of the same size,
-with the step times that were fitted there; and then under agentrt's defaults.
+three GPUs, at four rates, under six ways to keep contexts. The 72 single runs were published as the
+mean seconds of a job in its turns, without tools (``matrix-100job`` of github.com/hungchun0201's
+agentic-ai-survey). Here, programs of the same sizes run in virtual time on engines of the same
+size, with the step times that were fitted there. Then they run under agentrt's defaults.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ from benchmarks.rivals import CONTINUUM, PREVIEW
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
 _KV_BYTES = 131_072
-"""Of a token, of Llama-3.1-8B: keys and values of 8 heads of 128 in 32 layers, two bytes each."""
+"""Bytes of a token in the KV cache of Llama-3.1-8B: keys and values of 8 heads of 128 in 32 layers,
+two bytes each.
+"""
 _SLOTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as published: its KV cache in tokens, and the line through its steps' seconds.
+    """A GPU as published: its KV cache in tokens, and a linear model of its step times.
 
-    The line has a base and a slope for the tokens that a step computes. What a step reads of
-    contexts is in its base, in the mean; here it is taken out of it and charged where it is read,
-    by the card's ``bytes_per_s``. ``read_tokens``, what a mean step reads, was not published: it is
-    assumed. Our own runs of FCFS read 115,000 to 172,000 where it was looked at (H200 and H100, 1
-    and 3 jobs a second), so that the base here is 2 to 5 ms too small.
+    The published model has a base and a slope for the tokens that a step computes. Its base
+    includes the mean time for reading contexts. Here this time is subtracted from the base and
+    charged to the steps that read, by the card's ``bytes_per_s``. ``read_tokens``, the tokens that
+    a mean step reads, was not published and is assumed. Our own FCFS runs read 115,000 to 172,000
+    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 2 to 5 ms too small.
     """
 
     kv_tokens: int
@@ -76,9 +78,9 @@ GPUS: Mapping[str, Gpu] = {
 }
 AMPLE = f"{STOCK}+ample"
 RIVALS: Mapping[str, str] = {STOCK: "FCFS", PREVIEW: "Continuum", AMPLE: "offload 128 GB"}
-"""Contenders by who they stand for; memory for all is an offload that costs nothing."""
+"""The contenders that stand for the measured systems. Memory for all stands for a free offload."""
 UNMEASURED: Mapping[str, str] = {CONTINUUM: "Continuum by its paper", DEFAULT: "agentrt's defaults"}
-"""Contenders that nobody ran there."""
+"""Contenders that were not measured there."""
 _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float]]] = {
     "H200": {
         1: (39.6, 40.1, 37.2),
@@ -99,9 +101,11 @@ _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float]]] = {
         10: (895.7, 238.0, 240.9),
     },
 }
-"""Seconds of a job in its turns, by GPU and jobs a second, in the order of `RIVALS`."""
+"""The published seconds of a job in its turns, by GPU and jobs per second, in the order of
+`RIVALS`.
+"""
 FITTED = ("H200", 1, STOCK)
-"""The cell that gave the outputs' mean, and so counts in no error."""
+"""The cell to which the mean of the outputs was fitted, so that it does not count in errors."""
 
 EPILOG = """\b
 Examples:
@@ -113,20 +117,20 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs that arrive at a GPU, ``per_s`` of them in a second."""
+    """The jobs that arrive at a GPU, ``per_s`` of them per second."""
 
     gpu: str
     per_s: float
 
     def load(self, seed: int) -> Load:
-        """The jobs, and an engine of the GPU's size."""
+        """Make the jobs, and an engine of the GPU's size."""
         gpu = GPUS[self.gpu]
         options = VirtualOptions(_SLOTS, gpu.kv_tokens // BLOCK_SIZE, max_model_len=LONGEST)
         return Load(swe_smith(self.per_s, seed), options, gpu.step_time)
 
 
 Predicted = Mapping[tuple[str, float, str], Sequence[float]]
-"""The mean seconds of a job in its turns, with each seed."""
+"""The mean seconds of a job in its turns, for each seed."""
 
 
 @click.command(cls=ManyCommand, epilog=EPILOG)
@@ -136,15 +140,15 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 @seeds_option(suffix="  [default: 3; 1 with --quick]")
 @seed_option
 @jobs_option
-@click.option("--quick", is_flag=True, help="H100 at 3 jobs a second, one seed.")
-@json_flag("End with all cells as one JSON line.")
+@click.option("--quick", is_flag=True, help="Run only H100 at 3 jobs a second with one seed.")
+@json_flag("Print all cells as one JSON line at the end.")
 def external(**options: Any) -> None:
-    """Predict the runs of somebody else in virtual time, and say how far off it is.
+    """Predict runs of others in virtual time, and report the error of the predictions.
 
-    FCFS is stock vLLM, Continuum the rule of its preview code, which was measured there, and an
-    offload to 128 GB of memory is taken as memory for all. The offloads to 16 GB and LMCache's are
-    not modelled. Then come the rule of Continuum's paper and agentrt's defaults, which nobody ran
-    there.
+    FCFS is stock vLLM. Continuum is the rule of its preview code, which was measured there. The
+    offload to 128 GB of memory is modelled as memory for all contexts. The offloads to 16 GB and
+    with LMCache are not modelled. The rule of Continuum's paper and agentrt's defaults are
+    predicted too, but were not measured there.
     """
     planned = _cells(options)
     silence_vllm()
@@ -162,11 +166,11 @@ def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
     rates = options["rate"] or (["3"] if quick else ["1", "3", "6", "10"])
     for name in gpus:
         if name not in GPUS:
-            raise ConfigError(f"--gpu {name}: nothing was published of it; of {', '.join(GPUS)}")
+            raise ConfigError(f"--gpu {name}: no published runs; available: {', '.join(GPUS)}")
     known = [f"{rate:g}" for rate in _THEIRS["H100"]]
     for rate in rates:
         if rate not in known:
-            raise ConfigError(f"--rate {rate}: nothing was published of it; of {', '.join(known)}")
+            raise ConfigError(f"--rate {rate}: no published runs; available: {', '.join(known)}")
     seeds = range(options["seed"], options["seed"] + (options["seeds"] or (1 if quick else 3)))
     policies = check_names("--policy", options["policy"], [*RIVALS, *UNMEASURED])
     works = [Jobs(gpu, float(rate)) for gpu, rate in product(gpus, rates)]
@@ -174,17 +178,17 @@ def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
 
 
 def figures(load: Load, name: str) -> dict[str, float]:
-    """A run's standard metrics, and ``in_turns``: the mean seconds of a job in its turns."""
+    """Return a run's standard metrics, and ``in_turns``, the mean seconds of a job in its turns."""
     outcomes = load.virtual(contender(name)).outcomes
     in_turns = fmean(entry.latency_s - entry.tool_s for entry in outcomes)
     return {"in_turns": in_turns, **standard(outcomes)}
 
 
-# -- what came of them -------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------
 
 
 def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Figures]]:
-    """The figures by GPU, rate and contender, in ascending order of the seeds."""
+    """Return the figures by GPU, rate and contender, in the order of the seeds."""
     return {
         (work.gpu, work.per_s, name): [figures for _, figures in sorted(seeds.items())]
         for (work, name), seeds in results.by_seed().items()
@@ -197,13 +201,13 @@ def in_turns(results: Measured[Jobs, str]) -> Predicted:
 
 
 def theirs(gpu: str, per_s: float, rival: str) -> float | None:
-    """What was measured there; None for one that nobody ran."""
+    """Return the published measurement; None for a contender that was not measured."""
     measured = dict(zip(RIVALS, _THEIRS[gpu][per_s], strict=True))
     return measured.get(rival)
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
-    """How far the median prediction is off, as a share of what was measured."""
+    """Return the error of the median prediction of each cell, as a share of the measurement."""
     results = {}
     for key, seconds in predicted.items():
         measured = theirs(*key)
@@ -213,7 +217,9 @@ def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
 
 
 def table(predicted: Predicted) -> str:
-    """A row per GPU and rate: measured, predicted and the error of each rival; then the others."""
+    """Return a table with a row for each GPU and rate: measurement, prediction and error of each
+    rival, then the predictions of the unmeasured contenders.
+    """
     off = errors(predicted)
     rows = []
     for gpu, per_s in dict.fromkeys(key[:2] for key in predicted):
@@ -239,7 +245,7 @@ def _shown(seconds: Sequence[float]) -> str:
 
 
 def verdict(predicted: Predicted) -> str:
-    """The median error, over all cells and by rival."""
+    """Say the median error over all cells, and for each rival."""
     off = errors(predicted)
     if not off:
         return "no cell to compare with"
@@ -249,7 +255,7 @@ def verdict(predicted: Predicted) -> str:
 
 
 def cells(results: Measured[Jobs, str]) -> list[dict[str, Any]]:
-    """All cells for a program to read, in seconds."""
+    """Return all cells as JSON values, in seconds."""
     return [
         {
             "gpu": gpu,

@@ -1,7 +1,7 @@
-"""``benchmarks figure``: the paper's toys and its comparison to the optimum.
+"""``benchmarks figure``: reproduces the paper's toy examples and its comparison to the optimum.
 
-The paper (Agentix, arXiv 2502.13965) draws its toys and leaves their conventions unsaid.
-Ours, common to all: time is in decode steps; a program's waiting is its latency minus the
+The paper (Agentix, arXiv 2502.13965) draws toy examples, but does not state their conventions.
+Ours are the same for all: time is in decode steps; a program's waiting is its latency minus the
 work on its own critical path; the best B calls run in each step (Algorithm 1, lines
 32-39); preempted calls, the worst first, go to the tail of their level; calls that end are
 replaced by their successors before others are demoted, and a policy that learns from programs'
@@ -132,28 +132,28 @@ _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 
 def _optimum(options: Mapping[str, Any]) -> None:
-    """How the policies' mean latency grows with the rate, beside one that knows all."""
-    # The optimum is the last line of the drawing and of the table.
-    names = [*(one for one in options["policy"] or _POLICIES if one != OPTIMUM), OPTIMUM]
+    """Compare the policies' mean latency by load with that of a policy that knows the future."""
+    # The optimum is the last policy of the drawing and of the table.
+    names = [*(name for name in options["policy"] or _POLICIES if name != OPTIMUM), OPTIMUM]
     source = Source(options["workload"])
     loads = read_loads(options["load"] or _LOADS)
     settings = [Setting(source, load, options["programs"]) for load in loads]
     seeds = range(options["seeds"])
     specs = grid(settings, contenders(names), seeds, SlotMachine(options["max_num_seqs"]))
-    with compared(specs, options["jobs"], OPTIMUM) as found:
-        if found:
-            _tell(found, specs, list(seeds), options)
+    with compared(specs, options["jobs"], OPTIMUM) as cells:
+        if cells:
+            _tell(cells, specs, list(seeds), options)
 
 
 def _tell(
-    found: Sequence[Series], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
+    cells: Sequence[Series], specs: Sequence[RunSpec], seeds: list[int], options: Mapping[str, Any]
 ) -> None:
     spec = specs[0]
     if options["plot"]:
-        draw_curves(found, options["plot"], ("mean_s",))
+        draw_curves(cells, options["plot"], ("mean_s",))
     common = conditions(specs, seeds, OPTIMUM)
     if options["as_json"]:
-        values = {"figure": 20, "settings": common, "cells": as_dicts(found)}
+        values = {"figure": 20, "settings": common, "cells": as_dicts(cells)}
         click.echo(json.dumps(values))
         return
     click.echo(
@@ -161,15 +161,15 @@ def _tell(
         f"{about_engine(spec.machine)}\n"
         f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
     )
-    click.echo(_by_rate(found, spec))
+    click.echo(_by_rate(cells, spec))
 
 
-def _by_rate(found: Sequence[Series], spec: RunSpec) -> str:
-    """A row per load, a column per policy."""
-    policies = list(dict.fromkeys(cell.name for cell in found))
+def _by_rate(cells: Sequence[Series], spec: RunSpec) -> str:
+    """Return a table with a row for each load and a column for each policy."""
+    policies = list(dict.fromkeys(cell.name for cell in cells))
     rows = []
-    for setting in dict.fromkeys(cell.setting for cell in found):
-        here = {cell.name: cell for cell in found if cell.setting == setting}
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        here = {cell.name: cell for cell in cells if cell.setting == setting}
         programs = setting.source.programs(setting.programs, spec.seed)
         rate = setting.pressure.rate_per_s(spec.machine.capacity_per_s(programs))
         means = [_mean(here.get(policy)) for policy in policies]
@@ -194,11 +194,11 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """A toy of the paper: what runs, on how many slots, whose waiting is counted.
+    """A toy example of the paper: its programs, the number of slots, and the programs whose waiting
+    is counted.
 
-    ``quanta`` (steps) are by policy, since the paper gives none; other policies have
-    ``other_quanta``. ``paper`` are the waiting times that the paper states, by
-    policy in its order.
+    ``quanta`` (in steps) are by policy, because the paper states none; all other policies use
+    ``other_quanta``. ``paper`` has the waiting times that the paper states, by policy.
     """
 
     figure: int
@@ -211,7 +211,7 @@ class Toy:
     note: str = ""
 
     def config(self, policy: str) -> SchedulerConfig:
-        """The scheduler's settings under this figure's convention."""
+        """Return the scheduler's settings for this figure."""
         return SchedulerConfig(
             policy=policy,
             quanta=self.quanta.get(policy, self.other_quanta),
@@ -222,24 +222,24 @@ class Toy:
         )
 
     def convention(self, policy: str) -> dict[str, Any]:
-        """All that the paper leaves open and that we had to choose, as JSON-able values."""
+        """Return the conventions that the paper leaves open, as JSON values."""
         config = self.config(policy)
-        # No level ever matters to a policy that serves in the order of arrival.
+        # Quanta do not matter to a policy that serves in the order of arrival.
         quanta = [*config.quanta, None] if policy_class(policy).levelled else None
         chosen = {"batch": self.batch, "counted": list(self.counted), "quanta": quanta}
         return {**chosen, **_COMMON, "note": self.note}
 
     def run(self, policy: str) -> ToyRun:
         ran = ToyEngine(self.config(policy), self.batch).run(self.programs)
-        counted = [one for one in self.programs if one.name in self.counted]
+        counted = [program for program in self.programs if program.name in self.counted]
         return ToyRun(self, policy, ran.waiting(counted), ran.ends)
 
 
 @dataclass(frozen=True, slots=True)
 class ToyRun:
-    """What came of a toy under a policy.
+    """The result of a toy example under a policy.
 
-    ``waiting`` (steps) is that of the counted programs, ``ends`` is the step of each end.
+    ``waiting`` is that of the counted programs, in steps; ``ends`` has the step of each end.
     """
 
     toy: Toy

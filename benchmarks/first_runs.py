@@ -1,8 +1,8 @@
-"""``benchmarks first-runs``: programs that an engine serves before it knows any of their kinds.
+"""``benchmarks first-runs``: programs of types that the engine has not seen before.
 
 Each policy serves the same programs in virtual time with vLLM's real scheduler and KV-cache
-manager, whose cache has room for everything. It begins with nothing learned. The engine then serves
-the same programs once more with what it has learned and an empty cache.
+manager, whose cache has room for everything. The engine starts without a history. Then it serves
+the same programs again, with the history of the first run and an empty cache.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from benchmarks.memory.cells import with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
 WANTED_UNLIKE, WANTED_ALIKE = 0.90, 1.01
-"""The mean completion time that a first run may have, in multiples of stock vLLM's."""
+"""The highest acceptable mean completion time of a first run, as a multiple of stock vLLM's."""
 FIGURES = {"mean": "mean", "p99": "P99", "longest": "longest"}
 Ratios = Mapping[str, float]
-"""A policy's completion times over stock's, by the names of `FIGURES`; ``known`` is the mean's in
-the second run, where the policy learns at all."""
+"""Ratios of a policy's completion times to stock's, by the names of `FIGURES`. ``known`` is the
+ratio of the means in the second run, if the policy learns.
+"""
 
 
 @click.command("first-runs", cls=ManyCommand)
@@ -56,11 +57,11 @@ the second run, where the policy learns at all."""
 @jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def first_runs(**options: Any) -> None:
-    """Completion times of programs that are new to the engine, over stock vLLM's.
+    """Compare completion times of programs that are new to the engine with stock vLLM's.
 
-    Ten mixes have unlike programs, and ten alike ones. A figure is the median over the seeds, with
-    the least and the greatest; less is better. "once known" is the mean in a second run of the same
-    programs.
+    In ten mixes the programs differ, in ten they are alike. Each figure is the median ratio to
+    stock over the seeds, with the least and the greatest; less is better. "once known" is the mean
+    in a second run of the same programs.
     """
     planned = _cells(options)
     silence_vllm()
@@ -84,7 +85,7 @@ class Newcomers:
     name: str
 
     def load(self, seed: int) -> Load:
-        """The programs, and the engine."""
+        """Make the programs and the engine."""
         mix = MIXES[self.name]
         programs = mix.programs(self.name, seed)
         least = LONGEST // BLOCK_SIZE + 2
@@ -100,7 +101,7 @@ def _cells(options: dict[str, Any]) -> list[Cell[Newcomers, str]]:
 
 
 def check_policies(names: Sequence[str]) -> list[str]:
-    """Stock and the policies to compare with it: the defaults where there are no names.
+    """Return stock and the policies to compare with it; without names, the default policies.
 
     Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
     """
@@ -115,7 +116,9 @@ def check_policies(names: Sequence[str]) -> list[str]:
 
 
 def figures(load: Load, name: str) -> Figures:
-    """A first run's completion times, and where the policy learns, the mean of a second one."""
+    """Return the completion times of a first run, and if the policy learns, the mean of a second
+    run.
+    """
     policy = contender(name)
 
     def serve(learned: Any = None) -> tuple[Sequence[Outcome], Any]:
@@ -133,13 +136,13 @@ def figures(load: Load, name: str) -> Figures:
 
 
 def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The completion times of a run, by the names of `FIGURES`."""
+    """Return the completion times of a run, by the names of `FIGURES`."""
     seconds = sorted(outcome.latency_s for outcome in outcomes)
     return {"mean": fmean(seconds), "p99": quantile(seconds, 0.99), "longest": seconds[-1]}
 
 
 def ratios(mine: Figures, base: Figures) -> Ratios:
-    """Completion times over those of ``base``, which knows no second run."""
+    """Return the ratios of completion times to those of ``base``, which has no second run."""
     over = {name: mine[name] / base[name] for name in FIGURES}
     return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over
 
@@ -147,11 +150,11 @@ def ratios(mine: Figures, base: Figures) -> Ratios:
 # -- tables ------------------------------------------------------------------------------
 
 Results = Mapping[tuple[str, str], Sequence[Ratios]]
-"""By mix and policy, the ratios of each seed."""
+"""The ratios of each seed, by mix and policy."""
 
 
 def report(results: Results) -> str:
-    """Both tables with a line of summary per policy."""
+    """Return both tables, with a line of summary for each policy."""
     parts = []
     for title, mixes, wanted in (
         ("Unlike programs", UNLIKE, WANTED_UNLIKE),
@@ -178,18 +181,18 @@ def _table(results: Results, wanted: float) -> str:
 
 
 def spread(seeds: Sequence[Ratios], figure: str) -> str:
-    """The median of a figure over the seeds, with the least and the greatest value."""
+    """Return the median of a figure over the seeds, with the least and the greatest value."""
     values = [item[figure] for item in seeds if figure in item]
     return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
 
 
 def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
-    """Whether the median of a figure, in the three decimals that tables show, is at most this."""
+    """Return whether the median of a figure, rounded as in tables, is at most ``wanted``."""
     return round(median(item[figure] for item in seeds), 3) <= wanted
 
 
 def summary(title: str, results: Results, policy: str, wanted: float) -> str:
-    """How many mixes reach what is wanted, and the mean over the mixes."""
+    """Say how many mixes reach the wanted ratio, and the mean over the mixes."""
     mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
     means = [median(item["mean"] for item in seeds) for seeds in mine.values()]
     count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
@@ -200,7 +203,7 @@ def summary(title: str, results: Results, policy: str, wanted: float) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """All ratios of each seed, for a program to read."""
+    """Return all ratios of each seed as JSON values."""
     return {
         "cells": [
             {"mix": mix, "alike": MIXES[mix].alike, "policy": policy, "by_seed": list(seeds)}

@@ -1,4 +1,4 @@
-"""What benchmarks share: an end that keeps what is done, one table writer, turns, ratios."""
+"""Code that benchmarks share: printing results after an early end, tables, turns and ratios."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from agentrt.lab.runs.grid import turns
 
 T = TypeVar("T")
 WHOLE = "{:.0f}"
-"""The form of a column of whole numbers."""
+"""The format of a column of whole numbers."""
 
 
 Figures = Mapping[str, float]
-"""What was measured on one side in one repeat, by name; NaN where a side does not know."""
+"""The measurements of one side in one repeat, by name; NaN for a figure that the side lacks."""
 SPREAD = "{:.2f} ({:.2f}-{:.2f})"
 
 
 def run_shown(
     work: Coroutine[Any, Any, object], report: Callable[[], None], progress: Progress = note
 ) -> None:
-    """Run a benchmark's ``work``. ``report`` prints what was measured, however the work ends.
+    """Run a benchmark's ``work``, and call ``report`` at its end, also after an error or a signal.
 
-    Raises `StoppedError` where a signal stopped it.
+    Raises `StoppedError` if a signal stopped the work.
     """
     first = threading.Lock()
 
@@ -43,7 +43,7 @@ def run_shown(
             report()
 
     def last_words(text: str) -> None:
-        once()  # servers may take longer to stop than a signal leaves
+        once()  # report first, because servers may take longer to stop than a signal allows
         progress(text)
 
     try:
@@ -53,9 +53,11 @@ def run_shown(
 
 
 class Column(NamedTuple):
-    """A column of a table: its head, the figure, and how its median, least and most are shown.
+    """A column of a table: its head, the name of the figure, and the format of its median, least
+    and greatest value.
 
-    ``{total}`` is the figure's sum over the repeats; ``unknown`` stands for one that is not known.
+    In the format, ``{total}`` is the sum over the repeats. ``unknown`` is shown for an unknown
+    figure.
     """
 
     head: str
@@ -65,9 +67,9 @@ class Column(NamedTuple):
 
 
 class Results:
-    """The figures of each repeat by key: a side, or a side and a size.
+    """The figures of each repeat by key. A key is a side, or a side and a size.
 
-    ``keys`` are the names of a key's parts: in JSON, and over a table's first columns.
+    ``keys`` maps the JSON names of a key's parts to the heads of the first columns of tables.
     """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
@@ -75,26 +77,28 @@ class Results:
         self.samples: dict[tuple[object, ...], list[Figures]] = {}
 
     def expect(self, keys: Iterable[tuple[object, ...]]) -> None:
-        """Show these keys in this order, in whichever they are measured."""
+        """Show these keys in this order, independent of the order of measurement."""
         self.samples |= {key: [] for key in keys}
 
     def add(self, *key: object, figures: Figures) -> None:
         self.samples.setdefault(key, []).append(figures)
 
     def values(self, key: tuple[object, ...], name: str) -> list[float]:
-        """A figure in each repeat; empty where it is not known in all."""
-        found = [sample.get(name, math.nan) for sample in self.samples[key]]
-        return [] if any(map(math.isnan, found)) else found
+        """Return a figure in each repeat; empty if it is unknown in any."""
+        figures = [sample.get(name, math.nan) for sample in self.samples[key]]
+        return [] if any(map(math.isnan, figures)) else figures
 
     def table(self, columns: Sequence[Column]) -> str:
-        """A row per key that was measured, as Markdown; empty where none was."""
+        """Return a Markdown table with a row for each measured key; "" if there is none."""
         head = (*self._keys.values(), *(column.head for column in columns))
-        rows = [(*key, *(self._cell(key, one) for one in columns)) for key in self._measured()]
+        rows = [
+            (*key, *(self._cell(key, column) for column in columns)) for key in self._measured()
+        ]
         return markdown(head, rows) if rows else ""
 
     def medians(self, *, spread: bool = False) -> list[dict[str, Any]]:
-        """The median of every known figure by key, for a program to read; with ``spread`` the least
-        and the most of each beside them.
+        """Return the median of every known figure by key, as JSON values; with ``spread``, the
+        least and the greatest value of each, too.
         """
         return [
             dict(zip(self._keys, key, strict=True)) | self._figures(key, spread=spread)
@@ -112,7 +116,7 @@ class Results:
         return figures
 
     def _measured(self) -> dict[tuple[object, ...], list[Figures]]:
-        return {key: some for key, some in self.samples.items() if some}
+        return {key: samples for key, samples in self.samples.items() if samples}
 
     def _cell(self, key: tuple[object, ...], column: Column) -> str:
         values = self.values(key, column.name)
@@ -123,8 +127,8 @@ class Results:
 
 
 def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) -> None:
-    """Print tables, and with ``--json`` their medians as one line; nothing if nothing was
-    measured.
+    """Print tables, and with ``as_json`` their medians as one JSON line. Print nothing if there are
+    no tables.
     """
     each = [tables] if isinstance(tables, str) else tables
     if not (text := "\n\n".join(filter(None, each))):
@@ -141,7 +145,7 @@ def run_with_table(
     *,
     as_json: bool,
 ) -> None:
-    """Run a benchmark's ``work``, and print what it ``measured``, however it ends."""
+    """Run a benchmark's ``work``, and print its results, also after an error or a signal."""
 
     def print_table() -> None:
         show(measured.table(columns), measured.medians(spread=True), as_json=as_json)
@@ -150,23 +154,23 @@ def run_with_table(
 
 
 def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
-    """Each repeat with each side, in the order of the repeat."""
+    """Yield each repeat with each side. The order of the sides alternates with the repeats."""
     return ((repeat, side) for repeat in range(repeats) for side in turns(sides, repeat))
 
 
 def ratios(
     mine: Figures, base: Figures, names: Sequence[str], suffix: str, of: str = ""
 ) -> Figures:
-    """Figures over those of ``base`` in the same repeat, under their names with ``suffix``.
+    """Return the ratios of figures to those of ``base`` in the same repeat.
 
-    ``of`` ends the names that the figures themselves have.
+    The names of ratios end in ``suffix``; those of the figures end in ``of``.
     """
     return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
 
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector out: it would charge its pauses to whoever is at hand."""
+    """Disable Python's garbage collector, whose pauses would disturb the measurements."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -178,7 +182,7 @@ def no_collections() -> Iterator[None]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the values do not exceed, by nearest rank."""
+    """Return the percentile of values, by nearest rank. ``share`` is from 0 to 1."""
     ranked = sorted(values)
     at = max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1)
     return ranked[min(at, len(ranked) - 1)]

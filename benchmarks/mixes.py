@@ -1,10 +1,10 @@
-"""Twenty mixes of programs as somebody has them who tries agentrt for the first time.
+"""Twenty mixes of programs, as a user has them who tries agentrt for the first time.
 
-There are few programs, they arrive at once or within seconds, and the engine has few batch slots.
-In ten mixes the programs are unlike, in ten alike. All sizes are ours, but for those of the
-generators in `agentrt.lab.workloads`. Counts and sizes were chosen so that calls wait under stock
-vLLM and that an order which knows all sizes (``--policy srpt``) gains where programs are unlike.
-What the defaults gain did not choose them.
+There are few programs, which arrive at once or within seconds, and the engine has few batch slots.
+In ten mixes the programs differ, in ten they are alike. All sizes are our assumptions, except those
+of the generators. Counts and sizes were chosen such that calls wait under stock vLLM, and that an
+order that knows all sizes (``--policy srpt``) gains if programs differ. They were not chosen by the
+gain of agentrt's defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.workloads.generate import (
 from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 LONGEST = 32_768
-"""The longest context that the model takes, in tokens."""
+"""The model's maximum context in tokens."""
 _CUT = Cut(tokens=24_576)
 
 Limit = Literal["exact", "own", "unset"] | int
@@ -44,9 +44,9 @@ Order = Literal["as listed", "in turns", "shuffled"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``count`` programs of a kind; ``scale`` multiplies their tokens.
+    """``count`` programs of a kind. ``scale`` multiplies their tokens.
 
-    ``type`` is the name of the graph, where it is not that of the kind.
+    ``type`` is the name of the graph, if it differs from that of the kind.
     """
 
     kind: str
@@ -57,10 +57,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Programs that arrive in an order at an engine with ``slots`` batch slots.
+    """Programs, and an engine with ``slots`` batch slots.
 
-    They arrive at random times within ``within_s`` seconds, at 0 all at once. ``tool_s`` is the
-    median time of the commonest tool in seconds; people answer at once.
+    They arrive at random times within ``within_s`` seconds; with 0, all at once. ``tool_s`` is the
+    median time of the commonest tool in seconds. Humans answer at once.
     """
 
     groups: tuple[Group, ...]
@@ -72,7 +72,9 @@ class Mix:
     tool_s: float = 0.1
 
     def programs(self, name: str, seed: int) -> list[ProgramShape]:
-        """The programs in the order of their arrival; the mix's name and the seed decide them."""
+        """Return the programs in the order of their arrival. They depend on the mix's name and the
+        seed only.
+        """
         made = [
             [_program(one, f"{name}/{seed}/{place}/{number}") for number in range(one.count)]
             for place, one in enumerate(self.groups)
@@ -104,7 +106,7 @@ def _in_order(
 
 
 def _with_limits(programs: Sequence[ProgramShape], limit: Limit) -> list[ProgramShape]:
-    """The programs with ``max_tokens`` as their clients set it."""
+    """Return the programs with ``max_tokens`` as their clients would set it."""
     if limit == "exact":
         return list(programs)
     longest: dict[tuple[str, str], int] = {}
@@ -130,7 +132,7 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-# -- kinds that are not in agentrt.lab.workloads -----------------------------------------
+# -- further kinds of programs -----------------------------------------------------------
 
 
 def demo_report(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def draw_curves(
     cells: Sequence[Series], path: Path, measures: Sequence[str] = ("mean_s", "p99_s")
 ) -> None:
-    """Latency against load, a line per policy, in a column per workload: see `draw_panels`."""
+    """Draw latency against load: a line for each policy, a column for each workload
+    (`draw_panels`).
+    """
     sources = dict.fromkeys(cell.setting.source.name for cell in cells)
     draw_panels(
         {name: [c for c in cells if c.setting.source.name == name] for name in sources},
@@ -32,10 +34,10 @@ def draw_panels(
     measures: Sequence[str],
     levels: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
-    """A column per panel, under its title; a row per measure, with dotted lines at ``levels``.
+    """Draw a column for each panel and a row for each measure, with dotted lines at ``levels``.
 
-    A line is the median over the seeds, its band their spread. Bursts (b0.8) stand
-    right of the steady loads.
+    A line is the median over the seeds, and its band their spread. Bursts (b0.8) are to the right
+    of the steady loads.
     """
     figure = new_figure(1 + 4.2 * len(panels), 0.8 + 2.8 * len(measures))
     axes = figure.subplots(len(measures), len(panels), squeeze=False)
@@ -53,11 +55,11 @@ def draw_panels(
 
 
 def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
-    """A measure against the load, a line per policy."""
+    """Draw a measure against the load, with a line for each policy."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """The ticks that it would label, without powers of ten."""
+        """Labels the usual ticks, but with plain numbers instead of powers of ten."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
             return f"{x:g}" if super().__call__(x, pos) else ""
@@ -66,7 +68,7 @@ def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
     for number, policy in enumerate(dict.fromkeys(cell.name for cell in cells)):
         style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)]}
         mine = sorted((cell for cell in cells if cell.name == policy), key=_by_load)
-        # Bursts are no higher a load: no line leads to them.
+        # No line leads to bursts, because they are not a higher load.
         for bursty, label in ((False, policy), (True, None)):
             some = [cell for cell in mine if (cell.setting.pressure.kind == "bursts") is bursty]
             at = [loads.index(cell.setting.label) for cell in some]

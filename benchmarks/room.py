@@ -1,7 +1,7 @@
-"""``benchmarks room``: the defaults and stock vLLM where the KV cache has room for everything.
+"""``benchmarks room``: the defaults and stock vLLM with a KV cache that has room for everything.
 
-The workloads are those of ``benchmarks memory``, in virtual time. Below a load of 1 the engine
-keeps up with the programs, and nothing is to be gained; above it programs queue.
+The workloads are those of ``benchmarks memory``, in virtual time. Below a load of 1, the engine
+keeps up with the programs, and no policy can gain anything; above it, programs queue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")
 SLOTS = 16
 EQUAL = 1.01
-"""How many times stock's mean and P99 may be where nothing is to be gained."""
+"""The highest acceptable ratio of mean and P99 to stock's if no policy can gain anything."""
 Ratios = first_runs.Ratios
 
 
@@ -55,10 +55,10 @@ Ratios = first_runs.Ratios
 @jobs_option
 @json_flag("Print all ratios as one JSON line.")
 def room(**options: Any) -> None:
-    """Mean and P99 of completion times over stock vLLM's, with room for everything in the cache.
+    """Compare mean and P99 of completion times with stock vLLM's, with room for everything.
 
-    A figure is the median over the seeds, with the least and the greatest; less is better. Below a
-    load of 1 the mean and the P99 should be at most 1.01, and from 1 on at most 1.00.
+    Each figure is the median ratio to stock over the seeds, with the least and the greatest; less
+    is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
     """
     planned = _cells(options)
     silence_vllm()
@@ -72,14 +72,14 @@ def room(**options: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Roomy:
-    """A workload at a load, at an engine with room for all of its programs."""
+    """A workload at a load, on an engine with room for all of its programs."""
 
     name: str
     at: float
     count: int | None
 
     def load(self, seed: int) -> Load:
-        """The programs, and the engine."""
+        """Make the programs and the engine."""
         memory = Memory(slots=SLOTS, count=self.count, load=self.at)
         work = ALL_WORKS[self.name]
         setup = Setup(self.name, 1.0, work.tool_s)
@@ -94,7 +94,7 @@ def _cells(options: dict[str, Any]) -> list[Cell[Roomy, str]]:
     loads = [_load(text) for text in options["load"] or LOADS]
     policies = first_runs.check_policies(options["policy"])
     seeds = range(options["seed"], options["seed"] + options["seeds"])
-    # An early end leaves whole workloads.
+    # In this order, an early end leaves finished workloads.
     works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
     return cells_of(works, policies, seeds)
 
@@ -110,7 +110,7 @@ def _load(text: str) -> float:
 
 
 def figures(load: Load, name: str) -> Figures:
-    """The completion times of a run."""
+    """Return the completion times of a run."""
     return first_runs.times(load.virtual(contender(name)).outcomes)
 
 
@@ -120,19 +120,21 @@ Results = Mapping[Key, Sequence[Ratios]]
 
 
 def by_load(over: Mapping[tuple[Roomy, str], Sequence[Ratios]]) -> Results:
-    """The ratios of each seed by load, workload and policy, in this order."""
+    """Return the ratios of each seed by load, workload and policy, in this order."""
     runs = {(work.at, work.name, policy): seeds for (work, policy), seeds in over.items()}
     return dict(sorted(runs.items(), key=lambda item: (item[0][0], WORKS.index(item[0][1]))))
 
 
 def reached(load: float, seeds: Sequence[Ratios]) -> bool:
-    """Whether the medians of the mean and of the P99 are what they should be at a load."""
+    """Return whether the medians of the mean and of the P99 are acceptable at a load."""
     wanted = EQUAL if load < 1 else 1.0
     return all(first_runs.reached(seeds, figure, wanted) for figure in ("mean", "p99"))
 
 
 def table(results: Results) -> str:
-    """A row per load, workload and policy, and below it how many rows are as they should be."""
+    """Return a table with a row for each load, workload and policy, and the number of acceptable
+    rows.
+    """
     rows = []
     for (load, work, policy), seeds in results.items():
         figures = [first_runs.spread(seeds, figure) for figure in ("mean", "p99")]
@@ -148,7 +150,7 @@ def table(results: Results) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """All ratios of each seed, for a program to read."""
+    """Return all ratios of each seed as JSON values."""
     return {
         "cells": [
             {"load": load, "workload": work, "policy": policy, "by_seed": list(seeds)}

@@ -1,11 +1,11 @@
-"""``benchmarks scheduler``: what our scheduler class costs the engine core, beside vLLM's own.
+"""``benchmarks scheduler``: the CPU time of our scheduler class in the engine core, and of vLLM's.
 
 The real schedulers run over real KV-cache blocks without a model. Programs of several calls keep
-the batch full: calls arrive, run, end, and their programs end. The processor time of all that
-the engine core asks of a scheduler is summed up; cases take turns of a few steps. Each has a
-process of its own, as engine cores have: Python makes code fast for the classes that run it, and
-schedulers of several classes in one process slow each other down. The functions that a scheduler
-calls are counted once, which no other work on the machine changes.
+the batch full: calls arrive, run and end, and their programs end. The CPU time of all calls from
+the engine core to the scheduler is summed up. The cases take turns of a few steps. Each case has a
+process of its own, as engine cores have, because Python specializes code for the classes that run
+it, so that schedulers of several classes slow each other down in one process. The functions that a
+scheduler calls are also counted; other work on the machine does not change this number.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ from benchmarks.harness import Column, Figures, Results, no_collections, ratios,
 
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4
-"""Calls of a program, one after the other."""
+"""Number of consecutive calls of a program."""
 PROMPT, GROWTH, LONGEST = 96, 64, 96
-"""Tokens of a program's first prompt, what each later one has more, and of the longest output."""
+"""Tokens of a program's first prompt, tokens that each later prompt adds, and tokens of the longest
+output.
+"""
 STEP_S = 0.02
 ASKED = ("add_request", "schedule", "update_from_output", "control")
-"""What the engine core asks of a scheduler, or a client of ours by the engine core."""
+"""The scheduler's methods that the engine core calls, by itself or for a client of ours."""
 COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
     Column("least", "step_us", "{1:.0f}"),
@@ -77,7 +79,7 @@ COLUMNS = (
 @seed_option
 @json_option
 def scheduler(**options: Any) -> None:
-    """The CPU time of a scheduler's steps, ours and vLLM's own, with calls that come and end."""
+    """Measure the CPU time of the steps of our scheduler and of vLLM's own."""
     cases = contenders([STOCK, *(options["policy"] or CASES)])
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
@@ -89,7 +91,7 @@ def scheduler(**options: Any) -> None:
             note("{} running, {} waiting".format(*size))
             for name, figures in measure(cases, *size, options):
                 measured.add(*size, name, figures=figures)
-                await asyncio.sleep(0)  # where a signal stops it
+                await asyncio.sleep(0)  # let a signal stop the benchmark here
 
     run_with_table(work(), measured, COLUMNS, as_json=options["as_json"])
 
@@ -97,7 +99,7 @@ def scheduler(**options: Any) -> None:
 def measure(
     cases: Sequence[Contender], running: int, waiting: int, options: dict[str, Any]
 ) -> Iterator[tuple[str, Figures]]:
-    """Every case's figures in each repeat; all serve the same programs."""
+    """Yield the figures of every case in each repeat. All cases serve the same programs."""
     with ExitStack() as stack:
         loads = {
             case.name: stack.enter_context(load_elsewhere(case, running, waiting, options["seed"]))
@@ -119,7 +121,9 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """A `Load` in a process of its own, whose methods are called by name, with their steps."""
+    """Run a `Load` in a process of its own, and give the body a function that calls its methods by
+    name, with a number of steps.
+    """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()
     process = context.Process(target=_answer, args=(here, there, made_of), daemon=True)
@@ -137,22 +141,22 @@ def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
         process.join()
 
 
-def _answer(other: Connection, asked: Connection, made_of: tuple[Any, ...]) -> None:
-    other.close()  # so that it is gone when who asks is gone
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asks ends it
+def _answer(other: Connection, requests: Connection, made_of: tuple[Any, ...]) -> None:
+    other.close()  # so that this end of the pipe closes when the parent ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     load = Load(*made_of)
     with no_collections():
         while True:
             try:
-                method, steps = asked.recv()
+                method, steps = requests.recv()
             except EOFError:
                 return
-            asked.send(getattr(load, method)(steps))
+            requests.send(getattr(load, method)(steps))
 
 
 @dataclass(slots=True)
 class Load:
-    """A scheduler that serves programs, of which so many always have a call there."""
+    """A scheduler that serves programs. The number of programs with a call is constant."""
 
     case: Contender
     running: int
@@ -184,7 +188,7 @@ class Load:
             self._arrive(next(self._programs), 0)
 
     def run(self, steps: int) -> Figures:
-        """Microseconds a step of so many more, and how many calls ended in one."""
+        """Do ``steps`` steps, and return the microseconds per step and the ended calls per step."""
         self._spent.update(dict.fromkeys(ASKED, 0))
         self.preempted = ended = 0
         for _ in range(steps):
@@ -196,7 +200,9 @@ class Load:
         return {"step_us": sum(us.values()), **us, **counted}
 
     def functions(self, steps: int) -> float:
-        """How many functions, Python's and C's, it calls in one of so many more steps."""
+        """Return the mean number of functions (of Python and C) that the scheduler calls in a step,
+        over ``steps`` further steps.
+        """
         self._called = called = Counter[str]()
         self.run(steps)
         self._called = None
@@ -245,7 +251,7 @@ class Load:
 
 
 def _program_scheduler() -> type[Any]:
-    # Not where stock runs, which would pay for what this changes in vLLM.
+    # Not imported for stock, which must not pay for the changes that this makes to vLLM.
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
     return ProgramScheduler

@@ -1,4 +1,4 @@
-"""Tables of policies by load: a row for each cell, with what it is compared by in columns."""
+"""Tables of policies by load, with a row for each cell and a column for each measure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _OF_FLEET = {
     "balance": ("balance", "the busiest engine's time over the mean"),
     "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
 }
-"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit.
-Some are known, or of interest, of an engine with a memory only, some of several engines."""
+"""Further fields of `Summary` for comparisons, each with the head of its column and a text with its
+unit. The first ones need an engine with memory, the others several engines.
+"""
 SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE | _OF_FLEET).items()}
-ALL = {name: what for name, (_, what) in (PLAIN | _OF_ENGINE).items()}
+ALL = {name: text for name, (_, text) in (PLAIN | _OF_ENGINE).items()}
 _COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
 _OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
-"""What a sweep compares to the baseline."""
+"""The measures that a sweep compares with the baseline when all programs arrive at once."""
 _LATENCIES = (
     *("mean_s", "p50_s", "p95_s", "p99_s"),
     *("token_latency_s", "token_p95_s", "token_p99_s"),
@@ -51,7 +52,7 @@ class Column:
 
 
 def table(cells: Sequence[Series], *columns: Column) -> str:
-    """As Markdown."""
+    """Return a Markdown table with a row for each cell."""
     rows = [[column.text(cell) for column in columns] for cell in cells]
     return markdown([column.head for column in columns], rows)
 
@@ -63,22 +64,25 @@ MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_late
 
 
 def values(*measures: str) -> list[Column]:
-    """A column with the values of each measure."""
-    return [Column(SHORT[one], partial(value, measure=one)) for one in measures]
+    """Return a column with the values of each measure."""
+    return [Column(SHORT[measure], partial(value, measure=measure)) for measure in measures]
 
 
 def ratios(*measures: str, over: str) -> list[Column]:
-    """A column with the ratios of each measure to the baseline's, whose name is ``over``."""
-    return [Column(f"{SHORT[one]} / {over}", partial(ratio, measure=one)) for one in measures]
+    """Return a column with the ratios of each measure to that of the baseline ``over``."""
+    return [
+        Column(f"{SHORT[measure]} / {over}", partial(ratio, measure=measure))
+        for measure in measures
+    ]
 
 
 def about_scales(scales: Scales) -> str:
-    """What programs were multiplied by."""
+    """Describe the scales of programs."""
     return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
 
 
 def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
-    """The programs, how they were scaled, and over what the medians are."""
+    """Describe the programs, their scales, and the seeds of the medians."""
     cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
     room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"
     return (
@@ -89,26 +93,28 @@ def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
 
 
 def sweep_table(cells: Sequence[Series], baseline: str) -> str:
-    """Ratios of latencies (or makespans) to the baseline's; below 1 is better."""
+    """Return a table of latencies (or makespans) over the baseline's; less is better."""
     measures = _OFFLINE if cells[0].setting.pressure.kind == "at-once" else _COMPARED
     first = Column(MEASURES[measures[0]], lambda cell: value(cell, measures[0]))
     return table(cells, WORKLOAD, _load(cells), POLICY, first, *ratios(*measures, over=baseline))
 
 
 def latencies(cells: Sequence[Series], baseline: str) -> str:
-    """Latencies of programs, and per token; ratios below 1 are better."""
+    """Return a table of latencies of programs, and per token; ratios below 1 are better."""
     mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
     over = ratios(*_LATENCIES, over=baseline)
     return table(cells, _load(cells), POLICY, mean, *over, MS_PER_TOKEN)
 
 
 def where_it_went(cells: Sequence[Series], baseline: str) -> str:
-    """Shares of the programs' time, the prefix cache, preemptions; in real time the CPU, too."""
+    """Return a table of the shares of the programs' time, prefix hits and preemptions; in real time
+    also of the scheduler's CPU time.
+    """
     real = ("cpu_us",) if any(cell.ratios("cpu_us") for cell in cells) else ()
     over = ratios("throughput_per_s", "mean_steps", "p95_steps", *real, over=baseline)
     return table(cells, _load(cells), POLICY, *values(*_WHERE, *real), *over)
 
 
 def _load(cells: Sequence[Series]) -> Column:
-    """The load, or how many programs come at once."""
+    """Return the column with the load, or with the number of programs that arrive at once."""
     return replace(LOAD, head=cells[0].setting.axis)

@@ -1,9 +1,9 @@
-"""Batches: a program runs on each record of a file, and each result is one line of another.
+"""Batches: a program runs on each record of a file, and each result becomes a line of another file.
 
     async for result in batch(program, ["a question", "another one"], out="results.jsonl"):
         print(result.id, result.result)
 
-The names load on first use: a program's file needs `score` alone.
+The names are imported on first use, because the file of a program usually needs only `score`.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ FORMATS = {
 }
 _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
-"""The most bytes of a line, and of a field of a CSV file."""
+"""Maximum number of bytes of a line, and of a field of a CSV file."""
 _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
-"""How many rows of a Parquet file are in memory at once."""
+"""Number of rows of a Parquet file that are in memory at once."""
 _CONDITION = re.compile(
     r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
 )
@@ -69,14 +69,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A record that cannot be used, and why."""
+    """A record that cannot be used, with the reason."""
 
     place: str
     reason: str
 
 
 class InputsError(UsageError):
-    """Records that cannot be used: ``problems`` has the first of them, one line each."""
+    """Records that cannot be used. ``problems`` has a line for each of the first ones."""
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -100,8 +100,8 @@ class Condition:
         match = _CONDITION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
-                f"--where {text!r}: give FIELD=VALUE, or !=, <, <=, >, >=, or ~ with a regular "
-                "expression between them"
+                f"--where {text!r} is not a condition; give FIELD=VALUE, or another operator in "
+                "place of =: !=, <, <=, >, >=, or ~ for a regular expression"
             )
         raw_value: Any = match["value"]
         if match["sign"] == "~":
@@ -143,9 +143,11 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where a record's input and id are. With None, the input is the field ``input`` if the first
-    record has it, and else the whole record; the id is the field ``id``, and else the record's
-    number, from 1.
+    """The names of the fields that hold a record's input and id.
+
+    With None, the input is the field ``input`` if the first record has one, otherwise the whole
+    record; the id is the field ``id`` if the first record has one, otherwise the record's number,
+    counted from 1.
     """
 
     input: str | None = None
@@ -165,15 +167,15 @@ class Fields:
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
             if not isinstance(record, Mapping):
-                return Problem(place, f"it is {_kind(record)}, and has no field {name!r}")
+                return Problem(place, f"{_kind(record)} has no field {name!r}; give an object")
             if name not in record:
-                return Problem(place, f"no field {name!r}; it has {_listed(record)}")
+                return Problem(place, f"no field {name!r}; the record has {_listed(record)}")
         if self.input is not None:
             raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
         if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
-            return Problem(place, f"id {id_value!r}: an id is a text or a whole number")
+            return Problem(place, f"invalid id {id_value!r}; an id is a text or a whole number")
         return Item(str(id_value), raw_value, record, place)
 
 
@@ -233,8 +235,10 @@ class InputFile:
         shown: int = 20,
         each: Callable[[Item], object] | None = None,
     ) -> int:
-        """Read all records once, and return their number. ``accept`` raises `UsageError` for an
-        input that the program cannot have; ``each`` gets the items that can be used.
+        """Read all records once, and return their number.
+
+        ``accept`` must raise `UsageError` for an input that the program cannot take. ``each`` is
+        called with each item that can be used.
 
         Raises `InputsError` with up to ``shown`` problems, and `UsageError` for a file that cannot
         be read.
@@ -252,7 +256,7 @@ class InputFile:
             else:
                 place, key = entry.place, key_of(entry.id)
                 if key in seen and (first := self._first_place(entry)):
-                    reason = f"id {entry.id!r} is there twice; it was first in {first}"
+                    reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
                 try:
                     accept(entry.input)
@@ -276,7 +280,7 @@ class InputFile:
             if not was_there:
                 raise InputsError(f"{self.name}: --where: no record has the field {name!r}")
         if not count:
-            left = " that --where and --limit leave" if self._conditions else ""
+            left = " that fulfil --where" if self._conditions else ""
             raise InputsError(f"{self.name}: no records{left}; give at least one")
         return count
 
@@ -287,7 +291,7 @@ class InputFile:
         return ""
 
     def __iter__(self) -> Iterator[Item]:
-        """The items. Raises `UsageError` at a record that cannot be used."""
+        """Yield the items. Raises `UsageError` at a record that cannot be used."""
         for entry in self._selected({}):
             if isinstance(entry, Problem):
                 raise InputsError(f"{self.name}, {entry.place}: {entry.reason}")
@@ -323,7 +327,7 @@ class InputFile:
                 yield from reader[self._format](file, self.name)
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{self.name}: it cannot be read: {reason}") from error
+            raise UsageError(f"{self.name} cannot be read: {reason}") from error
 
     def close(self) -> None:
         """Remove the copy of a pipe. Idempotent."""
@@ -332,7 +336,7 @@ class InputFile:
 
 
 def key_of(*parts: object) -> bytes:
-    """A short key for an id, or an id and a sample: 16 bytes however long the id is."""
+    """Return a key of 16 bytes for an id of any length, or for an id and a sample."""
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()
 
@@ -350,8 +354,8 @@ def _format_of(path: Path) -> str:
     kind = FORMATS.get(plain.suffix.lower())
     if kind is None:
         raise UsageError(
-            f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; it can end in "
-            f"{', '.join(FORMATS)}, and in {' or '.join(_COMPRESSED)} after that"
+            f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; its name must "
+            f"end in {', '.join(FORMATS)}, optionally followed by {' or '.join(_COMPRESSED)}"
         )
     return kind
 
@@ -394,7 +398,7 @@ def _jsonl(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         if len(line) == _LINE and not line.endswith(b"\n"):
-            yield place, Problem(place, f"it is longer than {_LINE // 1024**2} MiB")
+            yield place, Problem(place, f"the line is longer than {_LINE // 1024**2} MiB")
             while line and not line.endswith(b"\n"):
                 line = file.readline(_LINE)
             continue
@@ -422,7 +426,7 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{name}: not JSON: {error}{hint}") from error
     del raw
     if not isinstance(records, list):
-        raise UsageError(f"{name}: it has {_kind(records)}; give a JSON list of records")
+        raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records")
     for number, record in enumerate(records, 1):
         yield f"record {number}", record
 
@@ -433,21 +437,21 @@ def _tsv(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(_LINE)
-    # It is detached at the end, so that the file stays open for another reading.
+    # Detached at the end, so that the file stays open and can be read again.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         columns = next(rows, [])
         if not columns or len(set(columns)) < len(columns):
-            wrong = "a column is there twice" if columns else "there are no names of columns"
-            raise UsageError(f"{name}: its first line names the columns, and {wrong}")
+            wrong = "a name occurs twice" if columns else "it has no names"
+            raise UsageError(f"{name}: the first line must name the columns, but {wrong}")
         end = rows.line_num
         for row in rows:
             place, end = f"line {end + 1}", rows.line_num
             if not row:
                 continue
             if len(row) != len(columns):
-                reason = f"it has {len(row)} values for {len(columns)} columns"
+                reason = f"the line has {len(row)} values for {len(columns)} columns"
                 yield place, Problem(place, reason)
             else:
                 yield place, dict(zip(columns, row, strict=True))
@@ -455,7 +459,7 @@ def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str
         raise UsageError(f"{name}: {_NOT_UTF8}") from error
     except csv.Error as error:
         place = f"line {rows.line_num}"
-        yield place, Problem(place, f"bad CSV: {error}; what follows was not read")
+        yield place, Problem(place, f"bad CSV: {error}; the lines after it were not read")
     finally:
         with contextlib.suppress(ValueError):
             text.detach()
@@ -479,6 +483,6 @@ def _rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
             for record in rows.to_pylist():
                 number += 1
                 yield f"row {number}", record
-    except ValueError as error:  # as all errors of pyarrow are that tell of a damaged file
+    except ValueError as error:  # all errors of pyarrow about damaged files are ValueErrors
         reason = " ".join(str(error).split())
-        raise UsageError(f"{name}: it is no Parquet file that can be read: {reason}") from error
+        raise UsageError(f"{name} cannot be read as a Parquet file: {reason}") from error

@@ -1,4 +1,4 @@
-"""Turns what programs return into JSON: any value of a user's program has a form there."""
+"""Converts the results of programs to JSON. Every value gets some form, readable for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
     """Return a value that JSON can represent for one that it cannot, for `json.dumps`."""
     try:
         return tidy(_plain(value))
-    except Exception:  # whatever the code of its class raises
+    except Exception:  # the code of its class may raise any error
         return _text(value)
 
 

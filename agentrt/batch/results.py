@@ -1,7 +1,7 @@
-"""The results of a batch, and the file that has one line for each.
+"""The results of a batch, and the file with a line for each result.
 
-A line is on the disk as a whole or not at all: what a kill has left of a half-written line is
-removed when the file is opened again.
+If the process is killed while it writes a line, the incomplete line is removed when the file is
+opened again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BLOCK = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one sample of one input ended.
+    """The result of one sample of one input.
 
-    ``state`` is ``done`` where the program returned, ``failed`` where it raised, and ``stopped``
-    where a limit ended it. ``over`` names the limit that was exceeded, also if the program returned
+    ``state`` is ``done`` if the program returned, ``failed`` if it raised, and ``stopped`` if a
+    limit ended it. ``over`` names the limit that was exceeded, also if the program returned
     after that. ``sample`` counts from 0. ``seconds`` is the time in this process; the numbers of
     tokens and calls include those that earlier processes recorded. ``cost`` is None if no price is
     known. ``scores`` are numbers by name, ``score_errors`` the errors of scores that raised.
@@ -90,9 +90,9 @@ def read_result(line: bytes) -> Result:
     """Read the line of a result. Raises `ValueError` for any other line."""
     value = files.parse_json(line.decode())
     if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
-        raise ValueError("it is not a line that agentrt has written")
+        raise ValueError("agentrt did not write this line")
     if not isinstance(value["sample"], int) or value["state"] not in STATES:
-        raise ValueError("its sample or its state is not one that agentrt has written")
+        raise ValueError("agentrt never writes this sample or state")
     kept = {name: item for name, item in value.items() if name in _NAMES}
     return Result(**{**kept, "id": str(value["id"])}, earlier=True)
 
@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Result]]:
             start = 0
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    return  # it is being written, or was when its process was killed
+                    return  # the line is being written, or its process was killed meanwhile
                 yield start, _read_line(path, number, line)
                 start += len(line)
     except OSError as error:
@@ -134,10 +134,11 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
 class ResultFile:
     """A file of results that only this process writes. Used in one event loop.
 
-    ``retry`` begins a round that repeats a part of the results: ``failed`` those without a result,
-    ``all`` every one, and ``scores`` only the scores, where one of ``scores`` has raised or is
-    missing. If the process is killed, the next process continues the round. Raises `UsageError` for
-    a file that cannot be written, or that does not contain results.
+    ``retry`` starts a round that repeats runs or scores: ``failed`` repeats the runs without a
+    result, ``all`` repeats all runs, and ``scores`` only computes the scores again of results for
+    which one of ``scores`` has raised or is missing. If the process is killed, the next process
+    continues the round. Raises `UsageError` for a file that cannot be written, or that does not
+    contain results.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class ResultFile:
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         try:
-            # The name of a new file has to survive a loss of power, too.
+            # The directory entry of a new file must survive a power failure, too.
             _sync(path.absolute().parent)
             self._repair()
             self._begin(retry)
@@ -167,27 +168,30 @@ class ResultFile:
     def _locked(self) -> IO[str]:
         where = f"--out {str(self.path)!r}"
         if self.path.is_dir():
-            raise UsageError(f"{where}: it is a folder; name a file")
+            raise UsageError(f"{where} is a folder; name a file")
         if not self.path.absolute().parent.is_dir():
-            raise UsageError(f"{where}: there is no folder {str(self.path.parent)!r}; make it")
+            raise UsageError(
+                f"{where}: the folder {str(self.path.parent)!r} does not exist; create it first"
+            )
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
             raise UsageError(
-                f"{where}: it is not a regular file; name a regular file, which can be resumed"
+                f"{where} is not a regular file; name a regular file, from which a batch can resume"
             )
         if files.is_database(self.path):
-            raise UsageError(f"{where}: it is a database, such as a journal; name another file")
+            raise UsageError(f"{where} is a database, such as a journal; name another file")
         try:
             return files.lock_beside(self.path)
         except BlockingIOError as error:
             raise UsageError(
-                f"{where}: another process is writing it; wait for its end, or name another file"
+                f"{where} is being written by another process; wait until that process ends, or "
+                "name another file"
             ) from error
         except OSError as error:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> UsageError:
         reason = (error.strerror or str(error)).lower()
-        return UsageError(f"--out {str(self.path)!r}: cannot be written: {reason}")
+        return UsageError(f"--out {str(self.path)!r} cannot be written: {reason}")
 
     def _repair(self) -> None:
         """Remove a last line that is incomplete, because its process was killed while writing."""
@@ -201,19 +205,19 @@ class ResultFile:
             return
         with contextlib.suppress(ValueError, TypeError):
             read_result(rest)
-            os.pwrite(self._number, b"\n", size)  # only its end was missing
+            os.pwrite(self._number, b"\n", size)  # only the newline was missing
             os.fsync(self._number)
             return
         if not _begins_a_result(rest):
             raise UsageError(
-                f"--out {str(self.path)!r}: its last line is not one of a result; name a file of "
-                "results, or a new one"
+                f"--out {str(self.path)!r}: the last line is not a result; name a file of results, "
+                "or a new file"
             )
         os.ftruncate(self._number, size - len(rest))
         os.fsync(self._number)
 
     def _begin(self, retry: Retry | None) -> None:
-        """Index the file. In a retry, the results before its beginning are repeated."""
+        """Index the file. In a retry, results from before its start are repeated."""
         size = os.fstat(self._number).st_size
         begun = self._read_retry()
         if retry is None:
@@ -362,7 +366,7 @@ _BEGINNING = b'{"id": '
 
 
 def _begins_a_result(rest: bytes) -> bool:
-    """Return whether an incomplete line may be the beginning of a result. No other is removed."""
+    """Return whether an incomplete line can be the beginning of a result; only such are removed."""
     return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)
 
 

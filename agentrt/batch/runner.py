@@ -1,4 +1,4 @@
-"""Runs a program on each input of a batch, a bounded number at once, and yields each result."""
+"""Runs a program on each input of a batch, with a limit on live runs, and yields each result."""
 
 from __future__ import annotations
 
@@ -48,10 +48,13 @@ from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunState
 
 DEFAULT_LIVE = 256
-"""How many programs of a batch are live at once. How many of them the engine admits is its own
-decision, by its memory."""
+"""Default number of programs of a batch that are live at once. The engine decides by its memory how
+many of them it admits.
+"""
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
-"""Errors that are no result of an input: the same batch goes on once their cause is gone."""
+"""Errors that end the batch instead of becoming a result. The batch can be resumed once their cause
+is gone.
+"""
 _AGAIN_S = 5.0
 """Seconds after which a program that ignored its cancellation is cancelled again."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -59,8 +62,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a batch runs. With ``skips``, values that cannot be recorded are left out of the journal.
-    ``price`` is the price of a million prompt tokens and of a million output tokens.
+    """The settings of a batch.
+
+    With ``skips``, values that cannot be recorded are left out of the journal. ``price`` is the
+    price of a million prompt tokens and of a million output tokens.
     """
 
     samples: int = 1
@@ -145,7 +150,7 @@ class Batch:
         ]
 
     def drain(self) -> None:
-        """Start nothing more, and finish what is live."""
+        """Start no further runs, and finish the live ones."""
         self._draining = True
 
     def _starts_nothing(self) -> bool:
@@ -162,7 +167,7 @@ class Batch:
         """
         done: asyncio.Queue[Result | None] = asyncio.Queue(self._settings.max_live)
         work = self._work(items, done if earlier else None)
-        self._runtime.listen(self._saw)
+        self._runtime.listen(self._on_event)
         running = asyncio.create_task(self._run(work, done), name="batch")
         try:
             with lent(self._runtime):
@@ -173,15 +178,15 @@ class Batch:
             running.cancel()
             await asyncio.wait([running])
             if not running.cancelled():
-                running.exception()  # which was raised above, or nobody wants any more
-            self._runtime.registry.unlisten(self._saw)
+                running.exception()  # mark it as retrieved; it was raised above or is not needed
+            self._runtime.registry.unlisten(self._on_event)
             await work.aclose()
             if self._out is not None:
                 await self._out.flush()
         if self._out is not None and not self._draining:
             self._out.finish()
 
-    # -- what is to be run -------------------------------------------------------------
+    # -- the work to do ----------------------------------------------------------------
 
     async def _work(
         self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
@@ -228,7 +233,7 @@ class Batch:
                     await room.acquire()
                     if self._starts_nothing():
                         break
-                    # What is there already may be enough, and inputs may be slow to come.
+                    # Reading the next input may take long, and meanwhile enough runs may end.
                     each = await anext(work, None)
                     if each is None or self._starts_nothing():
                         break
@@ -245,7 +250,8 @@ class Batch:
             bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
             return await self._ended(await self._scored(bare, work.item))
         item, digest = work.item, digest_of(work.item.input)
-        # With another input under the same id, a program that was under way begins anew.
+        # The program's id contains a digest of the input, so that a changed input under the same
+        # id starts a new program instead of resuming the old one.
         name = run_name(self._target.name, item.id, work.sample)
         run_id, began = f"{name}.{digest[:6]}-{work.attempt}", time.monotonic()
         try:
@@ -254,7 +260,8 @@ class Batch:
                 self._runtime, accepted, run_id, skips=self._settings.skips
             )
         except UsageError as error:
-            result = Result(item.id, work.sample, "failed", error=_said(error), program=run_id)
+            error_text = _message_of(error)
+            result = Result(item.id, work.sample, "failed", error=error_text, program=run_id)
             return await self._ended(replace(result, attempt=work.attempt, digest=digest))
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
@@ -318,13 +325,15 @@ class Batch:
                 kept = await self._target.partial(run_id)
             except AgentrtError:
                 kept = None
-            words = _OVER[live.over].format(limits=self._settings.limits)
-            return replace(result, state="stopped", result=kept, error=words)
+            reason = _OVER[live.over].format(limits=self._settings.limits)
+            return replace(result, state="stopped", result=kept, error=reason)
         if run.state is RunState.INTERRUPTED:
-            words = "it waits for a human's answer, and a batch has nobody to ask"
+            reason = "the program waits for a human's answer, but nobody answers in a batch"
+        elif run.error is None:
+            reason = "the program was cancelled by its own code"
         else:
-            words = "it was cancelled by its own code" if run.error is None else _said(run.error)
-        return replace(result, state="failed", error=words)
+            reason = _message_of(run.error)
+        return replace(result, state="failed", error=reason)
 
     def _cost(self, run: Run) -> float | None:
         if self._settings.price is None:
@@ -363,13 +372,13 @@ class Batch:
             except (Exception, SystemExit) as error:
                 if (fatal := _fatal_in(error)) is not None:
                     raise fatal from None
-                late = f"it took longer than {limit:g} s (timeout)" if timer.expired() else ""
-                errors[score.name] = late or _said(error)
+                late = f"took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                errors[score.name] = late or _message_of(error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                errors[score.name] = "it was cancelled by its own code"
+                errors[score.name] = "the score was cancelled by its own code"
         return replace(result, scores=numbers, score_errors=errors)
 
     async def _score(self, score: Score, item: Item, result: Result) -> Any:
@@ -379,7 +388,7 @@ class Batch:
         run = self._runtime.start(
             self._judges[score.name],
             {"record": item.record, "result": result.result},
-            # A judge whose code has changed begins anew.
+            # A changed code makes another id, so that a judge with changed code starts anew.
             durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
         )
         assert run.task is not None
@@ -391,18 +400,18 @@ class Batch:
         if run.error is not None:
             raise run.error
         if run.state is not RunState.DONE:
-            raise ScoreError(f"its program was {run.state}")
+            raise ScoreError(f"the program of the score was {run.state}")
         return run.result
 
     # -- limits ------------------------------------------------------------------------
 
-    def _saw(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Check the limits when a node of a live run begins. Called on any thread."""
         live = self._live.get(event.program_id)
         if live is None or not isinstance(event, NodeStarted):
             return
         if event.node.kind is NodeKind.CALL:
-            # Also of a program that goes on although it was stopped.
+            # Also check a program that continues although it was stopped.
             live.over = live.over or self._settings.limits.at_call(live.run)
             if live.over is not None:
                 live.refused += 1
@@ -427,15 +436,17 @@ class Batch:
 
 
 _OVER: Mapping[Over, str] = {
-    "max-tokens-total": "its calls have used {limits.max_tokens_total} tokens (max-tokens-total)",
-    "max-calls": "it has made {limits.max_calls} calls (max-calls)",
-    "timeout": "it took longer than {limits.timeout} s (timeout)",
-    "stop-when": "enough others had ended (stop-when)",
+    "max-tokens-total": "the calls used {limits.max_tokens_total} tokens (max-tokens-total)",
+    "max-calls": "the program made {limits.max_calls} calls (max-calls)",
+    "timeout": "the program took longer than {limits.timeout} s (timeout)",
+    "stop-when": "enough other runs had ended (stop-when)",
 }
 
 
 def run_name(type: str, item_id: str, sample: int) -> str:
-    """Return the first part of a sample's program ids, which the input and the attempt follow."""
+    """Return the first part of the program ids of a sample. A digest of the input and the number of
+    the attempt follow it.
+    """
     name = item_id
     if not _PLAIN.fullmatch(item_id):
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
@@ -453,12 +464,12 @@ def check_program(result: Result, name: str, path: Path) -> None:
     start = run_name(name, result.id, result.sample)
     if result.program and not result.program.startswith(f"{start}."):
         raise UsageError(
-            f"{path} has results of another program: that of {result.id!r} is {result.program}, "
-            f"and the program is now {name!r}; name another file with --out"
+            f"{path} has results of another program: {result.program} for {result.id!r}, but the "
+            f"program is now {name!r}; name another file with --out"
         )
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     text = " ".join(text_of(error).split())
     if isinstance(error, UsageError):
         return text
@@ -466,7 +477,9 @@ def _said(error: BaseException) -> str:
 
 
 def _fatal_in(error: BaseException | None) -> BaseException | None:
-    """Return the engine's or journal's error that a program's error is or was caused by."""
+    """Return the error of the engine or the journal in the chain of causes of an error; None if
+    there is none.
+    """
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
@@ -548,7 +561,7 @@ async def batch(
             file = ResultFile(path, retry=retry, scores=[score.name for score in scores])
             stack.callback(file.close)
         elif retry is not None:
-            raise ConfigError(f"retry={retry!r} is for a file of results: name it with out=")
+            raise ConfigError(f"retry={retry!r} needs a file of results; name it with out=")
         target = await stack.enter_async_context(opened_target(program, beside=path))
         if runtime is None:
             journal = await _journal_beside(stack, path, target)
@@ -603,7 +616,7 @@ async def items_of(
         if isinstance(item, Problem):
             raise UsageError(f"{item.place}: {item.reason}")
         if (key := key_of(item.id)) in seen:
-            raise UsageError(f"input {number}: id {item.id!r} is there twice")
+            raise UsageError(f"input {number}: id {item.id!r} occurs twice; give unique ids")
         seen.add(key)
         yield item
 

@@ -100,13 +100,13 @@ class Score:
         return {self.name: self._number(value)}
 
     def _number(self, value: Any) -> float:
-        if hasattr(value, "item") and callable(value.item):  # of numpy, or a tensor
+        if hasattr(value, "item") and callable(value.item):  # a number of numpy, or a tensor
             value = value.item()
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
         raise ScoreError(
-            f"it returned {value!r:.80}; a score is a number, True or False, a mapping of names to "
-            "numbers, or None"
+            f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
+            "to numbers, or None"
         )
 
 
@@ -177,7 +177,7 @@ async def _output(words: Sequence[str], said: str) -> Any:
         raise ScoreError(f"{words[0]} ended with exit code {process.returncode}: {words_said}")
     lines = out.decode("utf-8", "replace").strip().splitlines()
     if not lines:
-        raise ScoreError(f"{words[0]} printed nothing; its last line is to be the score")
+        raise ScoreError(f"{words[0]} printed nothing; it must print the score in its last line")
     try:
         return files.parse_json(lines[-1])
     except ValueError as error:

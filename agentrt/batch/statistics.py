@@ -23,8 +23,8 @@ PASSED = 1.0
 
 
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | None:
-    """The 95% confidence interval of the mean by the percentile bootstrap, with 10,000 resamples;
-    None for fewer than two values.
+    """Return the 95% confidence interval of the mean by the percentile bootstrap with 10,000
+    resamples; None for fewer than two values.
     """
     if len(values) < 2:
         return None
@@ -42,9 +42,10 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | No
 
 
 def pass_at(k: int, samples: int, passed: int) -> float:
-    """The unbiased estimate of pass@k of one input, of which ``passed`` of ``samples`` have passed:
-    1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on Code,
-    equation 1). Raises `ValueError` for more than there are samples.
+    """Return the unbiased estimate of pass@k for an input with ``passed`` of ``samples`` passed.
+
+    It is 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on
+    Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(f"pass@{k} of {passed} in {samples} samples: give k from 1 to {samples}")
@@ -53,8 +54,8 @@ def pass_at(k: int, samples: int, passed: int) -> float:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """The two-sided p-value of the sign test: how likely so unequal numbers are by chance, if each
-    change had been as likely to be for the better as for the worse.
+    """Return the two-sided p-value of the sign test: the probability of numbers at least as unequal
+    as these if better and worse were equally likely.
     """
     count, least = better + worse, min(better, worse)
     if count == 0:
@@ -65,7 +66,7 @@ def sign_test(better: int, worse: int) -> float:
 
 @dataclass(slots=True)
 class _ScoreSums:
-    """One score's values: by input, and how often it raised."""
+    """The values of one score by input, and the number of its errors."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     errors: int = 0
@@ -73,11 +74,11 @@ class _ScoreSums:
 
 
 def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
-    """The summary of results as JSON: how they ended, what they cost, and each score.
+    """Return a summary of results as JSON: their states, their costs, and each score.
 
-    A score's mean and interval are over inputs, of whose samples the mean counts; they are of the
-    results that have the score, and ``missing`` counts the others. For ``pass@k`` a result without
-    a score, such as one that failed, has not passed.
+    The mean and the interval of a score are over inputs: each input counts with the mean of its
+    samples. They include only results that have the score; ``missing`` counts the others. For
+    ``pass@k``, a result without the score, such as a failed one, has not passed.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()
@@ -166,7 +167,9 @@ def _score_summary(
 
 
 def _passes(sums: _ScoreSums, samples: Mapping[str, int], most: int) -> dict[str, float]:
-    """pass@k for powers of two and for all samples, over the inputs that have so many."""
+    """Return pass@k for all powers of two and for the largest number of samples, each over the
+    inputs that have at least ``k`` samples.
+    """
     wanted = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
     passes: dict[str, float] = {}
     for k in wanted:
@@ -216,11 +219,11 @@ def _kept(results: Iterable[Result]) -> dict[tuple[str, int], _Kept]:
 
 
 def compare(before: Iterable[Result], after: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
-    """How the results of two files differ, as JSON, input by input and sample by sample.
+    """Compare the results of two files by input and sample, and return the differences as JSON.
 
-    Of each score: how many are better and worse, the p-value of a sign test over inputs, and the
-    mean difference of the inputs with its interval. ``changed`` lists what has another state, or
-    another value of a score.
+    Each score has the number of better and worse inputs, the p-value of a sign test over inputs,
+    and the mean difference over inputs with its interval. ``changed`` lists the samples with
+    another state or another score.
     """
     first, second = _kept(before), _kept(after)
     both = [key for key in first if key in second]
@@ -263,7 +266,9 @@ def _difference(
     second: Mapping[tuple[str, int], _Kept],
     seed: int,
 ) -> dict[str, Any]:
-    """One score over the inputs that have it in both files; of several samples the mean counts."""
+    """Compare one score over the inputs that have it in both files. Each input counts with the mean
+    of its samples.
+    """
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key, a in first.items():
         b = second.get(key)

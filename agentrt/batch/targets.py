@@ -16,7 +16,7 @@ from agentrt.runtime.run import Run
 
 
 class Target(Protocol):
-    """Starts the run of an input. ``name`` is the type of its programs."""
+    """The code that a batch runs on each input. ``name`` is the type of its programs."""
 
     @property
     def name(self) -> str: ...
@@ -45,9 +45,11 @@ class ProgramTarget:
 
     def accept(self, raw_value: Any) -> Any:
         if raw_value is None and self._program.needs_input:
-            raise UsageError(f"program {self.name!r} needs an input, and this one is null")
+            raise UsageError(f"program {self.name!r} needs an input, but this input is null")
         if not self._program.takes_input:
-            raise UsageError(f"program {self.name!r} takes no input; give it one: (ctx, input)")
+            raise UsageError(
+                f"program {self.name!r} takes no input; add a parameter to it: (ctx, input)"
+            )
         return raw_value
 
     async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
@@ -57,7 +59,7 @@ class ProgramTarget:
         return None
 
     async def forget(self, run_id: str) -> None:
-        """A program's run leaves nothing behind."""
+        """Do nothing, because the run of a program leaves nothing in memory."""
 
 
 class GraphTarget:
@@ -95,7 +97,7 @@ class GraphTarget:
                 program, raw_value = self._ended(run_id), None
             elif standing.exists:
                 raw_value = None
-        # A graph's journal is its checkpointer: that of the runtime is for programs.
+        # A graph resumes from its checkpointer. The runtime's journal is only for programs.
         durable = None if runtime.journal is not None else Durable(id=run_id)
         return runtime.start(program, raw_value, **terms, session=run_id, durable=durable)
 

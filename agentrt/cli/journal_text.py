@@ -45,7 +45,10 @@ def history_json(program: History) -> dict[str, Any]:
 def _node_json(node: PastNode) -> dict[str, Any]:
     ended = {} if node.end is None else node.end._asdict()
     row = {**node.start._asdict(), **ended, "state": node.state}
-    return {name: parsed(name, value) for name, value in row.items()} | {"asked": node.asked}
+    fields = {name: parsed(name, value) for name, value in row.items()}
+    # The JSON has the name of the column.
+    names = ("asked" if name == "request" else name for name in fields)
+    return dict(zip(names, fields.values(), strict=True)) | {"asked": node.request}
 
 
 def list_text(programs: Sequence[History]) -> list[str]:

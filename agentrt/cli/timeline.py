@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentrt.graph import Node
-from agentrt.journal.analysis.wall import Recorded, Stay, engine_spans, read_program
+from agentrt.journal.analysis.wall import RecordedTime, Stay, engine_spans, read_program
 from agentrt.journal.analysis.why import level_name
 from agentrt.journal.schema import ROOT
 from agentrt.journal.store import Store
@@ -104,7 +104,7 @@ def of_journal(store: Store, only: str | None = None) -> list[Timeline]:
     return [_of_recorded(read_program(store, program)) for program in ids]
 
 
-def _of_recorded(recorded: Recorded) -> Timeline:
+def _of_recorded(recorded: RecordedTime) -> Timeline:
     row, lives, nodes = recorded.program, [], list[Slice]()
     same = {"tenant": row.tenant, "session": row.session or "", "seed": row.seed}
     for number, life in enumerate(recorded.lives, 1):

@@ -14,7 +14,7 @@ from agentrt.errors import JournalError
 from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.journal.analysis.reading import listed
 from agentrt.journal.analysis.shares import Share, shares_of
-from agentrt.journal.analysis.wall import Recorded, read_program
+from agentrt.journal.analysis.wall import RecordedTime, read_program
 from agentrt.journal.analysis.why import WORDS, blamed, missed, note_of, why_json
 from agentrt.journal.schema import OPEN
 from agentrt.journal.store import Store
@@ -55,7 +55,7 @@ def _last(store: Store) -> str:
     raise JournalError(f"journal {store.name} contains no program")
 
 
-def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
+def _table(recorded: RecordedTime, shares: Sequence[Share]) -> Iterator[str]:
     wall = recorded.until - recorded.since
     so_far = ", so far" if recorded.state == OPEN else ""
     yield f"{recorded.program.id} ({recorded.state}{so_far})"
@@ -69,7 +69,7 @@ def _table(recorded: Recorded, shares: Sequence[Share]) -> Iterator[str]:
     yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
 
 
-def _miss_lines(recorded: Recorded, misses: Sequence[Miss]) -> Iterator[str]:
+def _miss_lines(recorded: RecordedTime, misses: Sequence[Miss]) -> Iterator[str]:
     if note := note_of(recorded):
         yield note
     for miss in misses[:_MISSES]:

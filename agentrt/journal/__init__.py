@@ -1,9 +1,14 @@
-"""What programs asked and were answered, node by node: a record that a program goes on from.
+"""Records the requests and results of programs node by node, so that programs can resume.
 
-`schema` has the tables, and `store` the file that they are in with the thread that writes it.
-`codec` makes JSON of values and back. `past` is what is known of one program, `record` what is
-written of it, and `sketch` how its questions are compared when its code has changed. `journal`
-opens it all. `analysis` looks back at what is recorded.
+- `schema`: the tables.
+- `store`: the database, and the thread that writes it.
+- `codec`: converts values to JSON and back.
+- `past`: the nodes of one program that earlier processes recorded.
+- `record`: the record of one running program.
+- `requests`: the requests of calls, recorded as differences from earlier requests.
+- `sketch`: compares requests with recorded ones, to see whether the code has changed.
+- `journal`: opens a journal, and starts the record of each program.
+- `analysis`: explains recorded programs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Names under which a journal finds classes again: by the file that they came from.
+"""The names of classes in a journal, and finding a class by its name.
 
-A class of an installed package is ``module:qualname``. A class of a user's own file is
-``/folder/./below/agent.py:qualname``: the file's path, in which ``/./`` marks the working folder at
-that time, if the file is below it. Module names do not tell two files called ``agent.py`` apart:
-they depend on the order in which the files are loaded. Nothing is imported to find a class.
+A class of an installed package is named ``module:qualname``. A class in a user's own file is named
+``/folder/./below/agent.py:qualname``: the file's path, in which ``/./`` follows the working folder
+of that time if the file is below it. A module name would not be enough, because the names of two
+files called ``agent.py`` depend on the order in which they are loaded. No module is imported to
+find a class.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any, cast
 
 _BELOW = "/./"
-"""What comes before it is the folder in which the process ran."""
+"""The mark in a path after the working folder of the process that recorded the class."""
 _INSTALLED = ("site-packages", "dist-packages")
 _HERE = Path(__file__).parents[1]
 """The folder of agentrt itself, which may be a checkout."""
@@ -26,18 +27,18 @@ MAIN = "__main__"
 
 
 def name_of(kind: type[Any]) -> str | None:
-    """The name under which `class_of` finds this class again; None if it does not."""
+    """Return the name by which `class_of` finds this class; None if it would not find the class."""
     name = _name_of(cast(Hashable, kind))
     return name if class_of(name) is kind else None
 
 
 def any_name_of(kind: type[Any]) -> str:
-    """The name of a class, whether or not that finds it again."""
+    """Return the name of a class, even if `class_of` would not find the class by this name."""
     return _name_of(cast(Hashable, kind))
 
 
 def described(kind: type[Any]) -> str:
-    """A class, for people and for code that they write: ``decimal.Decimal``, ``Tea``."""
+    """Return the name of a class as people write it, such as ``decimal.Decimal`` or ``Tea``."""
     module = kind.__module__
     path = _file_of(sys.modules.get(module))
     is_own = module in ("builtins", MAIN) or (path is not None and not _is_installed(path))
@@ -58,11 +59,11 @@ def _name_of(kind: Any) -> str:
 
 
 def class_of(name: str) -> type[Any] | None:
-    """The class of this name, if its module is loaded."""
+    """Return the class with this name; None if it is not in a loaded module."""
     place, _, qualname = name.rpartition(":")
     for module in _modules_of(place):
         value: Any = module
-        for part in qualname.split("."):  # no getattr: a module's own may import others
+        for part in qualname.split("."):  # not getattr: a module's __getattr__ may import others
             value = getattr(value, "__dict__", {}).get(part)
         if isinstance(value, type):
             return value
@@ -70,18 +71,18 @@ def class_of(name: str) -> type[Any] | None:
 
 
 def missing(name: str) -> str:
-    """Why `class_of` does not find a class, and what to do."""
+    """Say why `class_of` does not find a class."""
     place, _, qualname = name.rpartition(":")
     if "/" not in place:
-        return f"there is no class {qualname} in {place} any more, or that is not imported"
-    path = Path(place)  # which drops the mark
+        return f"there is no class {qualname} in {place} any more, or {place} is not imported"
+    path = Path(place)  # drops the mark
     if not _at(path):
-        return f"its class {qualname} was recorded from {path}, which is not loaded now"
+        return f"its class {qualname} was recorded from {path}, which is not loaded now; load it"
     return f"there is no class {qualname} in {path} any more"
 
 
 def _modules_of(place: str) -> list[ModuleType]:
-    """The loaded modules that may have a class which was recorded from this place."""
+    """Return the loaded modules that may have a class which was recorded from ``place``."""
     if place == "builtins":
         return [builtins]
     if "/" not in place:
@@ -92,7 +93,7 @@ def _modules_of(place: str) -> list[ModuleType]:
         return there
     if _BELOW not in place or path.exists():
         return []
-    # All of the folder was moved: the file is at the same place below the working folder now.
+    # The whole folder was moved: the file is at the same place below the current working folder.
     return _at(Path.cwd() / place.partition(_BELOW)[2])
 
 
@@ -100,11 +101,11 @@ _BY_FILE: dict[Path, list[ModuleType]] = {}
 
 
 def _at(path: Path) -> list[ModuleType]:
-    """The loaded modules of a file, the one that runs as the program first."""
+    """Return the loaded modules of a file, with the main module first."""
     known = _BY_FILE.get(path, [])
-    if not known or any(sys.modules.get(one.__name__) is not one for one in known):
-        modules = [one for one in [*sys.modules.values()] if _file_of(one) == path]
-        known = _BY_FILE[path] = sorted(modules, key=lambda one: one.__name__ != MAIN)
+    if not known or any(sys.modules.get(module.__name__) is not module for module in known):
+        modules = [module for module in [*sys.modules.values()] if _file_of(module) == path]
+        known = _BY_FILE[path] = sorted(modules, key=lambda module: module.__name__ != MAIN)
     return known
 
 
@@ -120,7 +121,9 @@ def _absolute(file: str) -> Path:
 
 @lru_cache(maxsize=1024)
 def _is_installed(path: Path) -> bool:
-    """Whether module names find a file again: it belongs to Python, to a package, or to us."""
+    """Return whether a module name identifies the file, because the file belongs to Python, to an
+    installed package or to agentrt.
+    """
     if any(part in _INSTALLED for part in path.parts) or path.is_relative_to(_HERE):
         return True
     return any(path.is_relative_to(folder) for folder in _standard_library())

@@ -1,11 +1,11 @@
-"""Values as JSON, and back: what nodes answered, and what programs were given.
+"""Converts values to JSON and back: the results of nodes, and the inputs of programs.
 
-JSON's own types are as they are, so that SQL can read them. Others are an object whose ``$`` says
-what they were. A value that is read back is equal to the one that was written, with equal types
-all the way down, or it is not written: `dumps` reads whatever is not JSON's own back at once, and
-writes that again, which has to give the same text. Instances are made without their constructors,
-which may do more than to keep their arguments. To read a journal imports nothing and runs no code
-of its own choice.
+Values of JSON's own types are written unchanged, so that SQL can read them. Any other value is
+written as an object whose key ``$`` names the type. A value is either read back equal, including
+the types of all its parts, or refused when it is written. To be sure, `dumps` reads each value that
+is not of JSON's own types back at once and writes it again; both texts must be equal. Instances are
+made without their constructors, because a constructor may do more than store its arguments.
+Reading a journal imports no module.
 """
 
 from __future__ import annotations
@@ -42,32 +42,34 @@ from agentrt.journal.forms import (
     form_of,
     is_model,
     is_slot,
-    placeless,
     set_attributes,
     slots_of,
+    unfindable,
 )
-from agentrt.journal.kinds import KINDS, READERS, Kind, UnkeptError, numpy_kind, packed
+from agentrt.journal.kinds import KINDS, READERS, UnkeptError, ValueKind, numpy_kind, packed
 from agentrt.journal.raised import read_error, write_error
 
 __all__ = ["UnkeptError", "dumps", "loads", "register"]
 
 _ID, _REF = "$id", "ref"
-"""The number of a value that is there more than once, and what stands for it the other times."""
+"""The key for the number of a value that occurs several times, and the type name of a reference to
+such a value.
+"""
 _CODED = "$plain"
-"""What a registered codec made of a value."""
+"""The key for the plain data that a registered codec made of a value."""
 _ERROR = "$error"
 _DEEPEST = 200
 _LONGEST_INT = 64
 _ALIASES: Mapping[type[Any], str] = {
     types.GenericAlias: "alias",
-    type(typing.List[int]): "typing alias",  # noqa: UP006 - that of a class of typing's
+    type(typing.List[int]): "typing alias",  # noqa: UP006 - the alias of a class of typing
 }
 _TEXT = frozenset({str})
 _NOTHING: Mapping[int, Any] = {}
 
 
 class Codec(NamedTuple):
-    """How values of one class are written and read."""
+    """The registered functions that write and read the values of one class."""
 
     kind: type[Any] | None
     to_plain: Callable[[Any], Any]
@@ -82,35 +84,39 @@ _CODECS_BY_NAME: dict[str, Codec] = {}
 def register(
     type: type[Any], to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]
 ) -> None:
-    """Let journals keep values of this class, and not of its subclasses.
+    """Let journals record the values of a class, but not those of its subclasses.
 
-    ``to_plain`` makes plain data of a value: numbers, texts, bytes, lists, dicts and whatever else
-    a journal keeps. ``from_plain`` makes an equal value of that. Register a class before programs
-    run or go on that have values of it, such as where it is defined.
+    ``to_plain`` converts a value to plain data: numbers, texts, bytes, lists, dicts and all other
+    types that a journal records. ``from_plain`` converts this data to an equal value. Register the
+    class before a program with such values starts or resumes, for example where it is defined.
     """
     codec = Codec(type, to_plain, from_plain)
     _CODECS[type] = codec
     _CODECS_BY_NAME[_codec_name(type)] = codec
 
 
-def dumps(value: Any, without: object = None, *, what: str = "value") -> str:
-    """A value as JSON text; a field of it that is ``without`` is left out, and gets its default.
+def dumps(value: Any, without: object = None, *, label: str = "value") -> str:
+    """Return a value as JSON text.
 
-    Raises `UnkeptError`, which names the part that cannot be kept by its path from ``what``.
+    A field of the value that is the object ``without`` is left out, and is read back as its
+    default. Raises `UnkeptError`, which names the part that cannot be recorded by its path;
+    ``label`` is the first word of this path.
     """
     try:
         return _checked(value, without)
     except UnkeptError as error:
-        raise UnkeptError(_blame(value, what, error)) from None
+        raise UnkeptError(_describe_fault(value, label, error)) from None
 
 
 def loads(text: str) -> Any:
-    """The value of `dumps`. Raises `UnkeptError` for a class that is not there any more."""
+    """Return the value that `dumps` wrote. Raises `UnkeptError` if it cannot be read back, for
+    example because its class does not exist any more.
+    """
     try:
-        return Reader().read(json.loads(text))
+        return ValueReader().read(json.loads(text))
     except UnkeptError:
         raise
-    except Exception as error:  # whatever the code of a class raises
+    except Exception as error:  # the code of a class may raise any error
         raise UnkeptError(f"{type(error).__name__}: {error}") from error
 
 
@@ -118,7 +124,7 @@ def loads(text: str) -> Any:
 
 
 def _checked(value: Any, without: object = None) -> str:
-    """The text of a value that can be read back. Raises `UnkeptError` without a path."""
+    """Return a value as JSON text that is read back equal. Raises `UnkeptError` without a path."""
     text, doubtful = _text(value, without)
     if doubtful:
         again, _ = _text(loads(text), None)
@@ -128,38 +134,38 @@ def _checked(value: Any, without: object = None) -> str:
 
 
 def _text(value: Any, without: object) -> tuple[str, bool]:
-    """The text of a value, and whether it has to be read back to know that it is right."""
+    """Return a value as JSON text, and whether the text must be read back to check it."""
     try:
-        writer = Writer(without)
+        writer = ValueWriter(without)
         made = writer.write(value, 0)
-        if writer.again:  # a value that can change is there twice
-            writer = Writer(without, writer.again)
+        if writer.again:  # a mutable value occurs twice
+            writer = ValueWriter(without, writer.again)
             made = writer.write(value, 0)
         try:
             return orjson.dumps(made).decode(), writer.doubtful
         except TypeError:  # an integer of more than 64 bits, or half of a surrogate pair
-            careful = CarefulWriter(None, writer.shared)
+            careful = CarefulValueWriter(None, writer.shared)
             made = careful.write(value, 0)
             return json.dumps(made, separators=(",", ":")), True
     except UnkeptError:
         raise
     except RecursionError:
         raise TooDeepError from None
-    except Exception as error:  # whatever the code of a class raises
-        words = str(error) if type(error) is TypeError else f"{type(error).__name__}: {error}"
-        raise UnkeptError(f"which cannot be written ({words})") from error
+    except Exception as error:  # the code of a class may raise any error
+        reason = str(error) if type(error) is TypeError else f"{type(error).__name__}: {error}"
+        raise UnkeptError(f"which cannot be written ({reason})") from error
 
 
-class Writer:
-    """Makes JSON of one value.
+class ValueWriter:
+    """Converts one value to JSON.
 
-    ``again`` are the values that can change and came more than once, by their ids. Where there are
-    some, a second writer takes them as ``shared``, and gives them numbers. ``doubtful`` tells
-    whether anything was written that its own class has to make again.
+    ``again`` holds the mutable values that occur more than once, by their ids. If there are any, a
+    second writer gets them as ``shared``, and gives them numbers. ``doubtful`` says whether the
+    value has a part that its own class must make again when it is read.
     """
 
     plain = PLAIN
-    """Types whose values are JSON as they are."""
+    """Types whose values need no conversion."""
 
     __slots__ = ("_numbers", "_seen", "again", "doubtful", "shared", "without")
 
@@ -168,11 +174,11 @@ class Writer:
         self.shared = shared
         self.again: dict[int, Any] = {}
         self.doubtful = False
-        self._seen: dict[int, Any] = {}  # which keeps them: their ids stay theirs
+        self._seen: dict[int, Any] = {}  # holds the values, so that no other value gets their ids
         self._numbers: dict[int, int] = {}
 
     def write(self, value: Any, depth: int) -> Any:
-        """The value as JSON. Raises `UnkeptError`, and what the code of classes raises."""
+        """Return a value as JSON. Raises `UnkeptError`, and what the code of classes raises."""
         kind = type(value)
         plain = self.plain
         if kind in plain or (kind is float and isfinite(value)):
@@ -181,26 +187,26 @@ class Writer:
             raise TooDeepError
         if kind is list or kind is dict:
             if (key := id(value)) in self._seen:
-                return self._again(key)
+                return self._reference(key)
             self._seen[key] = value
             if self.shared:
                 return self._numbered(value, key, depth)
             return self._items(value, depth) if kind is list else self.object(value, depth)
         if (form := _OURS.get(kind)) is not None:
-            return self._of_ours(value, form, depth)
+            return self._own_instance(value, form, depth)
         if kind in _CODECS:
-            return self._coded(value, _CODECS[kind], depth)
+            return self._with_codec(value, _CODECS[kind], depth)
         if (known := KINDS.get(kind)) is not None or (known := numpy_kind(kind)) is not None:
             return self._of_kind(value, known, depth)
         return self._instance(value, depth)
 
-    def _of_kind(self, value: Any, known: Kind, depth: int) -> dict[str, Any]:
-        """A value of a type of the standard library's, or of numpy's."""
-        if known.shared and (ref := self._enter(value)) is not None:
+    def _of_kind(self, value: Any, known: ValueKind, depth: int) -> dict[str, Any]:
+        """Return a value of a type of the standard library or of numpy as JSON."""
+        if known.shared and (ref := self._reference_to(value)) is not None:
             return ref
-        made = self._begun(value, known.name)
+        made = self._head(value, known.name)
         if isinstance(value, set | frozenset):
-            # In an order that is the same in each process, so that two of them can be compared.
+            # Sorted, so that equal sets have equal texts in all processes.
             self.doubtful = self.doubtful or not self.plain.issuperset(map(type, value))
             made["value"] = sorted((self.write(each, depth + 1) for each in value), key=repr)
             return made
@@ -210,9 +216,9 @@ class Writer:
 
     def _items(self, value: list[Any], depth: int) -> list[Any]:
         plain, write = self.plain, self.write
-        if plain.issuperset(map(type, value)):  # many are long lists of token ids
+        if plain.issuperset(map(type, value)):  # fast for long lists of token ids
             return value
-        # Here, since a call for each number takes longer than all else.
+        # Inline, because calling `write` for each number would take most of the time.
         return [
             each
             if (kind := type(each)) in plain or (kind is float and isfinite(each))
@@ -221,7 +227,7 @@ class Writer:
         ]
 
     def object(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
-        """A dict as JSON's object, or as pairs where its keys are more than texts."""
+        """Return a dict as a JSON object, or as pairs if a key is not a text."""
         plain, write = self.plain, self.write
         if KIND not in value and self.are_texts(value):
             return {
@@ -234,28 +240,28 @@ class Writer:
         return {KIND: "dict", "value": pairs}
 
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
-        """Whether these can be the keys of an object of JSON."""
+        """Return whether these can be the keys of a JSON object."""
         return _TEXT.issuperset(map(type, keys))
 
-    # -- what is there more than once ----------------------------------------------------
+    # -- values that occur more than once ------------------------------------------------
 
-    def _enter(self, value: Any) -> dict[str, Any] | None:
-        """What stands for a value that can change, if it was written already."""
+    def _reference_to(self, value: Any) -> dict[str, Any] | None:
+        """Return a reference to a mutable value that is already written; None at the first time."""
         key = id(value)
         if key in self._seen:
-            return self._again(key)
+            return self._reference(key)
         self._seen[key] = value
         if key in self.shared:
             self._numbers[key] = len(self._numbers)
         return None
 
-    def _again(self, key: int) -> dict[str, Any]:
+    def _reference(self, key: int) -> dict[str, Any]:
         if (number := self._numbers.get(key)) is None:
             self.again[key] = self._seen[key]
         return {KIND: _REF, "value": number}
 
     def _numbered(self, value: Any, key: int, depth: int) -> Any:
-        """A list or a dict, with a number if it comes again."""
+        """Return a list or a dict as JSON, with a number if it occurs again."""
         number = None
         if key in self.shared:
             number = self._numbers[key] = len(self._numbers)
@@ -266,34 +272,34 @@ class Writer:
         self.doubtful = True
         return {KIND: "list" if is_list else "object", _ID: number, "value": made}
 
-    def _begun(self, value: Any, name: str) -> dict[str, Any]:
-        """The beginning of what stands for a value that can change."""
+    def _head(self, value: Any, name: str) -> dict[str, Any]:
+        """Return the JSON object of a mutable value, with its type and number only."""
         number = self._numbers.get(id(value))
         return {KIND: name} if number is None else {KIND: name, _ID: number}
 
     # -- instances -----------------------------------------------------------------------
 
-    def _coded(self, value: Any, codec: Codec, depth: int) -> Any:
-        if (ref := self._enter(value)) is not None:
+    def _with_codec(self, value: Any, codec: Codec, depth: int) -> Any:
+        if (ref := self._reference_to(value)) is not None:
             return ref
         self.doubtful = True
         kind = type(value)
-        made = self._begun(value, _codec_name(kind))
+        made = self._head(value, _codec_name(kind))
         plain = codec.to_plain(value)
         again = codec.from_plain(plain)
         has_equality = getattr(kind, "__eq__", None) is not object.__eq__
         if type(again) is not kind or (has_equality and again != value):
-            raise UnkeptError("which its registered codec makes another value of")
+            raise UnkeptError("for which its registered codec returns a different value")
         return made | {_CODED: self.write(plain, depth + 1)}
 
     def _instance(self, value: Any, depth: int) -> Any:
-        """An instance of a class that can be found again."""
+        """Return an instance of a class that can be found by its name as JSON."""
         kind = type(value)
         if issubclass(kind, BaseException):
-            if (ref := self._enter(value)) is not None:
+            if (ref := self._reference_to(value)) is not None:
                 return ref
             self.doubtful = True
-            return self._begun(value, "") | write_error(value, self, depth)
+            return self._head(value, "") | write_error(value, self, depth)
         if isinstance(value, type):
             return self._class(value)
         if kind in _ALIASES:
@@ -301,21 +307,21 @@ class Writer:
         form = form_of(cast(Hashable, kind))
         if form.own is not None:
             _OURS[kind] = form
-            return self._of_ours(value, form, depth)
+            return self._own_instance(value, form, depth)
         if form.write is None:
             raise UnkeptError(form.name)
         self.doubtful = True
         if not form.shared:
             return form.write(self, value, form, depth)
-        if (ref := self._enter(value)) is not None:
+        if (ref := self._reference_to(value)) is not None:
             return ref
-        return self._begun(value, form.name) | form.write(self, value, form, depth)
+        return self._head(value, form.name) | form.write(self, value, form, depth)
 
-    def _of_ours(self, value: Any, form: Form, depth: int) -> dict[str, Any]:
-        """An instance of a dataclass of agentrt's own."""
+    def _own_instance(self, value: Any, form: Form, depth: int) -> dict[str, Any]:
+        """Return an instance of a dataclass of agentrt as JSON."""
         fields = form.own
         assert fields is not None
-        # Most fields of a reply are as they were: left out, a row is half as long.
+        # Most fields of a reply have their default. Leaving these out halves the row.
         every = zip(fields.names, fields.defaults, fields.read(value), strict=True)
         made = {field: item for field, default, item in every if item is not default}
         if not depth and self.without is not None:
@@ -330,39 +336,39 @@ class Writer:
                 made[field] = self.write(item, depth + 1)
         return {KIND: form.name, **made}
 
-    def fresh(self, shared: Mapping[int, Any]) -> Writer:
-        """Another one, which knows what is ``shared``."""
+    def fresh(self, shared: Mapping[int, Any]) -> ValueWriter:
+        """Return a new writer that knows the ``shared`` values."""
         return type(self)(None, shared)
 
-    def reader(self) -> Reader:
-        """What reads it again."""
-        return Reader()
+    def reader(self) -> ValueReader:
+        """Return the reader for this form."""
+        return ValueReader()
 
     def keeps(self, value: Any) -> bool:
-        """Whether a journal can keep a value."""
+        """Return whether a journal can record a value."""
         return type(value) in PLAIN or _fault(value) is None
 
     def _class(self, value: type[Any]) -> dict[str, Any]:
         name = name_of(value)
         if name is None:
-            raise UnkeptError(placeless(value))
+            raise UnkeptError(unfindable(value))
         self.doubtful = True
         return {KIND: "class", "value": name}
 
     def _alias(self, value: Any, depth: int) -> dict[str, Any]:
-        """A generic type with its parameters: what ``Box[int](…)`` keeps of its making."""
+        """Return a generic type with its parameters, such as ``Box[int]``, as JSON."""
         self.doubtful = True
         parts = [typing.get_origin(value), *typing.get_args(value)]
         name = _ALIASES[type(value)]
         return {KIND: name, "value": [self.write(part, depth + 1) for part in parts]}
 
     def state(self, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        """Attributes by their names."""
+        """Return attributes as JSON, by their names."""
         return {name: self.write(value, depth + 1) for name, value in values.items()}
 
 
-class CarefulWriter(Writer):
-    """Writes what has numbers and texts that JSON, or its readers, would change."""
+class CarefulValueWriter(ValueWriter):
+    """A writer for values with numbers or texts that JSON, or databases, would change."""
 
     __slots__ = ()
     plain = frozenset({bool, type(None)})
@@ -384,7 +390,7 @@ class CarefulWriter(Writer):
 
 
 def _is_text(value: str) -> bool:
-    """Whether all databases take it: it has no halves of surrogate pairs."""
+    """Return whether all databases accept a text, which must not have half a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -392,34 +398,34 @@ def _is_text(value: str) -> bool:
     return True
 
 
-# -- the part that cannot be kept -----------------------------------------------------------
+# -- naming the part that cannot be recorded ------------------------------------------------
 
 
 class TooDeepError(UnkeptError):
-    """A value is nested too deeply, as a whole."""
+    """A value that is nested too deeply."""
 
     def __init__(self) -> None:
         super().__init__(f"which is nested more than {_DEEPEST} levels deep")
 
 
-def _blame(value: Any, what: str, error: UnkeptError) -> str:
-    """Which part of a value cannot be kept, why, and what to do."""
+def _describe_fault(value: Any, label: str, error: UnkeptError) -> str:
+    """Say which part of a value cannot be recorded, why, and what to do."""
     if isinstance(error, TooDeepError):
-        return f"{what} is of type {described(type(value))}, {error}; use flatter data"
+        return f"{label} is of type {described(type(value))}, {error}; use flatter data"
     seen = {id(value)}
     while True:
         for piece, part in _parts(value):
             fault = None if id(part) in seen else _fault(part)
             if fault is not None:
                 seen.add(id(part))
-                value, what, error = part, what + piece, fault
+                value, label, error = part, label + piece, fault
                 break
         else:
             if isinstance(value, type):
-                return f"{what} is the class {described(value)}, {error}; use its name"
+                return f"{label} is the class {described(value)}, {error}; use its name"
             kind = type(value)
             return (
-                f"{what} is of type {described(kind)}, {error}; use plain data, or register a "
+                f"{label} is of type {described(kind)}, {error}; use plain data, or register a "
                 f"codec: agentrt.journal.register({kind.__name__}, to_plain, from_plain)"
             )
 
@@ -433,7 +439,7 @@ def _fault(value: Any) -> UnkeptError | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value, with how code would come to them."""
+    """Yield the parts of a value, each with the code that would access it."""
     kind = type(value)
     if kind in _CODECS or isinstance(value, BaseException | type):
         return
@@ -451,7 +457,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a collection has, and a time its zone."""
+    """Yield the items of a collection, or the time zone of a time."""
     if isinstance(value, dict | types.MappingProxyType):
         if isinstance(value, defaultdict):
             yield ".default_factory", value.default_factory
@@ -465,17 +471,17 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".tzinfo", value.tzinfo
 
 
-# -- and back -------------------------------------------------------------------------------
+# -- from JSON ------------------------------------------------------------------------------
 
 
-class Reader:
-    """Makes one value of JSON."""
+class ValueReader:
+    """Converts the JSON of one value back to the value."""
 
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}
 
     def read(self, value: Any) -> Any:
-        """The value. Raises `UnkeptError`, and what the code of classes raises."""
+        """Return the value. Raises `UnkeptError`, and what the code of classes raises."""
         if isinstance(value, list):
             return [self.read(each) for each in value]
         if not isinstance(value, dict):
@@ -490,7 +496,9 @@ class Reader:
         return self._structure(kind, value)
 
     def _structure(self, kind: str, value: dict[str, Any]) -> Any:
-        """What is no value of a class's own: dicts of any keys, what is there twice, classes."""
+        """Return a value that is a reference, a numbered list or dict, a dict with keys that are
+        not texts, or a class.
+        """
         inner = value["value"]
         match kind:
             case "ref":
@@ -506,14 +514,14 @@ class Reader:
                 entries.update(self.read(inner))
                 return entries
             case "class":
-                return _there(inner)
+                return _class_named(inner)
             case "alias" | "typing alias":
                 origin, *parts = map(self.read, inner)
                 return origin[tuple(parts)]
-        raise UnkeptError(f"a value of an unknown kind {kind!r}")
+        raise UnkeptError(f"a value has the unknown type {kind!r}")
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember what was made, where it is there more than once."""
+        """Remember a value that occurs more than once, and return it."""
         if (number := value.get(_ID)) is not None:
             self._known[number] = made
         return made
@@ -525,7 +533,7 @@ class Reader:
             if (codec := _CODECS_BY_NAME.get(name)) is None:
                 raise UnkeptError(f"no codec is registered for {name} now")
             return self.known(value, codec.from_plain(self.read(value[_CODED])))
-        kind = _there(name)
+        kind = _class_named(name)
         if issubclass(kind, BaseException):
             return self._error(name, value)
         if is_model(kind):
@@ -535,11 +543,11 @@ class Reader:
         if (fields := fields_of(kind)) is not None:
             if STATE in value:
                 return self._fields(kind, value, fields)
-            # One of ours, or of an older journal.
+            # A dataclass of agentrt, or of any origin in an older journal.
             return kind(**{key: self.read(item) for key, item in value.items() if key != KIND})
         if (base := built_in(kind)) in BASES:
             return self._subclass(kind, value, BASES[base])
-        raise UnkeptError(f"{name} is another class now")
+        raise UnkeptError(f"the class {name} has changed and cannot be read back any more")
 
     def _error(self, name: str, value: dict[str, Any]) -> BaseException:
         return read_error(name, value, self)
@@ -556,7 +564,7 @@ class Reader:
         return made
 
     def _model(self, kind: Any, value: dict[str, Any]) -> Any:
-        if SET not in value:  # of an older journal
+        if SET not in value:  # older journals have no such key
             return kind.model_validate(self.read(value["value"]))
         if OF in value:
             kind = kind[tuple(self.read(part) for part in value[OF])]
@@ -587,7 +595,7 @@ class Reader:
         return made
 
 
-def _there(name: str) -> type[Any]:
+def _class_named(name: str) -> type[Any]:
     kind = class_of(name)
     if kind is None:
         raise UnkeptError(missing(name))

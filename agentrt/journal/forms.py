@@ -1,7 +1,7 @@
-"""How a journal writes instances of classes: by which of their attributes, and made again how.
+"""The forms in which a journal records instances of classes.
 
-An instance is its attributes, whatever its class makes of them: neither constructors nor validators
-run again. `form_of` says how a class is written; `agentrt.journal.codec` writes and reads.
+An instance is recorded as its attributes, and made again by setting them: neither constructors nor
+validators run. `form_of` chooses the form of a class; `agentrt.journal.codec` writes and reads it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from agentrt.journal.kinds import UnkeptError
 
 KIND = "$"
 STATE = "$state"
-"""Attributes of an instance that are no fields."""
+"""The key for attributes of an instance that are not fields."""
 SET, EXTRA, PRIVATE, OF = "$set", "$extra", "$private", "$of"
-"""Of a pydantic model: which fields were set, its extra and private attributes, its parameters."""
+"""The keys of a pydantic model for the names of set fields, for extra and private attributes, and
+for type parameters.
+"""
 NAME = "$name"
 PLAIN = frozenset({str, int, bool, type(None)})
 _OWN = "agentrt."
 _UNKEPT = "which a journal cannot keep"
 _HASH = "_attrs_cached_hash"
-"""Where ``attrs`` keeps a hash, which is another one in each process."""
+"""The attribute in which ``attrs`` caches a hash. It differs in each process."""
 _HEAP_TYPE = 1 << 9
 
 
 class OwnFields(NamedTuple):
-    """Fields of a dataclass of ours with their defaults; ``read`` gives the values of all. What is
-    ``plain`` is JSON as it is, and what is ``packed`` are token ids.
+    """The fields of a dataclass of agentrt, with their defaults.
+
+    ``read`` returns the values of all fields. ``plain`` are the names of fields that need no
+    conversion, and ``packed`` those of fields that hold token ids.
     """
 
     names: tuple[str, ...]
@@ -45,8 +49,8 @@ class OwnFields(NamedTuple):
     packed: frozenset[str]
 
 
-class Writing(Protocol):
-    """What makes JSON of one value: `agentrt.journal.codec.Writer`."""
+class FormWriter(Protocol):
+    """The methods of `agentrt.journal.codec.ValueWriter` that the forms use."""
 
     again: dict[int, Any]
 
@@ -60,35 +64,37 @@ class Writing(Protocol):
         """Return attributes by their names."""
 
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
-        """Whether these can be the keys of an object of JSON."""
+        """Return whether these can be the keys of a JSON object."""
 
-    def fresh(self, shared: Mapping[int, Any]) -> Writing:
-        """Another one, which knows what is ``shared``."""
+    def fresh(self, shared: Mapping[int, Any]) -> FormWriter:
+        """Return a new writer that knows the ``shared`` values."""
 
-    def reader(self) -> Reading:
-        """What reads it again."""
+    def reader(self) -> FormReader:
+        """Return the reader for this form."""
 
     def keeps(self, value: Any) -> bool:
-        """Whether a journal can keep a value."""
+        """Return whether a journal can record a value."""
 
 
-class Reading(Protocol):
-    """What makes a value of JSON: `agentrt.journal.codec.Reader`."""
+class FormReader(Protocol):
+    """The methods of `agentrt.journal.codec.ValueReader` that the forms use."""
 
     def read(self, value: Any) -> Any:
         """Return the value."""
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember what was made, where it is there more than once."""
+        """Remember a value that occurs more than once, and return it."""
 
 
 class Form(NamedTuple):
-    """How instances of a class are written: by ``write``, or as those of ``own`` classes. Where
-    neither is there, ``name`` says why they cannot be.
+    """The form of the instances of a class.
+
+    They are written by ``write``, or as the fields in ``own`` if the class is a dataclass of
+    agentrt. With neither, they cannot be recorded, and ``name`` says why.
     """
 
     name: str
-    write: Callable[[Writing, Any, Form, int], dict[str, Any]] | None = None
+    write: Callable[[FormWriter, Any, Form, int], dict[str, Any]] | None = None
     own: OwnFields | None = None
     fields: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
@@ -98,13 +104,13 @@ class Form(NamedTuple):
 
 @lru_cache(maxsize=256)
 def form_of(kind: Any) -> Form:
-    """How instances of a class are written."""
+    """Return the form of the instances of a class."""
     if is_model(kind):
         origin = kind.__pydantic_generic_metadata__["origin"]
         name = name_of(origin or kind)
-        return Form(name or placeless(origin or kind), _write_model if name else None)
+        return Form(name or unfindable(origin or kind), _write_model if name else None)
     if (name := name_of(kind)) is None:
-        return Form(placeless(kind))
+        return Form(unfindable(kind))
     if issubclass(kind, enum.Enum):
         return Form(name, _write_member, shared=False)
     if dataclasses.is_dataclass(kind) and kind.__module__.startswith(_OWN):
@@ -119,8 +125,8 @@ def form_of(kind: Any) -> Form:
     return Form(_UNKEPT)
 
 
-def placeless(kind: type[Any]) -> str:
-    """Why instances of a class that is not found again cannot be written."""
+def unfindable(kind: type[Any]) -> str:
+    """Say why instances of a class that cannot be found by its name cannot be recorded."""
     if "<locals>" in kind.__qualname__:
         return "whose class is defined inside a function"
     is_pythons = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "builtins")
@@ -128,12 +134,14 @@ def placeless(kind: type[Any]) -> str:
 
 
 def is_model(kind: type[Any]) -> bool:
-    """Whether it is a class of pydantic's models."""
+    """Return whether a class is a pydantic model."""
     return hasattr(kind, "__pydantic_generic_metadata__") and hasattr(kind, "model_validate")
 
 
 def fields_of(kind: type[Any]) -> dict[str, Any] | None:
-    """The fields of a dataclass, or of a class of ``attrs``, by their names."""
+    """Return the fields of a dataclass or of an ``attrs`` class by their names; None for any other
+    class.
+    """
     if dataclasses.is_dataclass(kind):
         return {field.name: field for field in dataclasses.fields(kind)}
     attributes = getattr(kind, "__attrs_attrs__", None)
@@ -141,12 +149,14 @@ def fields_of(kind: type[Any]) -> dict[str, Any] | None:
 
 
 def built_in(kind: type[Any]) -> type[Any]:
-    """The first class that was not made by a ``class`` statement: it has the value's own data."""
+    """Return the first base class that is built in, which holds the data of the value itself."""
     return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
 def slots_of(kind: type[Any]) -> tuple[str, ...]:
-    """The names under which instances of a class keep attributes outside of their ``__dict__``."""
+    """Return the names of the attributes of a class that are not in the ``__dict__`` of its
+    instances.
+    """
     names = []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
@@ -157,7 +167,7 @@ def slots_of(kind: type[Any]) -> tuple[str, ...]:
 
 
 def attributes_of(value: Any, slots: tuple[str, ...]) -> dict[str, Any]:
-    """What is set on an instance, whatever its class makes of that."""
+    """Return all attributes that are set on an instance, without calling code of its class."""
     attributes = dict(getattr(value, "__dict__", ()))
     for name in slots:
         with contextlib.suppress(AttributeError):
@@ -170,7 +180,7 @@ def attributes_of(value: Any, slots: tuple[str, ...]) -> dict[str, Any]:
 def _own_fields(kind: type[Any]) -> OwnFields:
     fields = [field for field in dataclasses.fields(kind) if field.init]
     names = tuple(field.name for field in fields)
-    # With one name, and with none, attrgetter gives no tuple.
+    # attrgetter returns a tuple only for two or more names.
     read = attrgetter(*names) if len(names) > 1 else partial(_read, names)
     plain = frozenset(field.name for field in fields if field.metadata.get("plain"))
     packed = frozenset(field.name for field in fields if field.metadata.get("packed"))
@@ -181,17 +191,17 @@ def _read(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
     return tuple(getattr(value, name) for name in names)
 
 
-def _write_fields(writer: Writing, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """An instance of a dataclass. That its attributes are here says that it is to be made without
-    its constructor.
+def _write_fields(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
+    """Return the fields and the other attributes of a dataclass instance as JSON. The key `STATE`
+    tells the reader to make the instance without its constructor.
     """
     rest = attributes_of(value, form.slots)
     fields = {name: rest.pop(name) for name in form.fields if name in rest}
     return writer.state(fields, depth) | {STATE: writer.state(rest, depth)}
 
 
-def _write_model(writer: Writing, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """A model of pydantic's. Its fields are there as they are, and not as it would dump them."""
+def _write_model(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
+    """Return a pydantic model as JSON, with its fields unchanged and not as it would dump them."""
     made: dict[str, Any] = {}
     generic = type(value).__pydantic_generic_metadata__
     if generic["origin"] is not None:
@@ -208,20 +218,22 @@ def _write_model(writer: Writing, value: Any, form: Form, depth: int) -> dict[st
     return made
 
 
-def _write_member(writer: Writing, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """A member of an enum: by its value, or by its name where the value is not JSON's own."""
+def _write_member(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
+    """Return an enum member as JSON: as its value, or as its name if the value is not of a type of
+    JSON.
+    """
     inner = value._value_
     if type(inner) in PLAIN or value._name_ not in type(value).__members__:
         return {KIND: form.name, "value": writer.write(inner, depth + 1)}
     return {KIND: form.name, NAME: value._name_}
 
 
-def _write_subclass(writer: Writing, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """A value of a subclass of a built-in type, as one of that type."""
+def _write_subclass(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
+    """Return an instance of a subclass of a built-in type as JSON."""
     assert form.base is not None
     inner = BASES[form.base].write(value)
     made: dict[str, Any] = {} if form.shared else {KIND: form.name}
-    # Not as a value of its own: that it comes once is all that matters.
+    # The inner value is a copy, so it must not be remembered as a value of its own.
     made["value"] = (
         writer.object(inner, depth + 1) if form.base is dict else writer.write(inner, depth + 1)
     )
@@ -231,14 +243,18 @@ def _write_subclass(writer: Writing, value: Any, form: Form, depth: int) -> dict
 
 
 class Base(NamedTuple):
-    """How a value of a subclass of a built-in type is taken for one of that, and made again."""
+    """Functions for subclasses of a built-in type: ``write`` returns a value as an instance of the
+    built-in type, and ``make`` makes an instance of the subclass of it.
+    """
 
     write: Callable[[Any], Any]
     make: Callable[[type[Any], Any], Any]
 
 
-def _filled(base: Any, fill: Callable[[Any, Any], Any]) -> Callable[[type[Any], Any], Any]:
-    """Make an empty one, and fill it without the methods of its own class."""
+def _fill_empty(base: Any, fill: Callable[[Any, Any], Any]) -> Callable[[type[Any], Any], Any]:
+    """Return a function that makes an empty instance, and fills it without calling methods of its
+    own class.
+    """
 
     def make(kind: type[Any], value: Any) -> Any:
         made = base.__new__(kind)
@@ -263,23 +279,23 @@ BASES: dict[Any, Base] = {
         lambda value: frozenset(frozenset.__iter__(value)),
         lambda kind, value: frozenset.__new__(kind, value),
     ),
-    list: Base(lambda value: list.__getitem__(value, slice(None)), _filled(list, list.extend)),
-    dict: Base(lambda value: dict(dict.items(value)), _filled(dict, _fill_dict)),
-    set: Base(lambda value: set(set.__iter__(value)), _filled(set, set.update)),
+    list: Base(lambda value: list.__getitem__(value, slice(None)), _fill_empty(list, list.extend)),
+    dict: Base(lambda value: dict(dict.items(value)), _fill_empty(dict, _fill_dict)),
+    set: Base(lambda value: set(set.__iter__(value)), _fill_empty(set, set.update)),
     bytearray: Base(
         lambda value: bytearray.__getitem__(value, slice(None)),
-        _filled(bytearray, bytearray.extend),
+        _fill_empty(bytearray, bytearray.extend),
     ),
 }
 
 
 def is_slot(kind: type[Any], name: str) -> bool:
-    """Whether a class attribute is no default, but where instances keep a value."""
+    """Return whether a class attribute is a slot of instances, and not a default."""
     return isinstance(vars(kind)[name], types.MemberDescriptorType)
 
 
 def default_of(kind: type[Any], field: Any) -> Any:
-    """What a field has that was not there yet when a value was recorded."""
+    """Return the default of a field that did not exist yet when the value was recorded."""
     factory = getattr(field, "default_factory", dataclasses.MISSING)
     if factory is not dataclasses.MISSING:
         return factory()
@@ -289,7 +305,7 @@ def default_of(kind: type[Any], field: Any) -> Any:
 
 
 def set_attributes(made: Any, values: Mapping[str, Any]) -> None:
-    """Set attributes without the class' own ways to do so."""
+    """Set attributes without calling code of the class."""
     own = getattr(made, "__dict__", None)
     slots = () if own is None else slots_of(type(made))
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""A journal that is open: programs begin in it, go on where they were, or wait in it, parked."""
+"""An open journal, in which programs start, resume, or wait while they are parked."""
 
 from __future__ import annotations
 
@@ -25,44 +25,47 @@ from agentrt.journal.schema import (
     unparked,
 )
 from agentrt.journal.sketch import difference, digest_of
-from agentrt.journal.store import Store, Writer, clock_of, kept, raw_rows
+from agentrt.journal.store import Store, WriterThread, clock_of, clock_statements, raw_rows
 from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Ended programs are dropped once there are so many too many, of those that are kept."""
+"""Old programs are deleted each time that this share of the number to keep has ended."""
 _KEEP_S = 60.0
-"""The clock is kept so often where something is written anyway."""
+"""Seconds after which the reading of the clock is saved together with other rows."""
 _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
     ORDER BY e.ended DESC LIMIT 1000000000 OFFSET ?"""
 
-_ALSO = "INSERT INTO agentrt_journal VALUES (?, ?) ON CONFLICT DO NOTHING"
+_INSERT_KEY = "INSERT INTO agentrt_journal VALUES (?, ?) ON CONFLICT DO NOTHING"
 _DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """How a journal is kept. ``content`` says how much of each node: with ``full`` a program can
-    go on. The nodes of the last ``keep`` ended programs are kept (None: of all); of those before,
-    the result is kept, or with ``drops`` nothing. ``reruns`` runs what follows a divergence anew.
-    Where a value cannot be kept as it is, its program fails, or ``skips`` that and goes on without
-    a record of it.
-    """
+    """What a journal records, and what it keeps."""
 
     content: Content = "full"
+    """What is recorded of each node's request and result: all of both, a digest of the request, or
+    nothing. Programs can resume only from ``full``.
+    """
     keep: int | None = None
+    """Number of ended programs whose nodes are kept; None for all. Older ones keep their result."""
     drops: bool = False
+    """Delete ended programs beyond ``keep`` with their results."""
     reruns: bool = False
+    """Run a program that diverges from its journal anew from there, in place of an error."""
     skips: bool = False
+    """Leave out a value that cannot be recorded, in place of letting the program fail."""
 
 
 class Journal:
-    """Records programs in ``store``. Belongs to one event loop; `open` makes one. All times that
-    are recorded, and due times among them, are those of its ``clock``.
+    """Records programs in ``store``. Use `open` to make a journal; it belongs to one event loop.
+
+    All recorded times, including deadlines, are times of the journal's ``clock``.
     """
 
     def __init__(self, store: Store, options: JournalOptions, uid: str, clock: SteadyClock) -> None:
@@ -70,7 +73,7 @@ class Journal:
         self.content, self.reruns = options.content, options.reruns
         self.skips = options.skips
         self._store, self._options = store, options
-        self._writer = Writer(store)
+        self._writer = WriterThread(store)
         self.put = self._writer.put
         self._surplus = 0
         self.clock = clock
@@ -84,18 +87,19 @@ class Journal:
         options: JournalOptions | None = None,
         machine: MachineClocks | None = None,
     ) -> Self:
-        """Open the store, and what is in it, on a ``machine`` with these clocks. Raises
-        `JournalError` for what cannot be used.
+        """Open a journal. ``opened`` opens its store, in a thread; ``machine`` has the clocks.
+
+        Raises `JournalError` for a journal that cannot be used.
         """
         store = await asyncio.to_thread(opened)
         try:
-            found = store.query("SELECT value FROM agentrt_journal WHERE key = 'uid'")
-            uid = str(found[0][0]) if found else uuid.uuid4().hex
-            if not found:
+            rows = store.query("SELECT value FROM agentrt_journal WHERE key = 'uid'")
+            uid = str(rows[0][0]) if rows else uuid.uuid4().hex
+            if not rows:
                 row = "INSERT INTO agentrt_journal VALUES (?, ?)"
                 store.write([Statement(row, ("uid", uid))])
             clock = clock_of(store, machine)
-            store.write(kept(clock.reading()))
+            store.write(clock_statements(clock.reading()))
             return cls(store, options or JournalOptions(), uid, clock)
         except BaseException:
             store.close()
@@ -103,34 +107,34 @@ class Journal:
 
     @property
     def batch(self) -> int:
-        """The number of the transaction that what is put now becomes a part of."""
+        """The number of the transaction that will contain the rows that are put now."""
         return self._writer.batch
 
     def written(self) -> Coroutine[Any, Any, None]:
-        """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows that were put are on the disk. Raises `JournalWriteError`."""
         self._keep_clock(_KEEP_S)
         return self._writer.written()
 
     def _keep_clock(self, after_s: float) -> bool:
-        """Keep what the clock shows with the next transaction, if the time of day was set, or it
-        was kept so long ago. Whether it is.
+        """Save the clock's reading with the next transaction, if the time of day was set or the
+        last saved reading is more than ``after_s`` seconds old. Return whether it is saved.
         """
         clock, last = self.clock, self._kept
         clock.look()
         if clock.shift == last.shift and clock.now() <= last.now + after_s:
             return False
         self._kept = clock.reading()
-        self.put(*kept(self._kept))
+        self.put(*clock_statements(self._kept))
         return True
 
     def _look(self) -> None:
-        """Keep what the clock shows where nothing else is written."""
+        """Save the clock's reading even if nothing else is written."""
         self._looking = self.clock.call_later(self.clock.look_s, self._look)
         if self.fault() is None and self._keep_clock(KEEP_S):
             self._writer.send()
 
     async def close(self) -> None:
-        """Write what is left. Idempotent."""
+        """Write all rows that were put, and close the store. Idempotent."""
         self._looking.cancel()
         if self.fault() is None:
             self._keep_clock(0.0)
@@ -143,48 +147,49 @@ class Journal:
         await self.close()
 
     def fault(self) -> str | None:
-        """What is wrong, where nothing can be recorded any more."""
+        """Return the message of the write error after which nothing is recorded; None without."""
         return None if self._writer.error is None else str(self._writer.error)
 
     def describe(self, engine: Mapping[str, Any]) -> None:
-        """Keep what the engine is that calls run on from now on, as JSON: for whoever studies the
-        journal, and for no program.
+        """Record a description of the engine that runs the calls from now on, for people who read
+        the journal.
         """
         text = json.dumps(engine)
         self.put(
-            Statement(_DESCRIBE, (text,)), Statement(_ALSO, (f"engine {digest_of(text)}", text))
+            Statement(_DESCRIBE, (text,)),
+            Statement(_INSERT_KEY, (f"engine {digest_of(text)}", text)),
         )
 
     # -- programs ----------------------------------------------------------------------
 
-    async def check(self, name: str, given: Any) -> None:
-        """Raise `JournalError` if programs of this type are recorded with another input, or
-        without what they need to go on.
+    async def check(self, name: str, input: Any) -> None:
+        """Raise `JournalError` if programs of this type are recorded with another input, or without
+        the content that they need to resume.
         """
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
-            self._check(row, self._text(given))
+            self._check(row, self._text(input))
 
     async def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a ``SELECT``. Raises `JournalError`."""
+        """Return the rows of a ``SELECT``. Raises `JournalError`."""
         return await asyncio.to_thread(self._store.query, statement, values)
 
     async def read(self, work: Callable[[Store], T]) -> T:
-        """What ``work`` reads of the store, in a thread: it has all that was put before. Raises
-        `JournalError`, or `JournalWriteError`.
+        """Call ``work`` with the store in a thread, after all rows that were put are written, and
+        return its result. Raises `JournalError` and `JournalWriteError`.
         """
         if self.fault() is None:
             await self.written()
         return await asyncio.to_thread(work, self._store)
 
     async def programs(self, where: str, values: Sequence[Any] = ()) -> list[RecordedProgram]:
-        """Recorded programs, by their start."""
+        """Return the recorded programs that meet an SQL condition, in the order of their starts."""
         fields = ", ".join(RecordedProgram._fields)
         query = f"SELECT {fields} FROM agentrt_programs WHERE {where} ORDER BY started, number"
         return [RecordedProgram(*row) for row in await self.query(query, values)]
 
     async def open_programs(self) -> list[RecordedProgram]:
-        """Those that have begun, are not parked, and whose last attempt was not told to have ended;
-        but forks, with which the command that made them goes on.
+        """Return the programs whose last attempt has no recorded end. Leaves out parked programs,
+        and forks, which only the command that made them resumes.
         """
         return await self.programs(
             f"number <> {FORKED} "
@@ -195,18 +200,18 @@ class Journal:
         )
 
     async def last_number(self) -> int:
-        """The highest number of a program."""
+        """Return the highest number of a program; 0 if there is no program."""
         query = "SELECT COALESCE(MAX(number), 0) FROM agentrt_programs"
         return int((await self.query(query))[0][0])
 
     async def ended_program(self, program_id: str) -> tuple[RecordedProgram, PastNode] | None:
-        """A program that has ended, and its end; None for any other."""
+        """Return a program that has ended, with its root node; None for any other program."""
         known = await self.programs("id = ?", (program_id,))
         root = (await self._past(program_id)).root if known else None
         return None if root is None or root.end is None else (known[0], root)
 
     async def abandon(self, program_id: str) -> None:
-        """A program that was left open will not go on."""
+        """Record that an open program is cancelled and will not resume."""
         if (root := (await self._past(program_id)).root) is not None:
             end = EndRow(
                 program_id, ROOT, root.start.attempt, CANCELLED, 0, "", "", "", self.clock.now()
@@ -214,15 +219,16 @@ class Journal:
             self.put(end.marked(), unparked(program_id))
             await self.written()
 
-    async def program(self, row: RecordedProgram, given: Any) -> ProgramRecord:
-        """The record of a program that begins, or goes on, with this input; how it is kept is added
-        to its ``row``. Raises `JournalError`, and `UnrecordableError` for an input that cannot be
-        kept.
+    async def program(self, row: RecordedProgram, input: Any) -> ProgramRecord:
+        """Return the record of a program that starts or resumes with this input.
+
+        Raises `JournalError`, also if the program was recorded with another input, and
+        `UnrecordableError` for an input that cannot be recorded.
         """
-        text, known = self._text(given), await self.programs("id = ?", (row.id,))
+        text, known = self._text(input), await self.programs("id = ?", (row.id,))
         if not known:
-            text_kept = text if self.content == "full" else ""
-            self.put(row._replace(content=self.content, input=text_kept, started=self.clock.now()))
+            recorded = text if self.content == "full" else ""
+            self.put(row._replace(content=self.content, input=recorded, started=self.clock.now()))
             return ProgramRecord(row.id, self, Past({}))
         self._check(known[0], text)
         changed = "" if known[0].code == row.code else "; its file has changed since"
@@ -233,32 +239,32 @@ class Journal:
         lives = [row.started for row in starts if row.node == ROOT]
         return Past(nodes_of(self.name, starts, ends), gone_in(starts), lives)
 
-    def _check(self, row: RecordedProgram, given: str) -> None:
+    def _check(self, row: RecordedProgram, input: str) -> None:
         if row.content != "full":
             raise JournalError(
                 f"journal {self.name}: program {row.id} was recorded with --journal-content "
-                f"{row.content}, and goes on only from full; name another file"
+                f"{row.content}, but can resume only from content 'full'; name another file"
             )
-        if row.input != given:
+        if row.input != input:
             raise JournalError(
                 f"journal {self.name} has program {row.id} with another input: "
-                f"{difference(row.input, given)}; give the same, or name another file"
+                f"{difference(row.input, input)}; give the same input, or name another file"
             )
 
-    def _text(self, given: Any) -> str:
+    def _text(self, input: Any) -> str:
         try:
-            return dumps(given, what="input")
+            return dumps(input, label="input")
         except UnkeptError as error:
             raise UnrecordableError(f"journal {self.name}: {error}") from error
 
     def input_of(self, row: RecordedProgram) -> Any:
-        """What a recorded program was given."""
+        """Return the input of a recorded program."""
         return loads(row.input)
 
-    # -- what is not kept any more -----------------------------------------------------
+    # -- deleting old programs ---------------------------------------------------------
 
     def ended(self) -> None:
-        """Another program has ended: the oldest may have to go."""
+        """Count a program that ended, and delete the oldest ones if there are too many."""
         keep = self._options.keep
         self._surplus += 1
         if keep is None or self._surplus <= keep * _PRUNE_EVERY:
@@ -282,44 +288,53 @@ _QUESTIONS = """SELECT w.question, w.program, p.type, w.tenant, s.asked, w.began
 
 
 class ParkedQuestion(NamedTuple):
-    """A question of a parked program. ``asked`` is JSON: the ``question`` and its ``schema``. Times
-    are those of the journal's clock.
+    """An open question of a parked program.
+
+    ``request`` is a JSON object with the ``question`` and the ``schema`` of its answer. Times are
+    in seconds of the journal's clock; ``due`` is the deadline of the question.
     """
 
     id: str
     program: str
     type: str
     tenant: str
-    asked: str
+    request: str
     began: float
     due: float | None
 
 
 class Waits:
-    """The parked programs of a journal. What is read has all that was put before."""
+    """The parked programs of a journal. Reading waits until earlier changes are written."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     def park(self, program_id: str, tenant: str, rests: Iterable[Rest], due: float | None) -> None:
-        """A program is parked, which is ``due`` as a whole then, if that is given."""
+        """Record that a program is parked, with the nodes that it waits for.
+
+        ``due`` is the deadline of the whole program, in seconds of the journal's clock.
+        """
         rows = []
-        for one in rests:
-            node, attempt, began = one.start.node, one.start.attempt, one.start.started
-            rows.append(WaitRow(program_id, node, attempt, tenant, one.question, began, one.due))
+        for rest in rests:
+            node, attempt, began = rest.start.node, rest.start.attempt, rest.start.started
+            rows.append(WaitRow(program_id, node, attempt, tenant, rest.question, began, rest.due))
         if due is not None:
             rows.append(WaitRow(program_id, ROOT, 0, tenant, None, 0.0, due))
         self._journal.put(unparked(program_id), *rows)
 
     async def of(self, program_id: str) -> list[str | None]:
-        """What a program waits for, if it is parked: the ids of questions, None for a time."""
+        """Return what a parked program waits for: ids of questions, and None for each time. Empty
+        if it is not parked.
+        """
         query = "SELECT question FROM agentrt_waits WHERE program = ? AND node <> ?"
         return [row[0] for row in await self._read(query, program_id, ROOT)]
 
     async def questions(
         self, now: float, limit: int, tenant: str | None = None, program: str | None = None
     ) -> list[ParkedQuestion]:
-        """What is open ``now``, the latest first; of one tenant, or one program."""
+        """Return at most ``limit`` questions that are open at the time ``now``, the latest first;
+        with ``tenant`` or ``program``, only those of that tenant or program.
+        """
         query, values = _QUESTIONS, list[Any]()
         for column, value in (("tenant", tenant), ("program", program)):
             if value is not None:
@@ -329,15 +344,15 @@ class Waits:
         return [ParkedQuestion(*row) for row in await self._read(query, *values, now, limit)]
 
     async def question(self, question_id: str) -> ParkedQuestion | None:
-        """A question by its id."""
+        """Return the question with this id; None if there is none."""
         rows = await self._read(f"{_QUESTIONS} AND w.question = ?", question_id)
         return ParkedQuestion(*rows[0]) if rows else None
 
     async def first_due(
         self, types: Collection[str], limit: int, after: tuple[float, str] = (0.0, "")
     ) -> list[tuple[float, str]]:
-        """The times for which programs of these types wait, with the programs: the first first,
-        from those ``after`` such a pair on.
+        """Return the times that programs of these types wait for, each with the program's id, in
+        order. ``after`` is the last pair of an earlier page.
         """
         marks = ", ".join("?" * len(types))
         query = f"""SELECT w.due, w.program FROM agentrt_waits w JOIN agentrt_programs p

@@ -1,7 +1,8 @@
-"""How a journal writes values of the standard library's types, and of numpy's, as JSON.
+"""The forms in which a journal records values of types of the standard library and of numpy.
 
-Each kind has the name that stands under ``$``, and two functions: to a value that a journal can
-write, and back. Only exact types count; subclasses are instances of classes.
+A `ValueKind` has the type name that is written as ``$``, and two functions that convert a value to
+a simpler one and back. It is for instances of the exact type only; an instance of a subclass is
+written as in `agentrt.journal.forms`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from agentrt.errors import AgentrtError
 
 
 class UnkeptError(AgentrtError):
-    """A value that a journal cannot keep, or cannot give back."""
+    """A value that a journal cannot record, or cannot read back."""
 
 
-class Kind(NamedTuple):
-    """``write`` makes a value that can be written, ``read`` makes the value of that again. The read
-    values of a ``plain`` kind are known to be equal; others are compared when they are written.
-    ``shared`` values can change, so that it matters how often each is there.
+class ValueKind(NamedTuple):
+    """How values of one type are recorded.
+
+    ``write`` converts a value to a simpler one that can be written, and ``read`` converts it back.
+    Values of a ``plain`` kind are always read back equal; all others are checked when they are
+    written. Values of a ``shared`` kind are mutable, so a value that occurs several times must be
+    read back as a single object.
     """
 
     name: str
@@ -50,9 +54,9 @@ def _bytes(value: bytes) -> str:
 # -- times ----------------------------------------------------------------------------------
 
 
-def _zoned(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """The functions for a type that has a time zone. A text alone says no more of it than how far
-    it is from UTC.
+def _with_zone(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the functions for a type with a time zone, which is written apart from the text,
+    because a text has only the offset from UTC.
     """
 
     def written(value: Any) -> Any:
@@ -71,7 +75,7 @@ def _zoned(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[
 
 
 def _is_offset(zone: datetime.tzinfo) -> bool:
-    """Whether it is an offset from UTC without a name of its own."""
+    """Return whether a time zone is an offset from UTC without a name."""
     return type(zone) is datetime.timezone and len(zone.__getinitargs__()) == 1  # type: ignore[attr-defined]  # no stub has it
 
 
@@ -123,7 +127,9 @@ _LEAST_PACKED = 64
 
 
 def packed(ids: Sequence[int]) -> dict[str, Any] | None:
-    """Token ids in a third of the room that they take as JSON; None where they would take more."""
+    """Return token ids in a compressed form, in a third of their size as JSON; None if it would not
+    be smaller.
+    """
     if len(ids) < _LEAST_PACKED or {*map(type, ids)} != {int}:
         return None
     try:
@@ -137,7 +143,7 @@ def packed(ids: Sequence[int]) -> dict[str, Any] | None:
 
 
 def unpacked(text: str) -> tuple[int, ...]:
-    """The ids of `packed`, from what is under ``value``."""
+    """Return the token ids of `packed` from its ``value``."""
     raw = array.array("I", zlib.decompress(base64.b64decode(text)))
     if sys.byteorder != "little":
         raw.byteswap()
@@ -148,7 +154,7 @@ def unpacked(text: str) -> tuple[int, ...]:
 
 
 def _is_flat(dtype: Any) -> bool:
-    """Whether its bytes are all of it: no references, and no fields."""
+    """Return whether the bytes of an array are its whole value, without references and fields."""
     return not dtype.hasobject and dtype.names is None and dtype.subdtype is None
 
 
@@ -185,19 +191,19 @@ def _read_scalar(value: Any) -> Any:
 
 
 def _numpy() -> Any:
-    """The module, if it is imported: to read a journal imports nothing."""
+    """Return the module if it is imported, because reading a journal imports no module."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
-        raise UnkeptError("numpy is not imported: import it before the journal is read")
+        raise UnkeptError("numpy is not imported; import it before the journal is read")
     return numpy
 
 
-NDARRAY = Kind("ndarray", _ndarray, _read_ndarray, shared=True)
-SCALAR = Kind("numpy", _scalar, _read_scalar)
+NDARRAY = ValueKind("ndarray", _ndarray, _read_ndarray, shared=True)
+SCALAR = ValueKind("numpy", _scalar, _read_scalar)
 
 
-def numpy_kind(kind: type[Any]) -> Kind | None:
-    """How a type of numpy's is written; None for any other."""
+def numpy_kind(kind: type[Any]) -> ValueKind | None:
+    """Return the kind of a numpy type; None for any other type."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not kind.__module__.startswith("numpy"):
         return None
@@ -208,82 +214,86 @@ def numpy_kind(kind: type[Any]) -> Kind | None:
 
 # -- all of them ----------------------------------------------------------------------------
 
-_WRITE_DATETIME, _READ_DATETIME = _zoned(datetime.datetime.fromisoformat)
-_WRITE_TIME, _READ_TIME = _zoned(datetime.time.fromisoformat)
-KINDS: dict[type[Any], Kind] = {
-    bytes: Kind("bytes", _bytes, base64.b64decode, plain=True),
-    float: Kind("float", repr, float, plain=True),  # those that JSON does not have: nan and inf
-    tuple: Kind("tuple", list, tuple, plain=True),
-    set: Kind("set", list, set, shared=True),
-    frozenset: Kind("frozenset", list, frozenset),
-    datetime.datetime: Kind("datetime", _WRITE_DATETIME, _READ_DATETIME),
-    datetime.date: Kind("date", str, datetime.date.fromisoformat, plain=True),
-    datetime.time: Kind("time", _WRITE_TIME, _READ_TIME),
-    datetime.timedelta: Kind(
+_WRITE_DATETIME, _READ_DATETIME = _with_zone(datetime.datetime.fromisoformat)
+_WRITE_TIME, _READ_TIME = _with_zone(datetime.time.fromisoformat)
+KINDS: dict[type[Any], ValueKind] = {
+    bytes: ValueKind("bytes", _bytes, base64.b64decode, plain=True),
+    float: ValueKind("float", repr, float, plain=True),  # nan and inf, which JSON does not have
+    tuple: ValueKind("tuple", list, tuple, plain=True),
+    set: ValueKind("set", list, set, shared=True),
+    frozenset: ValueKind("frozenset", list, frozenset),
+    datetime.datetime: ValueKind("datetime", _WRITE_DATETIME, _READ_DATETIME),
+    datetime.date: ValueKind("date", str, datetime.date.fromisoformat, plain=True),
+    datetime.time: ValueKind("time", _WRITE_TIME, _READ_TIME),
+    datetime.timedelta: ValueKind(
         "timedelta", _delta, lambda value: datetime.timedelta(*value), plain=True
     ),
-    datetime.timezone: Kind(
+    datetime.timezone: ValueKind(
         "timezone", lambda value: list(value.__getinitargs__()), lambda value: _timezone(*value)
     ),
-    zoneinfo.ZoneInfo: Kind("zoneinfo", _zone, zoneinfo.ZoneInfo),
-    uuid.UUID: Kind("uuid", _uuid, _read_uuid),
-    decimal.Decimal: Kind("decimal", str, decimal.Decimal),
-    fractions.Fraction: Kind(
+    zoneinfo.ZoneInfo: ValueKind("zoneinfo", _zone, zoneinfo.ZoneInfo),
+    uuid.UUID: ValueKind("uuid", _uuid, _read_uuid),
+    decimal.Decimal: ValueKind("decimal", str, decimal.Decimal),
+    fractions.Fraction: ValueKind(
         "fraction",
         lambda value: [value.numerator, value.denominator],
         lambda value: fractions.Fraction(*value),
     ),
-    complex: Kind("complex", lambda value: [value.real, value.imag], lambda value: complex(*value)),
-    range: Kind(
+    complex: ValueKind(
+        "complex", lambda value: [value.real, value.imag], lambda value: complex(*value)
+    ),
+    range: ValueKind(
         "range",
         lambda value: [value.start, value.stop, value.step],
         lambda value: range(*value),
     ),
-    slice: Kind(
+    slice: ValueKind(
         "slice",
         lambda value: [value.start, value.stop, value.step],
         lambda value: slice(*value),
     ),
-    bytearray: Kind("bytearray", bytes, bytearray, shared=True),
-    array.array: Kind("array", _array, _read_array, shared=True),
-    type(...): Kind("ellipsis", lambda value: None, lambda value: ...),
-    type(NotImplemented): Kind("notimplemented", lambda value: None, lambda value: NotImplemented),
-    re.Pattern: Kind(
+    bytearray: ValueKind("bytearray", bytes, bytearray, shared=True),
+    array.array: ValueKind("array", _array, _read_array, shared=True),
+    type(...): ValueKind("ellipsis", lambda value: None, lambda value: ...),
+    type(NotImplemented): ValueKind(
+        "notimplemented", lambda value: None, lambda value: NotImplemented
+    ),
+    re.Pattern: ValueKind(
         "pattern",
         lambda value: [value.pattern, value.flags],
         lambda value: re.compile(value[0], value[1]),
     ),
-    collections.OrderedDict: Kind("ordereddict", _pairs, collections.OrderedDict, shared=True),
-    collections.Counter: Kind(
+    collections.OrderedDict: ValueKind("ordereddict", _pairs, collections.OrderedDict, shared=True),
+    collections.Counter: ValueKind(
         "counter", _pairs, lambda value: collections.Counter(dict(value)), shared=True
     ),
-    collections.defaultdict: Kind(
+    collections.defaultdict: ValueKind(
         "defaultdict",
         _defaults,
         lambda value: collections.defaultdict(value["default_factory"], value["items"]),
         shared=True,
     ),
-    collections.deque: Kind(
+    collections.deque: ValueKind(
         "deque",
         _bounded,
         lambda value: collections.deque(value["items"], value["maxlen"]),
         shared=True,
     ),
-    types.MappingProxyType: Kind(
+    types.MappingProxyType: ValueKind(
         "mappingproxy", dict, lambda value: types.MappingProxyType(value), shared=True
     ),
-    types.SimpleNamespace: Kind(
+    types.SimpleNamespace: ValueKind(
         "namespace", vars, lambda value: types.SimpleNamespace(**value), shared=True
     ),
-    ipaddress.IPv4Address: Kind("ipv4address", str, ipaddress.IPv4Address),
-    ipaddress.IPv6Address: Kind("ipv6address", str, ipaddress.IPv6Address),
-    ipaddress.IPv4Network: Kind("ipv4network", str, ipaddress.IPv4Network),
-    ipaddress.IPv6Network: Kind("ipv6network", str, ipaddress.IPv6Network),
-    ipaddress.IPv4Interface: Kind("ipv4interface", str, ipaddress.IPv4Interface),
-    ipaddress.IPv6Interface: Kind("ipv6interface", str, ipaddress.IPv6Interface),
-    pathlib.PurePosixPath: Kind("pureposixpath", str, pathlib.PurePosixPath),
-    pathlib.PureWindowsPath: Kind("purewindowspath", str, pathlib.PureWindowsPath),
-    type(pathlib.Path()): Kind("path", str, pathlib.Path),
+    ipaddress.IPv4Address: ValueKind("ipv4address", str, ipaddress.IPv4Address),
+    ipaddress.IPv6Address: ValueKind("ipv6address", str, ipaddress.IPv6Address),
+    ipaddress.IPv4Network: ValueKind("ipv4network", str, ipaddress.IPv4Network),
+    ipaddress.IPv6Network: ValueKind("ipv6network", str, ipaddress.IPv6Network),
+    ipaddress.IPv4Interface: ValueKind("ipv4interface", str, ipaddress.IPv4Interface),
+    ipaddress.IPv6Interface: ValueKind("ipv6interface", str, ipaddress.IPv6Interface),
+    pathlib.PurePosixPath: ValueKind("pureposixpath", str, pathlib.PurePosixPath),
+    pathlib.PureWindowsPath: ValueKind("purewindowspath", str, pathlib.PureWindowsPath),
+    type(pathlib.Path()): ValueKind("path", str, pathlib.Path),
 }
 
 
@@ -292,7 +302,7 @@ def _timezone(offset: datetime.timedelta, *name: str) -> datetime.timezone:
 
 
 READERS: Mapping[str, Callable[[Any], Any]] = {
-    # What JSON, or those who read it, would change: see `agentrt.journal.codec.CarefulWriter`.
+    # Values that JSON or databases would change: see `agentrt.journal.codec.CarefulValueWriter`.
     "ids": unpacked,
     "int": lambda value: int(value, 16),
     "str": lambda value: value.decode("utf-8", "surrogatepass"),

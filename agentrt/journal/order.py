@@ -1,21 +1,21 @@
-"""In which order answers come to a program, and how far apart: the same in each of its lives.
+"""The order in which a program gets its answers: a resumed program gets them in the recorded order.
 
-Code that takes what comes first (`asyncio.as_completed`, `asyncio.wait`, workers on a queue, races
-with a timeout) goes one way or the other by what it has been told so far. So a journal has the
-order: answers that came in one turn of the event loop are a group, and each node knows after which
-group its code came to it. A program that goes on gets its answers group by group. A group comes
-once all is there that was there before it: the code has come to each node that it had come to, and
-has called off what it had called off, and nothing moves any more. In a program of several tasks,
-groups are a few turns of the loop apart in the first life, too: the code behind an answer has then
-seen that one, and not yet the next.
+The order matters to code that takes the first answer (`asyncio.as_completed`, `asyncio.wait`,
+workers on a queue, races with a timeout). So the journal records it: answers that arrive in one
+turn of the event loop form a group, and each node has the number of the last group that was
+delivered before the code reached the node. A resumed program gets its answers group by group. A
+group is delivered when everything has happened that had happened before the group: the code has
+reached the same nodes, has cancelled the same nodes, and the program is quiet, which means that
+none of its tasks can run. In a program with several tasks, groups are a few turns of the loop apart
+in the first process, too, so that the code behind an answer has run before the next one.
 
-The program's own timers wait for that, too: while it goes on, one that is due goes off only once
-nothing moves, so after all recorded answers that can come without it; and the next one once nothing
-moves again. Else a machine that is busy would let a time limit pass before an answer that had come
-in time.
+The program's own timers are held, too. While recorded answers are outstanding, a timer that is due
+fires only when the program is quiet, which is after all recorded answers that do not depend on the
+timer; the next timer fires when the program is quiet again. Otherwise, on a busy machine, a timeout
+could fire before an answer that had arrived in time.
 
-None of this is a condition of being right: where code does not come to a node any more, the others
-go on without it.
+A changed program cannot hang because of this: if the code does not reach a node any more, the other
+answers are delivered without it after a while.
 """
 
 from __future__ import annotations
@@ -29,30 +29,34 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 QUIET_TURNS = 8
-"""Groups are so many turns apart: more than asyncio needs from an answer to the code behind it."""
+"""Turns of the event loop without a change after which a program is quiet. asyncio needs fewer from
+an answer until the code behind it runs.
+"""
 TIMER_TURNS = QUIET_TURNS + 2
-"""Timers go off so many turns after all else: later than an answer whose turn it is."""
+"""Quiet turns before a timer fires: more than before an answer, so that answers come first."""
 BUSY_TURNS = 200
-"""A program in which something always moves, such as a task that only yields, is quiet then."""
+"""Turns after which a program counts as quiet although a task can run, such as one that only
+yields.
+"""
 SLACK_S = 0.25
+"""Seconds added to each wait for a node that the code may not reach any more."""
 LONGEST_S = 60.0
-"""Code that comes to a node by a clock of its own is waited for until it was there in the first
-life, for at most so long."""
+"""Maximum wait in seconds for a node that the code had reached by a clock of its own."""
 _SIZE = 1 << 20
 
 
 def place_of(group: int, index: int) -> int:
-    """The place of an end in the order of a program's ends."""
+    """Return the place of an end in the order of a program's ends."""
     return group * _SIZE + index % _SIZE
 
 
 def group_of(place: int) -> int:
-    """The group of an end; older journals have each end by itself."""
+    """Return the group of an end. In older journals, each end is a group of its own."""
     return place // _SIZE if place >= _SIZE else place
 
 
 class Due(Protocol):
-    """A timer of the program that is due."""
+    """A timer that is due."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -61,17 +65,15 @@ class Due(Protocol):
 
 
 class Begun(NamedTuple):
-    """The code came to a ``node``, or ended it by itself, after the answers of the group ``after``
-    had come.
-    """
+    """The code reached a ``node``, or cancelled it, after the group ``after`` was delivered."""
 
     node: str
     after: int
 
 
 class Ended(NamedTuple):
-    """The answer of a ``node`` came with others of its ``group``, ``at`` so many seconds of the
-    program's life.
+    """The answer of a ``node`` was delivered with its ``group``, when the program had run for
+    ``at`` seconds.
     """
 
     node: str
@@ -84,30 +86,30 @@ class Ended(NamedTuple):
 
 
 class Order:
-    """Lets answers through to one program. Belongs to one event loop.
+    """Delivers answers to one program in order. Belongs to one event loop.
 
-    ``is_alone`` tells whether the program has one task alone, and ``waits`` whether all of them
-    wait for something; they are set by whoever knows tasks, as is ``caught_up``, which is called
-    once all recorded answers have come. ``now`` is the last group that came.
+    The runtime sets three functions: ``is_alone`` returns whether the program has a single task,
+    ``waits`` whether all of its tasks wait, and ``caught_up`` is called when all recorded answers
+    are delivered. ``now`` is the last group that was delivered.
     """
 
     def __init__(
         self,
         begun: Iterable[Begun] = (),
-        caused: Iterable[Begun] = (),
+        ended_by_code: Iterable[Begun] = (),
         ended: Iterable[Ended] = (),
     ) -> None:
         self.is_alone: Callable[[], bool] = lambda: False
         self.waits: Callable[[], bool] = lambda: True
         self.now = 0
-        # What has to happen before a group, by the group after which it had happened.
-        before = [(one.after, ("begun", one.node)) for one in begun]
-        before += [(one.after, ("caused", one.node)) for one in caused]
+        # Events that must happen before later groups, each with the group after which it happened.
+        before = [(begin.after, ("begun", begin.node)) for begin in begun]
+        before += [(begin.after, ("ended by code", begin.node)) for begin in ended_by_code]
         self._before = sorted(before, reverse=True)
         self._open = {key for _, key in before}
         self._groups: dict[int, dict[str, Ended]] = {}
         self._group_of: dict[str, int] = {}
-        for end in sorted(ended, key=lambda one: one.place):
+        for end in sorted(ended, key=lambda end: end.place):
             self._groups.setdefault(end.group, {})[end.node] = end
             self._group_of[end.node] = end.group
         self._left = sorted(self._groups, reverse=True)
@@ -116,7 +118,7 @@ class Order:
         self._running: set[str] = set()
         self._new: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
-        self._moves = 0  # grows with whatever happens
+        self._changes = 0  # grows with every event
         self._quiet = True
         self._listening = False
         self._turns = self._quiet_turns = self._seen = 0
@@ -127,54 +129,56 @@ class Order:
         self._due: deque[Due] = deque()
         self._due_turns = self._due_quiet = self._due_seen = 0
 
-    # -- what the code does ------------------------------------------------------------
+    # -- events of the code ------------------------------------------------------------
 
     def entered(self, node: str) -> None:
-        """The code has come to a node."""
+        """Note that the code reached a node."""
         if self._left:
-            self._happened(("begun", node))
+            self._on_event(("begun", node))
 
-    def caused(self, node: str) -> None:
-        """The code has ended a node by itself."""
+    def ended_by_code(self, node: str) -> None:
+        """Note that the code cancelled a node, or closed its stream."""
         if self._left:
-            self._happened(("caused", node))
+            self._on_event(("ended by code", node))
 
     def drop(self, node: str) -> None:
-        """The code will not come to a node any more, or does not get its recorded answer."""
-        self._open.discard(("caused", node))
+        """Do not wait for a node any more: the code does not reach it, or does not get its recorded
+        answer.
+        """
+        self._open.discard(("ended by code", node))
         self._leave(node)
-        self._happened(("begun", node))
+        self._on_event(("begun", node))
 
-    def runs(self, node: str) -> None:
-        """The answer of a node is made again: it comes in its turn, however long that takes."""
+    def runs_again(self, node: str) -> None:
+        """Note that a node runs again. Later answers wait for its answer without a limit."""
         self._running.add(node)
 
     # -- answers -----------------------------------------------------------------------
 
     async def answer(self, node: str) -> None:
-        """Wait for the turn of a node that had its answer in an earlier life."""
+        """Wait until the recorded answer of a node may be delivered."""
         if node not in self._group_of:
             return
         turn = self._arrived[node] = asyncio.get_running_loop().create_future()
         self._running.discard(node)
-        self._moved()
+        self._on_change()
         try:
             await turn
         except asyncio.CancelledError:
             self._leave(node)
-            self._moved()
+            self._on_change()
             raise
 
     async def deliver(self, group: int) -> None:
-        """Wait for the turn of an answer of this group, which is a new one."""
+        """Wait until a new answer, which belongs to ``group``, may be delivered."""
         if not self._left:
-            if group == self.now:  # others of its group came in this turn
+            if group == self.now:  # another answer of the group was delivered in this turn
                 return
             if self.is_alone():
                 self.now, self._quiet = group, True
                 return
             if not self._new and self._quiet:
-                self._came(group)
+                self._on_delivered(group)
                 return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1
@@ -183,7 +187,7 @@ class Order:
         await turn
 
     def close(self) -> None:
-        """The program is over."""
+        """Stop all waits, because the program ended."""
         self._stop_watching()
         self._due.clear()
 
@@ -191,25 +195,25 @@ class Order:
 
     @property
     def holds(self) -> bool:
-        """Whether recorded answers are still to come."""
+        """Whether recorded answers are still outstanding, so that timers must be held."""
         return bool(self._left)
 
     def timer_is_due(self, timer: Due) -> None:
-        """A timer goes off once nothing moves, and before those that are due after it."""
+        """Hold a timer that is due. It fires when the program is quiet; timers fire in order."""
         self._due.append(timer)
         if len(self._due) == 1:
             self._due_turns = self._due_quiet = 0
             asyncio.get_running_loop().call_soon(self._due_turn)
 
     def _due_turn(self) -> None:
-        """A turn of the event loop has passed while a timer is due."""
+        """Count a turn of the event loop, and fire the first held timer if the program is quiet."""
         while self._due and self._due[0].is_cancelled:
             self._due.popleft()
         if not self._due:
             return
         self._due_turns += 1
-        if self._due_seen != self._moves:
-            self._due_seen, self._due_turns, self._due_quiet = self._moves, 0, 0
+        if self._due_seen != self._changes:
+            self._due_seen, self._due_turns, self._due_quiet = self._changes, 0, 0
         elif self._due_turns > BUSY_TURNS or self.waits():
             self._due_quiet += 1
         else:
@@ -217,19 +221,19 @@ class Order:
         if self._due_quiet >= TIMER_TURNS:
             self._due_quiet, timer = 0, self._due.popleft()
             if not isinstance(timer, _Watch):
-                self._moves += 1
+                self._changes += 1
             timer.go_off()
         if self._due:
             asyncio.get_running_loop().call_soon(self._due_turn)
 
-    # -- whose turn it is --------------------------------------------------------------
+    # -- the next group ----------------------------------------------------------------
 
-    def _happened(self, key: tuple[str, str]) -> None:
+    def _on_event(self, key: tuple[str, str]) -> None:
         self._open.discard(key)
-        self._moved()
+        self._on_change()
 
-    def _moved(self) -> None:
-        self._moves += 1
+    def _on_change(self) -> None:
+        self._changes += 1
         if self._left:
             self._quiet = False
         self._advance()
@@ -242,7 +246,7 @@ class Order:
             del self._groups[group][node]
 
     def _advance(self) -> None:
-        """Let through what can be."""
+        """Deliver all groups that may be delivered now."""
         while self._left:
             members = self._groups[self._left[-1]]
             if not members:
@@ -259,8 +263,8 @@ class Order:
             for node in members:
                 del self._group_of[node]
             members.clear()
-            self._came(group)
-            _let_through(turns)
+            self._on_delivered(group)
+            _release(turns)
         self._stop_watching()
         caught_up, self.caught_up = self.caught_up, _nothing
         caught_up()
@@ -271,23 +275,23 @@ class Order:
             group, turns = self._new[0][0], []
             while self._new and self._new[0][0] == group:
                 turns.append(heappop(self._new)[2])
-            self._came(group)
-            _let_through(turns)
+            self._on_delivered(group)
+            _release(turns)
 
     def _is_blocked(self, group: int) -> bool:
-        """Whether something has not happened that had happened before this group."""
+        """Return whether an event is outstanding that had happened before this group."""
         while self._before and self._before[-1][1] not in self._open:
             self._before.pop()
         return bool(self._before) and self._before[-1][0] < group
 
-    def _came(self, group: int) -> None:
+    def _on_delivered(self, group: int) -> None:
         self.now = max(self.now, group)
         self._quiet = False
-        self._moves += 1
+        self._changes += 1
         if not self._left:
             self._listen()
 
-    # -- whether anything moves --------------------------------------------------------
+    # -- whether the program is quiet --------------------------------------------------
 
     def _is_quiet(self) -> bool:
         if not self._quiet and self.is_alone():
@@ -301,10 +305,10 @@ class Order:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """A turn of the event loop has passed."""
+        """Count a turn of the event loop, and advance if the program is quiet."""
         self._turns += 1
-        if self._seen != self._moves:
-            self._seen, self._quiet_turns = self._moves, 0
+        if self._seen != self._changes:
+            self._seen, self._quiet_turns = self._changes, 0
         elif not self._left or self._turns > BUSY_TURNS or self.waits():
             self._quiet_turns += 1
         else:
@@ -315,10 +319,10 @@ class Order:
         self._listening, self._quiet = False, True
         self._advance()
 
-    # -- where the code does not come ----------------------------------------------------
+    # -- nodes that the code does not reach any more -------------------------------------
 
     def _watch(self) -> None:
-        """Wait for what is missing, but not for ever."""
+        """Set a timer after which missing nodes and answers are given up."""
         if self.watch is not None:
             return
         loop = asyncio.get_running_loop()
@@ -327,41 +331,42 @@ class Order:
         at = min(end.at for end in self._groups[self._left[-1]].values())
         left = 0.0 if self._impatient else self._began + 1.5 * at - loop.time()
         seconds = SLACK_S + min(max(0.0, left), LONGEST_S)
-        # A context of its own: it is no timer of the program. But those that are due go off before.
+        # An empty context, so that this does not count as a timer of the program. It is still
+        # queued with the program's timers, so that those that are due fire first.
         self.watch = loop.call_later(
-            seconds, self._watch_is_over, self._moves, context=contextvars.Context()
+            seconds, self._watch_is_over, self._changes, context=contextvars.Context()
         )
 
-    def _watch_is_over(self, moves: int) -> None:
-        self.timer_is_due(_Watch(self, moves, self.watch))
+    def _watch_is_over(self, changes: int) -> None:
+        self.timer_is_due(_Watch(self, changes, self.watch))
 
     def _stop_watching(self) -> None:
         if self.watch is not None:
             self.watch.cancel()
             self.watch = None
 
-    def stalled(self, moves: int) -> None:
-        """Nothing comes any more, if there were no moves beyond so many."""
+    def stalled(self, changes: int) -> None:
+        """Give up missing nodes and answers, unless there were changes since ``changes``."""
         self.watch = None
         group = self._left[-1] if self._left else None
         if group is None:
             return
         members = self._groups[group]
-        if moves == self._moves and not self._running & members.keys():
+        if changes == self._changes and not self._running & members.keys():
             self._impatient = True
             for _, key in self._before[bisect_right(self._before, -group, key=_latest_first) :]:
                 self._open.discard(key)
             for node in members.keys() - self._arrived.keys():
                 self._leave(node)
-            self._moves += 1
+            self._changes += 1
         self._advance()
 
 
 class _Watch(NamedTuple):
-    """The end of a wait for what is missing, after which it is given up."""
+    """The timer after which missing nodes and answers are given up."""
 
     order: Order
-    moves: int
+    changes: int
     timer: asyncio.TimerHandle | None
 
     @property
@@ -369,26 +374,28 @@ class _Watch(NamedTuple):
         return self.order.watch is not self.timer
 
     def go_off(self) -> None:
-        self.order.stalled(self.moves)
+        self.order.stalled(self.changes)
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Do nothing; replaced by the runtime."""
 
 
 def _latest_first(before: tuple[int, tuple[str, str]]) -> int:
     return -before[0]
 
 
-def _let_through(turns: Iterable[asyncio.Future[None]]) -> None:
+def _release(turns: Iterable[asyncio.Future[None]]) -> None:
     for turn in turns:
         if not turn.done():
             turn.set_result(None)
 
 
-def active(lives: Iterable[float], times: Iterable[float]) -> Mapping[float, float]:
-    """The seconds that a program had lived at each of these times of day, without the pauses
-    between its ``lives``, of which the beginnings are given.
+def lived_seconds(lives: Iterable[float], times: Iterable[float]) -> Mapping[float, float]:
+    """Return for each of these times how many seconds the program had run by then.
+
+    ``lives`` are the times at which processes started to run the program. The pauses between the
+    last event of a process and the start of the next do not count.
     """
     begins, known = sorted(lives), dict[float, float]()
     lived, last = 0.0, begins[0] if begins else 0.0

@@ -1,4 +1,4 @@
-"""What is known of a program that was begun before: its nodes, and in which order they ended."""
+"""The nodes of a program that earlier processes recorded, and the order in which they ended."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from functools import partial
 from typing import Any
 
 from agentrt.errors import JournalError
-from agentrt.journal.order import Begun, Ended, Order, active, group_of
-from agentrt.journal.questions import QuestionRows
+from agentrt.journal.order import Begun, Ended, Order, group_of, lived_seconds
+from agentrt.journal.requests import RecordedRequests
 from agentrt.journal.schema import AWAITED, CANCELLED, DONE, GONE, OPEN, ROOT, EndRow, StartRow
 
 _BROKEN = '{"$":"agentrt.runtime.recorded:Broken"'
-"""The outcome of a stream that its program has closed."""
+"""The beginning of the outcome of a stream that its program closed before the end."""
 _NUMBER = re.compile(r"[#.](\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class PastNode:
-    """A node as it is recorded: its last ``start``, and the ``end`` of that. ``first`` is when its
-    first attempt began. What it was asked may go on from others of the ``questions``.
+    """A recorded node: the ``start`` and the ``end`` of its last attempt.
+
+    ``first`` is the time at which its first attempt began. ``requests`` holds the requests of all
+    nodes of the program, because the request of this node may be recorded as a difference.
     """
 
     start: StartRow
     first: float
     end: EndRow | None = None
-    questions: QuestionRows = field(default_factory=partial(QuestionRows, (), ()), compare=False)
+    requests: RecordedRequests = field(
+        default_factory=partial(RecordedRequests, (), ()), compare=False
+    )
 
     @property
-    def asked(self) -> Any:
-        """What it was asked, whole, as JSON values that are not to be changed; None where that was
-        not kept. Raises `JournalError`.
+    def request(self) -> Any:
+        """The whole request as JSON values, which must not be changed; None if it was not recorded.
+        Raises `JournalError`.
         """
-        return self.questions.asked(self.start)
+        return self.requests.whole(self.start)
 
     @property
-    def asked_text(self) -> str:
-        """The same as JSON text; "" where it was not kept."""
-        return self.questions.text(self.start)
+    def request_text(self) -> str:
+        """The whole request as JSON text; "" if it was not recorded. Raises `JournalError`."""
+        return self.requests.text(self.start)
 
     @property
     def state(self) -> str:
@@ -47,22 +51,23 @@ class PastNode:
 
 
 def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
-    """A program's nodes by their places, out of the journal ``name``.
+    """Return the nodes of a program by their places. ``name`` is the name of the journal.
 
-    Raises `JournalError` for a row that is not as it was written.
+    Raises `JournalError` for a damaged row.
     """
     starts, ends = list(starts), list(ends)
-    questions, nodes = QuestionRows(starts, ends), dict[str, PastNode]()
+    requests, nodes = RecordedRequests(starts, ends), dict[str, PastNode]()
     for start in sorted(starts, key=lambda row: row.attempt):
         before = nodes.pop(start.node, None) if start.kind == GONE else nodes.get(start.node)
         if start.kind != GONE:
             first = start.started if before is None else before.first
-            nodes[start.node] = PastNode(start, first, questions=questions)
+            nodes[start.node] = PastNode(start, first, requests=requests)
     for end in ends:
         if not end.is_whole:
             raise JournalError(
-                f"journal {name}: node {end.node} of program {end.program} is damaged; nothing "
-                "was read of it: bring back a whole copy, or name another file"
+                f"journal {name}: the record of node {end.node} of program {end.program} is "
+                "damaged, so the program was not read; restore an undamaged copy of the journal, "
+                "or name another file"
             )
         known = nodes.get(end.node)
         if known is not None and known.start.attempt == end.attempt:
@@ -71,7 +76,7 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
 
 def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
-    """The last attempts at nodes that are gone, by their places."""
+    """Return the last attempts at nodes that their program left for good, by their places."""
     gone: dict[str, int] = {}
     for start in starts:
         if start.kind == GONE:
@@ -82,7 +87,7 @@ def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
 def without_gone(
     starts: Iterable[StartRow], ends: Iterable[EndRow]
 ) -> tuple[list[StartRow], list[EndRow]]:
-    """The rows of nodes that their program has not left for good."""
+    """Return the rows of all nodes that their program has not left for good."""
     starts = list(starts)
     gone = gone_in(starts)
     return (
@@ -92,8 +97,10 @@ def without_gone(
 
 
 class Past:
-    """The recorded nodes of one program that its code has not come to yet. Those that are ``gone``
-    are not among them; their attempts count.
+    """The recorded nodes of one program that its code has not reached again yet.
+
+    ``gone`` has the number of attempts at each place whose node the program left for good; such
+    nodes are not among the recorded ones.
     """
 
     def __init__(
@@ -111,24 +118,26 @@ class Past:
         return len(self._nodes)
 
     def take(self, place: str) -> PastNode | None:
-        """The node that is recorded there. It is given once."""
+        """Remove and return the node that is recorded at a place; None if there is none."""
         return self._nodes.pop(place, None)
 
     def is_behind(self, path: str, nodes: int, forks: int) -> bool:
-        """Whether the code of a task had come further: it is at so many nodes and tasks of its
-        own now.
+        """Return whether the recorded code of the task ``path`` got further than it is now, at this
+        number of nodes and of tasks that it started.
         """
         return any(_is_after(place, path, nodes, forks) for place in self._nodes)
 
     def forget_after(self, path: str, nodes: int, forks: int) -> list[StartRow]:
-        """Drop what is recorded further in this task: the beginnings of what is dropped."""
+        """Remove all nodes that are recorded further on in the task, and return their starts."""
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
         starts = [self._nodes[place].start for place in gone]
         self._leave_out(gone)
         return starts
 
     def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
-        """Drop what is recorded in this task, between two numbers of its nodes and tasks."""
+        """Remove all nodes that are recorded in the task between two numbers of its nodes, and of
+        the tasks that it started.
+        """
         self._leave_out(
             [
                 place
@@ -144,42 +153,45 @@ class Past:
             self.order.drop(place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
-        """The last node of this kind and name that was kept in a task, and its number there."""
-        found = (
+        """Return the number in its task, and the node, of the last finished node with this kind and
+        name in a task; ``(0, None)`` if there is none.
+        """
+        matches = (
             (number, node)
             for place, node in self._nodes.items()
             if (number := _number_in(place, path)) is not None
             and (node.start.kind, node.start.name) == (kind, name)
             and node.state == DONE
         )
-        return max(found, default=(0, None), key=lambda one: one[0])
+        return max(matches, default=(0, None), key=lambda match: match[0])
 
 
 def _order_of(nodes: Mapping[str, PastNode], lives: Iterable[float]) -> Order:
-    """The order in which nodes began and ended."""
-    begun, caused, ended = list[Begun](), list[Begun](), list[tuple[str, EndRow]]()
+    """Return the order in which nodes began and ended."""
+    begun, ended_by_code, ended = list[Begun](), list[Begun](), list[tuple[str, EndRow]]()
     for place, node in nodes.items():
-        if node.start.place and node.start.kind != "patch":  # older journals do not say
+        if node.start.place and node.start.kind != "patch":  # the place is 0 in older journals
             begun.append(Begun(place, node.start.place - 1))
         end = node.end
         if end is None or node.start.kind not in AWAITED:
             continue
         if node.state == CANCELLED or end.outcome.startswith(_BROKEN):
-            caused.append(Begun(place, group_of(end.place)))
+            ended_by_code.append(Begun(place, group_of(end.place)))
         else:
             ended.append((place, end))
-    at = active(lives, [end.ended for _, end in ended])
-    return Order(begun, caused, [Ended(place, end.place, at[end.ended]) for place, end in ended])
+    at = lived_seconds(lives, [end.ended for _, end in ended])
+    answers = [Ended(place, end.place, at[end.ended]) for place, end in ended]
+    return Order(begun, ended_by_code, answers)
 
 
 def _is_after(place: str, path: str, nodes: int, forks: int) -> bool:
     rest = place[len(path) :]
-    if not place.startswith(path) or (found := _NUMBER.match(rest)) is None:
+    if not place.startswith(path) or (match := _NUMBER.match(rest)) is None:
         return False
-    return int(found[1]) >= (nodes if rest[0] == "#" else forks)
+    return int(match[1]) >= (nodes if rest[0] == "#" else forks)
 
 
 def _number_in(place: str, path: str) -> int | None:
-    """The number of a node of this task; None of any other."""
+    """Return the number of a node in the task ``path``; None for a node of another task."""
     task, _, number = place.rpartition("#")
     return int(number) if task == path and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""A journal in PostgreSQL, beside the other tables of a server, which has that database alone."""
+"""A journal in PostgreSQL, in the same database as the other tables of a server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from agentrt.journal.store import Store, check_version, in_groups
 
 T = TypeVar("T")
 _TRIES = 6
+"""Attempts at a query or a write while the database restarts."""
 _FIRST_REST_S = 0.2
+"""Seconds before the second attempt; doubled before each further one."""
 
 
 class PostgresStore(Store):
-    """Tables named ``agentrt_…`` at ``url``; ``name`` is that without its password.
+    """The tables named ``agentrt_…`` of the database at ``url``. ``name`` is the URL without its
+    password. With ``makes``, missing tables are created.
 
-    A connection that breaks is made again: a write that had come through does nothing twice. It
-    ``makes`` its tables, or reads those that are there.
+    A broken connection is opened again. A write that is repeated after it had succeeded changes
+    nothing.
     """
 
     def __init__(
@@ -54,8 +57,8 @@ class PostgresStore(Store):
         )
 
     def _check(self) -> None:
-        found = self._execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
-        check_version(self.name, int(found[0][0]))
+        rows = self._execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
+        check_version(self.name, int(rows[0][0]))
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
@@ -73,13 +76,13 @@ class PostgresStore(Store):
             raise JournalError(f"journal {self.name}: {_first_line(error)}") from error
 
     def write(self, changes: Iterable[Change]) -> None:
-        given = list(changes)
+        rows = list(changes)
         try:
-            self._again(lambda: self._write(given))
+            self._again(lambda: self._write(rows))
         except psycopg.Error as error:
             raise JournalWriteError(
-                f"journal {self.name}: {_first_line(error)}: what has been recorded is kept, and "
-                "the next server goes on from there"
+                f"journal {self.name}: {_first_line(error)}; all earlier records are safe, and the "
+                "next server resumes from them"
             ) from error
 
     def _write(self, changes: Sequence[Change]) -> None:
@@ -89,7 +92,7 @@ class PostgresStore(Store):
                     self._execute(statement, row)
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Do ``work``, and once more while the database restarts."""
+        """Do ``work``, and try again while the database restarts."""
         for rest in range(_TRIES - 1):
             try:
                 return work()

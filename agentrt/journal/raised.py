@@ -1,9 +1,10 @@
-"""Errors as JSON, and back: with their texts, arguments, attributes, notes and causes.
+"""Converts errors to JSON and back, with their texts, arguments, attributes, notes and causes.
 
-An error is made again of its own class, without the constructor. Where that gives another text or
-other arguments, or where its class cannot be found again, a stand-in is made: an instance of the
-nearest classes that can be found, with the name and the texts of the error. An argument or an
-attribute that a journal cannot keep has a stand-in, too, which raises when code uses it.
+An error is read back as an instance of its own class, made without the constructor. If this would
+give another text or other arguments, or if the class cannot be found, the error is read back as a
+stand-in: an instance of the nearest base classes that can be found, with the name and the texts of
+the error. An argument or attribute that a journal cannot record also gets a stand-in, which raises
+when code uses it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any, NoReturn
 
 from agentrt.errors import UnrecordableError
 from agentrt.journal.classes import any_name_of, class_of, described, missing, name_of
-from agentrt.journal.forms import Reading, Writing, attributes_of, built_in, set_attributes
+from agentrt.journal.forms import FormReader, FormWriter, attributes_of, built_in, set_attributes
 from agentrt.journal.kinds import UnkeptError
 
 _MARK = "$error"
 _LOST = "lost"
 _LONGEST_CHAIN = 40
-"""Causes beyond so many levels of causes and arguments are left out."""
+"""Maximum depth of causes and arguments; causes below it are left out."""
 _MEMBERS = types.MemberDescriptorType, types.GetSetDescriptorType
 _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "pydantic_core._pydantic_core:ValidationError": (
@@ -37,12 +38,12 @@ _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
         lambda kind, value: kind(*value),
     ),
 }
-"""Errors whose data is not in their ``args``, by the names of their classes."""
+"""The functions that write and read errors whose data is not in their ``args``, by class names."""
 
 
 class Lost:
-    """What stands for a part of a recorded error that could not be kept. It has that part's text,
-    and everything else raises `UnrecordableError`.
+    """A stand-in for a part of an error that could not be recorded. It has the text of the part;
+    all other uses raise `UnrecordableError`.
     """
 
     __slots__ = ("_record",)
@@ -58,8 +59,8 @@ class Lost:
 
     def _raise(self, *args: object, **named: object) -> NoReturn:
         raise UnrecordableError(
-            f"a part of a recorded error, of type {self._record[0]}, could not be kept: use it "
-            "where the error is raised, in the tool"
+            f"a part of a recorded error, of type {self._record[0]}, could not be recorded, so it "
+            "is not available here; use it in the tool, where the error is raised"
         )
 
     __getattr__ = __call__ = __bool__ = __len__ = __iter__ = __getitem__ = __contains__ = _raise
@@ -69,7 +70,9 @@ class Lost:
 
 
 class StandIn(BaseException):
-    """The mark of a class that was made for an error whose own class does not make it again."""
+    """The common base of the stand-in classes for errors that cannot be read back as their own
+    class.
+    """
 
     record: dict[str, Any]
 
@@ -77,68 +80,72 @@ class StandIn(BaseException):
 # -- to JSON --------------------------------------------------------------------------------
 
 
-def write_error(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
-    """An error as JSON. It can always be written."""
+def write_error(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
+    """Return an error as JSON. Every error can be written."""
     body = _body(error, writer, depth)
-    more = body[_MARK]
+    details = body[_MARK]
     if depth < _LONGEST_CHAIN:
         if error.__cause__ is not None:
-            more["cause"] = writer.write(error.__cause__, depth + 1)
+            details["cause"] = writer.write(error.__cause__, depth + 1)
         if error.__context__ is not None:
             is_cause = error.__context__ is error.__cause__
-            more["context"] = is_cause or writer.write(error.__context__, depth + 1)
+            details["context"] = is_cause or writer.write(error.__context__, depth + 1)
         if error.__suppress_context__:
-            more["suppress"] = True
+            details["suppress"] = True
     return body
 
 
 def bare(error: BaseException) -> str:
-    """An error as JSON text, with no more than its texts."""
-    body = _shape(error) | {"value": [], "state": {}}
+    """Return an error as JSON text, with its type and texts only."""
+    body = _description(error) | {"value": [], "state": {}}
     body[_MARK]["as"] = "like"
     return json.dumps(body)
 
 
-def _body(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
-    """All but the causes."""
+def _body(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
+    """Return an error as JSON without its causes."""
     body = _written(error, writer, depth)
     if "as" not in body[_MARK] and not _makes(error, writer):
         body[_MARK]["as"] = "like"
     return body
 
 
-def _makes(error: BaseException, writer: Writing) -> bool:
-    """Whether the error's own class makes it again."""
+def _makes(error: BaseException, writer: FormWriter) -> bool:
+    """Return whether an instance of the error's own class can be read back equal."""
     try:
-        body = _alone(error, writer)
-        made = _itself(body["$"], body, writer.reader())
+        body = _written_alone(error, writer)
+        made = _same_class(body["$"], body, writer.reader())
         text = json.dumps(body)
-        return type(made) is type(error) and json.dumps(_alone(made, writer)) == text
-    except Exception:  # whatever the code of its class raises
+        return type(made) is type(error) and json.dumps(_written_alone(made, writer)) == text
+    except Exception:  # the code of its class may raise any error
         return False
 
 
-def _alone(error: BaseException, writer: Writing) -> dict[str, Any]:
+def _written_alone(error: BaseException, writer: FormWriter) -> dict[str, Any]:
     own = writer.fresh({})
     body = _written(error, own, 0)
     return _written(error, writer.fresh(own.again), 0) if own.again else body
 
 
-def _shape(error: BaseException) -> dict[str, Any]:
-    """What an error looks like, of whatever class it is."""
+def _description(error: BaseException) -> dict[str, Any]:
+    """Return the type and the texts of an error as JSON."""
     kind = type(error)
-    more: dict[str, Any] = {"repr": _text_of(repr, error)}
+    details: dict[str, Any] = {"repr": _text_of(repr, error)}
     if issubclass(kind, StandIn):
-        name, more["bases"], more["as"] = kind.record["$"], kind.record[_MARK]["bases"], "like"
+        name, details["bases"], details["as"] = (
+            kind.record["$"],
+            kind.record[_MARK]["bases"],
+            "like",
+        )
     else:
-        name, more["bases"] = any_name_of(kind), _bases(kind)
+        name, details["bases"] = any_name_of(kind), _bases(kind)
         if name_of(kind) is None:
-            more["as"] = "like"
-    return {"$": name, "text": _text_of(str, error), _MARK: more}
+            details["as"] = "like"
+    return {"$": name, "text": _text_of(str, error), _MARK: details}
 
 
-def _written(error: BaseException, writer: Writing, depth: int) -> dict[str, Any]:
-    kind, body = type(error), _shape(error)
+def _written(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
+    kind, body = type(error), _description(error)
     if (plain := _PLAIN.get(body["$"])) is not None and not issubclass(kind, StandIn):
         body["value"] = [_part(each, writer, depth) for each in plain[0](error)]
         body[_MARK]["args"] = [_part(each, writer, depth) for each in error.args]
@@ -152,12 +159,12 @@ def _written(error: BaseException, writer: Writing, depth: int) -> dict[str, Any
     return body
 
 
-def _part(value: Any, writer: Writing, depth: int) -> Any:
-    """A part of an error, or what stands for it."""
+def _part(value: Any, writer: FormWriter, depth: int) -> Any:
+    """Return a part of an error, or its stand-in, as JSON."""
     if isinstance(value, Lost):
         return {"$": _LOST, "value": value._record}
     if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
-        # What a model validated: each error has the value that was wrong.
+        # The errors of a pydantic model, each with the invalid value.
         parts = [_part(each, writer, depth + 1) for each in value]
         return parts if isinstance(value, list) else {"$": "tuple", "value": parts}
     if type(value) is dict and "$" not in value and writer.are_texts(value):
@@ -169,7 +176,7 @@ def _part(value: Any, writer: Writing, depth: int) -> Any:
 
 
 def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """What the classes of an error keep outside of its ``__dict__``."""
+    """Yield the attributes of an error that are not in its ``__dict__``."""
     seen = {"args"}
     for kind in type(error).__mro__:
         for name, member in vars(kind).items():
@@ -185,7 +192,7 @@ def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def _bases(kind: type[BaseException]) -> list[str]:
-    """The nearest classes above this one that can be found again."""
+    """Return the names of the nearest base classes that can be found by their names."""
     chosen: list[type[Any]] = []
     for base in kind.__mro__[1:]:
         if not issubclass(base, BaseException) or any(issubclass(each, base) for each in chosen):
@@ -198,31 +205,31 @@ def _bases(kind: type[BaseException]) -> list[str]:
 def _text_of(make: Callable[[Any], str], value: Any) -> str:
     try:
         return make(value)
-    except Exception as error:  # whatever the code of its class raises
+    except Exception as error:  # the code of its class may raise any error
         return f"<{type(value).__qualname__}, whose text raises {type(error).__name__}>"
 
 
-# -- and back -------------------------------------------------------------------------------
+# -- from JSON ------------------------------------------------------------------------------
 
 
-def read_error(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
-    """The error. Raises `UnkeptError` where its class was there and is not any more."""
-    more = value.get(_MARK, {})
-    if more.get("as") == "like":
+def read_error(name: str, value: dict[str, Any], reader: FormReader) -> BaseException:
+    """Return the error. Raises `UnkeptError` if its class does not exist any more."""
+    details = value.get(_MARK, {})
+    if details.get("as") == "like":
         made = _stand_in(name, value, reader)
     else:
-        made = _itself(name, value, reader)
-    if "cause" in more:
-        made.__cause__ = reader.read(more["cause"])
-    if "context" in more:
-        context = more["context"]
+        made = _same_class(name, value, reader)
+    if "cause" in details:
+        made.__cause__ = reader.read(details["cause"])
+    if "context" in details:
+        context = details["context"]
         made.__context__ = made.__cause__ if context is True else reader.read(context)
     if _MARK in value:
-        made.__suppress_context__ = more.get("suppress", False)
+        made.__suppress_context__ = details.get("suppress", False)
     return made
 
 
-def _itself(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
+def _same_class(name: str, value: dict[str, Any], reader: FormReader) -> BaseException:
     kind = class_of(name)
     if kind is None:
         raise UnkeptError(missing(name))
@@ -231,7 +238,7 @@ def _itself(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
         made = reader.known(value, _PLAIN[name][1](kind, args))
         made.args = tuple(_read_part(each, reader) for each in value[_MARK]["args"])
     else:
-        # Without the constructor: that may want more than the error keeps.
+        # Without the constructor, which may need arguments that the error does not store.
         made = reader.known(value, built_in(kind).__new__(kind, *args))
         made.args = args
     _add(made, value, reader)
@@ -239,23 +246,23 @@ def _itself(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
     return made
 
 
-def _stand_in(name: str, value: dict[str, Any], reader: Reading) -> BaseException:
+def _stand_in(name: str, value: dict[str, Any], reader: FormReader) -> BaseException:
     kind, names = class_of(name), value[_MARK]["bases"]
-    found = [base for base in map(class_of, names) if base is not None]
+    known_bases = [base for base in map(class_of, names) if base is not None]
     own: list[list[type[Any]]] = [] if kind is None else [[kind]]
     args = tuple(_read_part(each, reader) for each in value["value"])
-    choices: list[list[type[Any]]] = [*own, found, [Exception], [BaseException]]
+    choices: list[list[type[Any]]] = [*own, known_bases, [Exception], [BaseException]]
     for bases in choices:
-        for given in (args, ()):
+        for new_args in (args, ()):
             try:
-                made = _like(name, value, bases, given)
-            except Exception:  # a class that has no subclasses, or wants other arguments
+                made = _like(name, value, bases, new_args)
+            except Exception:  # the class cannot have subclasses, or needs other arguments
                 continue
             made.args = args
             reader.known(value, made)
             _add(made, value, reader)
             return made
-    raise UnkeptError(f"no class stands in for {name}")  # BaseException always does
+    raise UnkeptError(f"no class stands in for {name}")  # never reached: BaseException works
 
 
 def _like(
@@ -277,17 +284,17 @@ def _like(
     return made
 
 
-def _add(made: BaseException, value: dict[str, Any], reader: Reading) -> None:
+def _add(made: BaseException, value: dict[str, Any], reader: FormReader) -> None:
     state = {name: _read_part(item, reader) for name, item in value["state"].items()}
     set_attributes(made, state)
     for name, item in value.get(_MARK, {}).get("members", {}).items():
         try:
             setattr(made, name, _read_part(item, reader))
-        except (AttributeError, TypeError):  # it was set with the arguments
+        except (AttributeError, TypeError):  # read-only: already set with the arguments
             continue
 
 
-def _read_part(value: Any, reader: Reading) -> Any:
+def _read_part(value: Any, reader: FormReader) -> Any:
     if isinstance(value, dict):
         kind = value.get("$")
         if kind == _LOST:

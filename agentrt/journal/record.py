@@ -1,4 +1,4 @@
-"""One program's record: each node that its code comes to is answered from it, or added to it."""
+"""The record of one running program, which answers nodes from the past and adds new ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from agentrt.errors import (
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.order import place_of
 from agentrt.journal.past import Past, PastNode
-from agentrt.journal.questions import Question, Questions
 from agentrt.journal.raised import bare
+from agentrt.journal.requests import CallRequest, RequestEncoder
 from agentrt.journal.schema import (
     AWAITED,
     CANCELLED,
@@ -45,17 +45,21 @@ if TYPE_CHECKING:
     from agentrt.tracking.place import Place
 
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
-"""What is no answer, but a mistake to be mended: the node is asked again."""
+"""Errors that are never recorded as the result of a node, because a user must correct them. The
+node runs again when the program resumes.
+"""
 _LONGEST_NAME = 200
 _SHORT_S = 0.001
-"""A tool that waited less for its turn, by a limit of how many run at once, did not wait."""
+"""Seconds; shorter waits of a tool for its turn, under a limit of concurrency, are not recorded."""
 _FAULTS = (EngineError, ToolLostError)
-"""What ends a program without its doing: recorded only once the program has gone on."""
+"""Errors that the program did not cause. They are recorded only if the program continues after
+them; otherwise its node runs again when it resumes.
+"""
 _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where a record is written: a `agentrt.journal.journal.Journal`, which makes it."""
+    """Where a record is written: a `agentrt.journal.journal.Journal`."""
 
     @property
     def name(self) -> str: ...
@@ -84,14 +88,16 @@ class Sink(Protocol):
 
 
 class ProgramRecord:
-    """What is recorded of the program ``id``: its ``past``, and what is added.
+    """The record of the program ``id``: its ``past``, and the rows that are added now.
 
-    ``stopping`` tells whether it is being stopped from outside, by a signal or a limit: what its
-    code does then belongs to no run of it that goes on. ``rests`` are the nodes that wait for a
-    human or a time, by their tasks; one that ``listens`` has subscribed to events. Once it is
-    ``parked``, its code comes to no node any more. It has ``diverged`` also if its code has caught
-    that, or that a recorded value cannot be read. One that ``skips`` goes on without a record of
-    values that cannot be kept; to any other program these are an error.
+    - ``stopping`` returns whether the program is being stopped from outside, by a signal or a
+      limit. Nodes that its code reaches then are not recorded.
+    - ``rests`` are the nodes that wait for a human or a time, by their tasks.
+    - ``listens`` says whether the program has subscribed to events, so that it cannot be parked.
+    - ``parked``: the program is parked, and its code must not reach another node.
+    - ``skips``: leave out values that cannot be recorded. Without it, they are errors.
+    - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read, even
+      if the code of the program has caught the error.
     """
 
     def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
@@ -106,32 +112,33 @@ class ProgramRecord:
         self.now = sink.clock.now  # seconds of the journal's clock
         self.order = past.order
         self._rows = self._batch = 0
-        self.group = past.order.last  # that of the answer which was recorded last
-        # What the program was told, and is written once it has gone on from there.
-        self._held: list[tuple[EndRow, UnrecordableError | None]] = []
-        self._streams: set[str] = set()  # those that were made now, and not found
+        self.group = past.order.last  # the group of the last recorded answer
+        # Ends that are written only if the program continues after them: it reaches another node.
+        self._withheld: list[tuple[EndRow, UnrecordableError | None]] = []
+        self._streams: set[str] = set()  # places of streamed calls that this process made
         self._patches: dict[str, bool] = {}
-        self._gone = past.gone  # places that the code has left, to run anew from there
-        self._questions = Questions()
+        self._gone = past.gone  # attempts at places that the code left for good
+        self._encoder = RequestEncoder()
         self._code_changed = code_changed
         self.diverged: DivergenceError | JournalError | None = None
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
-        self._unsaid: StartRow | None = None
+        self._unwritten_start: StartRow | None = None
 
     def key_of(self, place: str) -> str:
-        """The key of a node's work: the same, however often it is begun."""
+        """Return the key of a node, which is the same for all attempts at the node."""
         return digest_of(self._sink.uid, self.id, place)
 
     # -- nodes -------------------------------------------------------------------------
 
-    def enter(self, at: Place, kind: str, name: str, scope: str, asked: Any) -> NodeRecord:
-        """The code at ``at`` comes to a node. Raises `DivergenceError` if another one is recorded
-        there.
+    def enter(self, at: Place, kind: str, name: str, scope: str, request: Any) -> NodeRecord:
+        """Return the record of the node that the code reaches at ``at``.
+
+        Raises `DivergenceError` if another node is recorded at this place.
         """
         if self.diverged is not None:
             raise self.diverged
-        if self.parked:  # what is in a ``finally`` is for the end of the program
+        if self.parked:  # the code of a ``finally`` block must not run a node before the real end
             raise asyncio.CancelledError
         number, at.nodes = at.nodes, at.nodes + 1
         place = f"{at.path}#{number}"
@@ -140,17 +147,17 @@ class ProgramRecord:
             return NodeRecord(self, start, None, kept=False)
         self._flush()
         full, kept = self._sink.content == "full", self._sink.content != "none"
-        question = None
+        encoded = None
         if kind == "call" and full:
-            question = self._questions.question(at.path, name, asked)
-            text, digest = question.recorded, question.digest
+            encoded = self._encoder.encode(at.path, name, request)
+            text, digest = encoded.recorded, encoded.digest
         else:
-            text = shown(asked)
+            text = shown(request)
             digest = digest_of(kind, name, text)
         past = self.past.take(place)
         self.order.entered(place)
         if past is not None and past.start.digest != digest:
-            self._diverge(at, number, past, f"{kind} {name}", asked)
+            self._diverge(at, number, past, f"{kind} {name}", request)
             past = None
         name = _plain(name)
         start = StartRow(
@@ -167,36 +174,42 @@ class ProgramRecord:
             self.order.now + 1,
         )
         node = NodeRecord(self, start, past)
-        node.question = question
-        if question is not None and past is not None:
-            node.asks()
+        node.request = encoded
+        if encoded is not None and past is not None:
+            node.remember_request()
         return node
 
-    def _diverge(self, at: Place, number: int, past: PastNode, what: str, asked: Any) -> None:
-        """Another node is recorded: forget it and what came after it, or raise."""
+    def _diverge(
+        self, at: Place, number: int, past: PastNode, code_node: str, request: Any
+    ) -> None:
+        """Handle a recorded node that differs: drop it and all later nodes of the task, or raise.
+
+        Nodes are dropped if the journal reruns divergent programs, or if the code reached the node
+        while it read a streamed call that is made again and may have another text.
+        """
         start = past.start
         if not (self._sink.reruns or start.during in self._streams):
             recorded = f"{start.kind} {start.name}"
-            words = f"{recorded!r} is recorded there, and the code now asks for {what!r}"
-            if recorded == what:
-                words = f"of {what!r}, {difference(past.asked_text, shown(asked))}"
+            change = f"the journal has {recorded!r} there, but the code now runs {code_node!r}"
+            if recorded == code_node:
+                change = f"in {code_node!r}, {difference(past.request_text, shown(request))}"
             self.diverged = DivergenceError(
                 f"program {self.id} diverged from its journal at node {start.node} (in "
-                f"{start.scope}): {words}{self._code_changed}. Give it back what it had; or mark "
-                "the change, by ctx.patched(NAME); or run all from there anew, by "
+                f"{start.scope}): {change}{self._code_changed}. Restore the code or the data, mark "
+                "the change with ctx.patched(NAME), or run everything from there anew with "
                 "--on-divergence rerun"
             )
             raise self.diverged
         self.order.drop(start.node)
-        # What others have asked may go on from there: the rows stay.
+        # The old rows stay, because later requests may build on them.
         for row in (start, *self.past.forget_after(at.path, number, at.forks)):
             self._gone[row.node] = row.attempt + 1
             empty = "", "", "", "", ""
             self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, self.now()))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
-        """Whether the code from here on is that after the change ``name``: not where a program
-        goes on that was recorded beyond here without it.
+        """Return whether the code must run as after the change ``name``. False if the program was
+        recorded beyond this place before the change.
         """
         place = f"{at.path}!{name}"
         if place not in self._patches:
@@ -211,26 +224,26 @@ class ProgramRecord:
                 self._end(start, DONE, "true")
         return self._patches[place]
 
-    def asks(self, node: NodeRecord, question: Question) -> None:
-        """A call's question is recorded: later ones may go on from it."""
+    def remember_request(self, node: NodeRecord, encoded: CallRequest) -> None:
+        """Remember the request of a recorded call, so that later requests may build on it."""
         task = node.place.rpartition("#")[0]
-        self._questions.begun(task, question, node.place, node.start.attempt)
+        self._encoder.remember(task, encoded, node.place, node.start.attempt)
 
     def streams(self, place: str) -> None:
-        """This call is made now, and read while it grows."""
+        """Note that this process makes the streamed call at a place."""
         self._streams.add(place)
 
     # -- the program -------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
-        """The program's code runs from its top. If it was done, that is a new attempt only once
-        something else comes of it.
+        """Start an attempt at the program. If the program was done, the attempt is recorded only
+        when it reaches something that is not recorded yet.
         """
         self._start = StartRow(
             self.id, ROOT, self._attempt, "program", name, name, "", "", "", self.now()
         )
         if self.past.root is not None and self.past.root.state == DONE:
-            self._unsaid = self._start
+            self._unwritten_start = self._start
             return
         self.put(self._start)
         if self._attempt > 1:
@@ -238,14 +251,13 @@ class ProgramRecord:
 
     @property
     def has_result(self) -> bool:
-        """Whether it is over, and its result is all that was kept of it."""
+        """Whether the program is done, and only its result was kept."""
         root = self.past.root
         return root is not None and root.state == DONE and not len(self.past)
 
     def given_up_at(self, past: PastNode) -> float | None:
-        """When the program had gone on without this node's answer, because it cancelled the node,
-        or because it ended with a result while the node was still open (seconds of the journal's
-        clock). None for every other node.
+        """Return when the program gave up a node, in seconds of the journal's clock: when it
+        cancelled the node, or ended with a result while the node was open. None for all others.
         """
         end, root = past.end, self.past.root
         if end is None and root is not None and root.state == DONE:
@@ -255,15 +267,17 @@ class ProgramRecord:
         return None if end is None else end.ended
 
     def result(self) -> Any:
-        """The result of a program that is over. Raises `JournalError`."""
+        """Return the result of a program that is done. Raises `JournalError`."""
         assert self.past.root is not None
         return self.value_of(self.past.root)
 
     async def end(self, state: str, result: Any, error: BaseException | None) -> None:
-        """The program is over. What its end has cancelled is not recorded. Raises
-        `UnrecordableError` if it has failed since its result cannot be kept.
+        """Record the end of the program. Nodes that are cancelled by the end are not recorded.
+
+        Raises `UnrecordableError` if the result cannot be recorded, which is then recorded as the
+        program's failure.
         """
-        self._keep_what_was_caught(error)
+        self._write_caught_refusals(error)
         refused: UnrecordableError | None = None
         if error is not None:
             outcome = state, self.text_of_error(error)
@@ -275,36 +289,40 @@ class ProgramRecord:
                 outcome = LOST, json.dumps(str(refused))
                 if not self.skips:
                     outcome = FAILED, self.text_of_error(refused)
-        told = None if self.past.root is None else self.past.root.end
-        if self._unsaid is None or told is None or outcome != (told.state, told.outcome):
+        recorded_end = None if self.past.root is None else self.past.root.end
+        if (
+            self._unwritten_start is None
+            or recorded_end is None
+            or outcome != (recorded_end.state, recorded_end.outcome)
+        ):
             self._end(self._start, *outcome)
         await self._sink.written()
         if refused is not None:
             self._skip(refused)
 
-    def asks_no_more(self, key: str) -> bool:
-        """Whether the code has left the node of that key, and runs as if it had never been."""
+    def has_left(self, key: str) -> bool:
+        """Return whether the code has left the node with this key for good."""
         return self.diverged is not None or key in map(self.key_of, self._gone)
 
     # -- rows --------------------------------------------------------------------------
 
     def put(self, change: Change) -> None:
-        """Write a row with the next that is waited for."""
-        if self._unsaid is not None:
-            begun, self._unsaid = self._unsaid, None
-            self._sink.put(begun)
+        """Add a row to the next batch."""
+        if self._unwritten_start is not None:
+            start, self._unwritten_start = self._unwritten_start, None
+            self._sink.put(start)
         self._sink.put(change)
 
     def text_of(self, value: Any, without: object = None) -> str:
-        """A result as it is recorded. Raises `UnkeptError`."""
-        return dumps(value, without, what="result") if self._sink.content == "full" else ""
+        """Return a result in its recorded form. Raises `UnkeptError`."""
+        return dumps(value, without, label="result") if self._sink.content == "full" else ""
 
     def text_of_error(self, error: BaseException) -> str:
-        """An error as it is recorded: as much of it as can be kept."""
+        """Return an error in its recorded form, if necessary with its type and texts only."""
         if self._sink.content != "full":
             return ""
         try:
-            return dumps(error, what="error")
+            return dumps(error, label="error")
         except UnkeptError:
             return bare(error)
 
@@ -313,11 +331,11 @@ class ProgramRecord:
         start: StartRow,
         state: str,
         outcome: str,
-        more: Sequence[str] = ("", ""),
+        details: Sequence[str] = ("", ""),
         *,
         waits: bool = True,
     ) -> None:
-        self.put(self._row(start, state, outcome, *more, waits=waits))
+        self.put(self._row(start, state, outcome, *details, waits=waits))
 
     def _row(
         self,
@@ -329,8 +347,8 @@ class ProgramRecord:
         *,
         waits: bool = True,
     ) -> EndRow:
-        """The row of an end. An answer that the code ``waits`` for comes with those of its group,
-        which are written together.
+        """Return the row of an end. An answer that the code awaits (``waits``) belongs to the group
+        of all answers that are written in the same batch.
         """
         group = self.order.now
         if waits and start.kind in AWAITED:
@@ -355,14 +373,15 @@ class ProgramRecord:
         needed: bool = True,
         waits: bool = True,
     ) -> None:
-        """A node has ended. ``dag`` is its id in the DAG, and those of its parents. Raises
-        `UnrecordableError` for a value that cannot be kept, if it is ``needed`` to go on. A call
-        that its code has left does not ``wait``.
+        """Record the end of a node. ``dag`` is its id in the DAG, with the ids of its parents.
+
+        ``waits`` is False for a stream that the code closed before its end. Raises
+        `UnrecordableError` for a value that cannot be recorded, if it is ``needed`` to resume.
         """
         parents = ""
         if dag is not None:
             self.places[dag[0]] = start.node
-            parents = " ".join(self.places.get(one, "?") for one in dag[1])
+            parents = " ".join(self.places.get(node, "?") for node in dag[1])
         text = "" if account is None else dumps(account)
         try:
             outcome = self.text_of(value, account)
@@ -373,10 +392,12 @@ class ProgramRecord:
             if not needed:
                 return
             if not self.skips:
-                # It is what the program was told, if it goes on from here; else the value can still
-                # be had, once the code is mended.
-                told = self.text_of_error(refused)
-                self._held.append((self._row(start, FAILED, told, text, parents), refused))
+                # If the program catches this error and continues, the error is the node's result.
+                # Otherwise the node stays lost, and runs again once the code is mended.
+                text_of_refused = self.text_of_error(refused)
+                self._withheld.append(
+                    (self._row(start, FAILED, text_of_refused, text, parents), refused)
+                )
             self._skip(refused)
         else:
             self._end(start, DONE, outcome, (text, parents), waits=waits)
@@ -385,51 +406,53 @@ class ProgramRecord:
         return UnrecordableError(f"journal {self._sink.name}: {node}: {unkept}")
 
     def _skip(self, refused: UnrecordableError) -> None:
-        """Go on without a record of a value, or raise."""
+        """Continue without a record of a value if the program skips such values; else raise."""
         if not self.skips:
             raise refused
-        _log.warning("%s (it goes on without a record of that)", refused)
+        _log.warning("%s (the program continues without a record of this value)", refused)
 
     def failed(self, start: StartRow, error: BaseException, account: Any = None) -> bool:
-        """A node has failed, or was cancelled. Whether that is to be written now."""
+        """Record that a node failed or was cancelled. Return whether it is written at once."""
         if isinstance(error, _NEVER):
             return False
         text = "" if account is None else dumps(account)
         if not isinstance(error, Exception):
-            self._held.append((self._row(start, CANCELLED, "", text, waits=False), None))
+            self._withheld.append((self._row(start, CANCELLED, "", text, waits=False), None))
             return False
         row = self._row(start, FAILED, self.text_of_error(error), text)
         if isinstance(error, _FAULTS):
-            self._held.append((row, None))
+            self._withheld.append((row, None))
             return False
         self.put(row)
         return True
 
     def _flush(self) -> None:
-        """The program has gone on: what it was told has become a part of its past."""
-        for row, _ in self._held:
+        """Write the withheld ends, because the program has continued after them."""
+        for row, _ in self._withheld:
             self.put(row)
-        self._held.clear()
+        self._withheld.clear()
 
-    def _keep_what_was_caught(self, error: BaseException | None) -> None:
-        """The program is over: what it was told before is not recorded, but for values that could
-        not be kept, if it has not ended for that.
+    def _write_caught_refusals(self, error: BaseException | None) -> None:
+        """Drop the withheld ends, because the program ended. Write only those of values that could
+        not be recorded, unless such an error caused the end of the program.
         """
-        why = set[int]()
-        while error is not None and id(error) not in why:
-            why.add(id(error))
+        causes = set[int]()
+        while error is not None and id(error) not in causes:
+            causes.add(id(error))
             error = error.__cause__ or error.__context__
-        for row, refused in self._held:
-            if refused is not None and id(refused) not in why:
+        for row, refused in self._withheld:
+            if refused is not None and id(refused) not in causes:
                 self.put(row)
-        self._held.clear()
+        self._withheld.clear()
 
     async def written(self) -> None:
-        """Wait until it is on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows are on the disk. Raises `JournalWriteError`."""
         await self._sink.written()
 
     def value_of(self, past: PastNode) -> Any:
-        """What a node had answered: a value or an error. Raises `JournalError`."""
+        """Return the recorded value or error of a node. Raises `JournalError` if it cannot be
+        read back.
+        """
         assert past.end is not None
         try:
             value = loads(past.end.outcome)
@@ -438,26 +461,30 @@ class ProgramRecord:
             return value
         except UnkeptError as error:
             self.diverged = JournalError(
-                f"journal {self._sink.name}: node {past.start.node} of {self.id} cannot be read "
-                f"again: {error}; give the program back what it had then"
+                f"journal {self._sink.name}: the result of node {past.start.node} of {self.id} "
+                f"cannot be read back: {error}; restore the classes that the program had then"
             )
             raise self.diverged from error
 
 
 def _plain(text: str) -> str:
-    """A name as all databases take it."""
+    """Return a name in a form that all databases accept."""
     return text[:_LONGEST_NAME].encode("utf-8", "replace").decode().replace("\0", "")
 
 
 class NodeRecord:
-    """One node of a program that runs: its ``start``, and its ``past`` if it has one. ``first`` is
-    when its first attempt began (seconds of the journal's clock), ``label`` its name in the DAG.
-    One that is not ``kept`` is what a program does while it is stopped. ``turn_s`` passed before it
-    began. A call has a ``question``. One that is made ``again`` answers in its turn.
+    """One node of a running program: its ``start``, and its ``past`` if it is recorded.
+
+    - ``first``: when its first attempt began, in seconds of the journal's clock.
+    - ``label``: its name in the DAG.
+    - ``kept``: whether it is recorded. A node of a program that is being stopped is not.
+    - ``turn_s``: the seconds between reaching the node and beginning the attempt.
+    - ``request``: the encoded request of a call.
+    - ``again``: the node runs again, and its answer is delivered in the recorded order.
     """
 
     __slots__ = (
-        *("again", "first", "group", "kept", "label", "past", "place", "program", "question"),
+        *("again", "first", "group", "kept", "label", "past", "place", "program", "request"),
         *("start", "turn_s"),
     )
 
@@ -468,43 +495,43 @@ class NodeRecord:
         self.place, self.label = start.node, start.name
         self.first = start.started if past is None else past.first
         self.turn_s: float | None = None
-        self.question: Question | None = None
+        self.request: CallRequest | None = None
         self.group: int | None = None
         self.again = False
 
     @property
     def key(self) -> str:
-        """That of the node's work: the same, however often it is begun."""
+        """The key of the node, which is the same for all attempts."""
         return self.program.key_of(self.place)
 
     def begin(self) -> None:
-        """An attempt begins; it is written with what comes next."""
+        """Record the start of an attempt, with the next batch."""
         if self.kept:
             before, now = self.start, self.program.now()
             self.turn_s = now - before.started if self.turn_s is None else 0.0
             self.start = before._replace(attempt=before.attempt + 1, started=now)
             self.program.put(self.start)
-            if self.question is not None:
-                self.asks()
+            if self.request is not None:
+                self.remember_request()
 
-    def asks(self) -> None:
-        """The call's question is recorded, or about to be."""
-        if self.question is not None and self.question.items:
-            self.program.asks(self, self.question)
+    def remember_request(self) -> None:
+        """Remember the request of a call that is recorded or about to be."""
+        if self.request is not None and self.request.items:
+            self.program.remember_request(self, self.request)
 
     def answered(self, value: Any) -> None:
-        """It has its answer, now or in an earlier life."""
-        if self.question is not None and self.question.items:
-            self.question.answered(value)
+        """Add the answer, new or recorded, to the request that later requests may build on."""
+        if self.request is not None and self.request.items:
+            self.request.add_reply(value)
 
     async def begin_now(self) -> None:
-        """The same for work that must not begin before that is on the disk."""
+        """Record the start of an attempt, and wait until it is on the disk."""
         self.begin()
         if self.kept:
             await self.program.written()
 
     def put(self, value: Any) -> None:
-        """It took no time, and gave ``value``."""
+        """Record the value of a node that needs no waiting."""
         self.begin()
         if self.kept:
             self.program.ended(self.start, value, None, None)
@@ -517,8 +544,10 @@ class NodeRecord:
         *,
         needed: bool = True,
     ) -> None:
-        """It gave ``value``: that is on the disk when this returns. Raises `UnrecordableError` for
-        one that cannot be kept, if it is ``needed`` to go on.
+        """Record the value of a node, and wait until it is on the disk.
+
+        Raises `UnrecordableError` for a value that cannot be recorded, if it is ``needed`` to
+        resume.
         """
         if self.kept:
             try:
@@ -529,7 +558,7 @@ class NodeRecord:
                 await self.program.written()
 
     async def failed(self, error: BaseException) -> None:
-        """It raised ``error``, or was cancelled."""
+        """Record that the node failed or was cancelled."""
         if not self.kept:
             return
         written = self.program.failed(self.start, error, self._turn)
@@ -539,7 +568,7 @@ class NodeRecord:
             await self.program.written()
 
     async def delivered(self) -> None:
-        """Wait until it is the turn of the answer that was recorded."""
+        """Wait until the recorded order allows the answer to be delivered."""
         if self.again:
             await self.program.order.answer(self.place)
         elif self.group is not None:
@@ -547,6 +576,6 @@ class NodeRecord:
 
     @property
     def _turn(self) -> dict[str, float] | None:
-        """How long a tool waited for its turn; None for no such time."""
+        """The account of a tool that waited for its turn; None if it did not wait."""
         turn_s = self.turn_s or 0.0
         return {"turn_s": turn_s} if self.start.kind == "tool" and turn_s >= _SHORT_S else None

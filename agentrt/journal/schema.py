@@ -14,25 +14,28 @@ VERSION = 2
 APPLICATION = 0x61727401
 """SQLite's ``application_id`` of a journal."""
 OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lost"
-"""States of a node. One that is ``lost`` has ended with a value that could not be kept."""
+"""States of a node. A ``lost`` node has ended with a value that could not be recorded."""
 GONE = "gone"
-"""The kind of the last attempt at a node whose program has left it for good: nothing is answered
-from it any more, but other questions may go on from what it asked."""
+"""The kind of the last attempt at a node that its program left for good. A resumed program does not
+get its answer, but later requests may build on its request.
+"""
 AWAITED = frozenset({"call", "tool", "tools", "human", "event", "sleep", "spawn"})
-"""Kinds of nodes whose code waits for an answer; others have theirs at once."""
+"""Kinds of nodes whose answer the code awaits; the answer of all other kinds is immediate."""
 ROOT = "0"
 """The program itself, as a node."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
-"""What a node of a DAG is, by what the journal calls it; others are not drawn."""
+"""The kinds of nodes in the DAG by their kinds in the journal; all other nodes are not drawn."""
 FORKED = 0
-"""The number of a program that was forked from another: it counts with none of its type."""
+"""The number of every fork; forks are not counted with the programs of their type."""
 
 
 class RecordedProgram(NamedTuple):
-    """A program. ``number`` counts those of its type. ``code`` is a fingerprint of its file,
-    ``input`` and ``options`` (how it was started) are JSON. ``content`` says how much of it is
-    kept. ``started`` is in seconds since 1970 by the journal's own clock, as all times in rows
-    (`agentrt.journal.store`).
+    """A row for a program.
+
+    ``number`` counts the programs of a type. ``code`` is a fingerprint of the program's file.
+    ``input`` and ``options`` (how the program was started) are JSON. ``content`` says what is
+    recorded of its nodes. ``started`` is in seconds since 1970 on the journal's clock, as are all
+    times in rows (`agentrt.journal.store`).
     """
 
     id: str
@@ -49,11 +52,14 @@ class RecordedProgram(NamedTuple):
 
 
 class StartRow(NamedTuple):
-    """A node began. ``node`` is its place in the program: which task of which task, and the how
-    manieth node there. ``scope`` are the names of the functions around it. ``asked`` is JSON, which
-    `agentrt.journal.questions` reads; ``digest`` is a fingerprint of the whole question. ``during``
-    is a streamed call that was not at its end then. ``place`` is one more than the last group of
-    answers that the code had before it came here (`agentrt.journal.order`); 0 in older journals.
+    """A row for the start of an attempt at a node.
+
+    ``node`` is the node's place in the program: the task, and the number of the node in the task,
+    such as ``0.1#3``. ``scope`` names the functions around it. ``request`` is JSON, which
+    `agentrt.journal.requests` reads; its column is called ``asked``. ``digest`` is a fingerprint
+    of the whole request. ``during`` is the place of a streamed call that the code was reading.
+    ``place`` is one more than the number of the last group of answers that was delivered before
+    the code reached the node (`agentrt.journal.order`); 0 in older journals.
     """
 
     program: str
@@ -63,17 +69,19 @@ class StartRow(NamedTuple):
     name: str
     scope: str
     digest: str
-    asked: str
+    request: str
     during: str
     started: float
     place: int = 0
 
 
 class EndRow(NamedTuple):
-    """A node ended. ``place`` is its place in the order of the program's ends
-    (`agentrt.journal.order`), ``outcome`` the result or the error, ``account`` what the engine said
-    of a call: both JSON. ``parents`` are the nodes that had to end before it began, with a blank
-    between. ``mark`` is a checksum of the first six values.
+    """A row for the end of an attempt at a node.
+
+    ``place`` is its place in the order of the program's ends (`agentrt.journal.order`).
+    ``outcome`` is the result or the error, and ``account`` the engine's report of a call; both are
+    JSON. ``parents`` are the places of the nodes that had to end before this node began, separated
+    by blanks. ``mark`` is a checksum of the first six values.
     """
 
     program: str
@@ -88,12 +96,12 @@ class EndRow(NamedTuple):
     mark: str = ""
 
     def marked(self) -> EndRow:
-        """The row with its mark."""
+        """Return the row with its checksum."""
         return EndRow(*self[:9], _mark_of(self))
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is as it was written."""
+        """Whether the row is undamaged, according to its checksum."""
         return self.mark == _mark_of(self)
 
 
@@ -103,8 +111,8 @@ def _mark_of(row: EndRow) -> str:
 
 
 class Rest(NamedTuple):
-    """A node that waits for the answer to the ``question`` (its id), or for the time ``due``; with
-    both, for what comes first.
+    """A node of a running program that waits for the answer to a ``question`` (an id), or for the
+    time ``due``. With both, it waits for whichever comes first.
     """
 
     start: StartRow
@@ -113,9 +121,10 @@ class Rest(NamedTuple):
 
 
 class WaitRow(NamedTuple):
-    """A parked program waits at ``node``, in its ``attempt``: for the answer to a ``question`` (its
-    id), or for the time ``due`` alone. It is past its wait at ``due``, if that is given. The row of
-    node `ROOT` has the time at which the whole program is over its time.
+    """A row for a node at which a parked program waits: for the answer to a ``question`` (an id),
+    or for the time ``due``. With both, ``due`` is the deadline of the answer.
+
+    The row of the node `ROOT` has the deadline of the whole program.
     """
 
     program: str
@@ -128,7 +137,7 @@ class WaitRow(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """Another change: of what is not kept any more, a ``DELETE``; with its values."""
+    """An SQL statement with its values, for changes other than new rows, such as a ``DELETE``."""
 
     statement: str
     values: tuple[str | int, ...]
@@ -165,7 +174,7 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS agentrt_due ON agentrt_waits (due) WHERE due IS NOT NULL",
 )
 ADDED = {"agentrt_starts": {"place": "BIGINT NOT NULL DEFAULT 0"}}
-"""Columns that older journals do not have, which get them when they are opened to be written."""
+"""Columns that older journals lack. They are added when such a journal is opened for writing."""
 VIEW = """CREATE VIEW agentrt_nodes AS
     SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
         COALESCE(e.state, 'open') AS state, s.started + t.shift AS started,
@@ -175,31 +184,34 @@ VIEW = """CREATE VIEW agentrt_nodes AS
         ON e.program = s.program AND e.node = s.node AND e.attempt = s.attempt
     WHERE s.kind <> 'gone' AND s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
         WHERE o.program = s.program AND o.node = s.node)"""
-"""Each node once: its last attempt, with times of day. A question that goes on from an earlier one
-has only what it adds to that: `agentrt.journal.questions`."""
+"""The last attempt at each node, with times of day. The column ``asked`` may hold only a difference
+from an earlier request (`agentrt.journal.requests`).
+"""
 
 
-def _insert(table: str, fields: tuple[str, ...], more: str) -> str:
+def _insert(table: str, fields: tuple[str, ...], conflict: str) -> str:
     marks = ", ".join("?" * len(fields))
-    return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks}) {more}"
+    return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks}) {conflict}"
 
 
-_AGAIN = "ON CONFLICT DO NOTHING"  # a write that is tried again
+_KEEP_OLD = "ON CONFLICT DO NOTHING"  # the row exists if a write is repeated
+_START_COLUMNS = tuple("asked" if name == "request" else name for name in StartRow._fields)
 INSERTS = {
-    RecordedProgram: _insert("agentrt_programs", RecordedProgram._fields, _AGAIN),
-    StartRow: _insert("agentrt_starts", StartRow._fields, _AGAIN),
-    # A program that was cancelled while its node's end was on its way saw the cancellation.
+    RecordedProgram: _insert("agentrt_programs", RecordedProgram._fields, _KEEP_OLD),
+    StartRow: _insert("agentrt_starts", _START_COLUMNS, _KEEP_OLD),
+    # If a node was cancelled while its result was being written, the program saw the cancellation,
+    # so the later row wins.
     EndRow: _insert(
         "agentrt_ends",
         EndRow._fields,
         "ON CONFLICT (program, node, attempt) DO UPDATE SET state = excluded.state, "
         "place = excluded.place, outcome = excluded.outcome, mark = excluded.mark",
     ),
-    WaitRow: _insert("agentrt_waits", WaitRow._fields, _AGAIN),
+    WaitRow: _insert("agentrt_waits", WaitRow._fields, _KEEP_OLD),
 }
 Change = RecordedProgram | StartRow | EndRow | WaitRow | Statement
 
 
 def unparked(program_id: str) -> Statement:
-    """A program is parked no more."""
+    """Return the change for a program that is not parked any more."""
     return Statement("DELETE FROM agentrt_waits WHERE program = ?", (program_id,))

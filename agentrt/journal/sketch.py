@@ -1,7 +1,8 @@
-"""What a node was asked, as JSON that is only compared, and read by people; and how two differ.
+"""Requests of nodes as JSON that is only compared and shown to people, and their differences.
 
-The form of these texts does not change from version to version: a program goes on where the
-fingerprint of its question is the recorded one. So it is apart from how answers are written.
+A resumed program gets a recorded answer only if the fingerprint of its request is the recorded one.
+So the form of these texts must never change, and it is separate from the form of answers
+(`agentrt.journal.codec`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from agentrt.journal.classes import name_of
 _KIND = "$"
 _DEEPEST = 200
 DIGEST_BYTES = 16
-"""The size of a fingerprint."""
+"""The size of a fingerprint in bytes."""
 _LOADED = "agentrt_program_"
-"""What is before the name of a loaded file whose own name was taken, by chance of the order."""
+"""The prefix of the module name of a loaded file if its own name was taken by an earlier file."""
 
 
 class _UnclearError(Exception):
-    """Nothing can be said of a value but its type."""
+    """A value of which only the type can be shown."""
 
 
 def _bytes(value: bytes) -> str:
@@ -41,7 +42,7 @@ def _bytes(value: bytes) -> str:
 
 
 def _sorted(value: Any) -> list[Any]:
-    # In an order that is the same in each process, so that two of them can be compared.
+    # Sorted, so that equal sets have equal texts in all processes.
     return sorted(value, key=repr)
 
 
@@ -66,8 +67,9 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 def shown(value: Any) -> str:
-    """A value as JSON that is only compared, and read by people: a tuple is a list there, and of
-    a part of which nothing can be said its type stands.
+    """Return a value as JSON that is only compared and shown to people.
+
+    A tuple becomes a list, and a part that cannot be written becomes the name of its type.
     """
     try:
         return orjson.dumps(value, sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
@@ -80,21 +82,21 @@ def shown(value: Any) -> str:
 
 
 def digest_of(*texts: str) -> str:
-    """A fingerprint of texts."""
+    """Return a fingerprint of texts."""
     whole = "\0".join(texts).encode("utf-8", "surrogatepass")
     return blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def sketched(value: Any) -> Any:
-    """What can be said of a value that JSON does not know."""
+    """Return JSON data in place of a value whose type JSON does not have."""
     try:
         if isinstance(value, Mapping):
             return dict(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
-            return {one.name: item for one, item in fields if item is not one.default}
+            fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+            return {field.name: item for field, item in fields if item is not field.default}
         return _written(value, 0)
-    except Exception:  # whatever the code of its class raises
+    except Exception:  # the code of its class may raise any error
         return {_KIND: "?", "value": type(value).__qualname__}
 
 
@@ -119,9 +121,13 @@ def _written(value: Any, depth: int) -> Any:
 
 def _instance(value: Any, depth: int) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, BaseException | enum.Enum):
-        fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value) if one.init]
+        fields = [
+            (field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
+        ]
         return {
-            one.name: _written(item, depth + 1) for one, item in fields if item is not one.default
+            field.name: _written(item, depth + 1)
+            for field, item in fields
+            if item is not field.default
         }
     if isinstance(value, enum.Enum):
         return {"value": _written(value.value, depth + 1)}
@@ -161,29 +167,29 @@ def _name_of(kind: type[Any]) -> str:
 _LONGEST = 160
 
 
-def difference(recorded: str, asked: str) -> str:
-    """The first place at which two JSON texts differ, and what each has there."""
+def difference(recorded: str, request: str) -> str:
+    """Describe the first place at which two JSON texts differ, with both values."""
     if not recorded:
-        return f"its question was not kept; now it is {_short(asked)}"
-    where, one, other = _first(json.loads(recorded), json.loads(asked), "")
-    return f"{where.lstrip('.') or 'all'} was {_short(one)} and is {_short(other)}"
+        return f"the recorded request was not stored; now it is {_short(request)}"
+    where, before, after = _first(json.loads(recorded), json.loads(request), "")
+    return f"{where.lstrip('.') or 'all'} was {_short(before)} and is {_short(after)}"
 
 
-def _first(one: Any, other: Any, where: str) -> tuple[str, Any, Any]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in (*one, *(key for key in other if key not in one)):
-            if one.get(key) != other.get(key) or (key in one) != (key in other):
-                return _first(one.get(key), other.get(key), f"{where}.{key}")
-    if isinstance(one, list) and isinstance(other, list):
-        for index, pair in enumerate(zip(one, other, strict=False)):
+def _first(before: Any, after: Any, where: str) -> tuple[str, Any, Any]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in (*before, *(key for key in after if key not in before)):
+            if before.get(key) != after.get(key) or (key in before) != (key in after):
+                return _first(before.get(key), after.get(key), f"{where}.{key}")
+    if isinstance(before, list) and isinstance(after, list):
+        for index, pair in enumerate(zip(before, after, strict=False)):
             if pair[0] != pair[1]:
                 return _first(*pair, f"{where}[{index}]")
-        longer = one if len(one) > len(other) else other
-        at = min(len(one), len(other))
+        longer = before if len(before) > len(after) else after
+        at = min(len(before), len(after))
         if at < len(longer):
-            there, here = (rest[at] if at < len(rest) else None for rest in (one, other))
+            there, here = (rest[at] if at < len(rest) else None for rest in (before, after))
             return f"{where}[{at}]", there, here
-    return where, one, other
+    return where, before, after
 
 
 def _short(value: Any) -> str:

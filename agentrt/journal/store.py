@@ -1,11 +1,11 @@
-"""Where a journal is: an SQLite file, the thread that writes it, and its clock.
+"""The database of a journal (an SQLite file), the thread that writes it, and the journal's clock.
 
-One process at a time writes the file; any may read it. All methods of a store but those that open
-it are called in the thread of its `Writer`, which makes one transaction of what came together.
+Only one process at a time may write the file, but any process may read it. A `WriterThread` calls
+the methods of a store in its thread, and writes the rows that arrive together in one transaction.
 
-The rows have the times of a `SteadyClock`, people see times of day. The last reading of the clock
-is in the table ``agentrt_journal``: under ``clock`` for whoever opens the journal next, and under
-``shift`` in seconds for SQL.
+The times in rows are those of a `SteadyClock`; people see times of day. The table
+``agentrt_journal`` has the clock's last reading under ``clock``, for the next process that opens
+the journal, and the seconds to add for the time of day under ``shift``, for SQL.
 """
 
 from __future__ import annotations
@@ -41,25 +41,27 @@ _BUSY = ("locked", "busy")
 
 
 class Store(ABC):
-    """Rows of one journal, in transactions. ``name`` is how people know it."""
+    """The database of one journal. ``name`` is its name in messages."""
 
     name: str
 
     @abstractmethod
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a ``SELECT``. Raises `JournalError` for what cannot be read."""
+        """Return the rows of a ``SELECT``. Raises `JournalError` if they cannot be read."""
 
     @abstractmethod
     def write(self, changes: Iterable[Change]) -> None:
-        """All of them in one transaction, or none. Raises `JournalWriteError`."""
+        """Write all changes in one transaction, or none. Raises `JournalWriteError`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close the database. Idempotent."""
 
 
 class SQLiteStore(Store):
-    """A file. Each write is on the disk when it returns: it outlives a loss of power."""
+    """A journal in an SQLite file. A write returns when it is on the disk, so that it survives a
+    power failure.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -81,8 +83,8 @@ class SQLiteStore(Store):
             self._lock = lock_beside(self._path)
         except BlockingIOError as error:
             raise JournalError(
-                f"journal {self.name}: another process writes it; wait for that one, or name "
-                "another file"
+                f"journal {self.name} is being written by another process; wait until that process "
+                "ends, or name another file"
             ) from error
         is_new = not self._path.exists() or not self._path.stat().st_size
         self._connection = sqlite3.connect(
@@ -95,12 +97,12 @@ class SQLiteStore(Store):
         self._make(is_new=is_new)
 
     def _check(self) -> None:
-        """Whether it is whole, and a journal that this version can read."""
+        """Raise `JournalError` if the file is damaged, or not a journal of this version."""
         application = self._execute("PRAGMA application_id")[0][0]
         version = self._execute("PRAGMA user_version")[0][0]
         if application != APPLICATION:
             raise JournalError(
-                f"journal {self.name}: that is a database of another program; name another file"
+                f"journal {self.name} is a database of another program; name another file"
             )
         check_version(self.name, version)
         problems = self._execute("PRAGMA quick_check(1)")
@@ -122,7 +124,7 @@ class SQLiteStore(Store):
         if is_new:
             self._execute(f"PRAGMA application_id={APPLICATION}")
             self._execute(f"PRAGMA user_version={VERSION}")
-        # Where nothing may be written, that is said now, and not by the first node.
+        # Fail now if the file cannot be written, and not at the first node.
         self._execute("INSERT OR REPLACE INTO agentrt_journal VALUES ('opened', datetime('now'))")
         self._execute("COMMIT")
 
@@ -131,7 +133,8 @@ class SQLiteStore(Store):
         return self._connection.execute(statement, values).fetchall()
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        # A read whose task was cancelled goes on in its thread: SQLite must not be closed under it.
+        # A read continues in its thread after its task was cancelled, and the connection must not
+        # be closed meanwhile.
         with self._reading:
             if self._connection is None:
                 raise JournalError(f"journal {self.name} is closed")
@@ -153,8 +156,8 @@ class SQLiteStore(Store):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise JournalWriteError(
-                f"journal {self.name}: {error}: what has been recorded is kept, and the same "
-                "command goes on from there"
+                f"journal {self.name}: {error}; all earlier records are safe, and the same command "
+                "resumes from them"
             ) from error
 
     def close(self) -> None:
@@ -169,56 +172,59 @@ class SQLiteStore(Store):
         text = getattr(error, "strerror", None) or str(error)
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_NOTADB:
-            return JournalError(f"journal {self.name}: that is no journal; name another file")
+            return JournalError(f"{self.name} is not a journal; name another file")
         if code is not None and code & 0xFF == sqlite3.SQLITE_CORRUPT:
             return _corrupt(self.name, text)
         if any(word in text for word in _BUSY):
             return JournalError(
-                f"journal {self.name}: another program has it locked; wait for that one"
+                f"journal {self.name} is locked by another program; wait until that program ends"
             )
         return JournalError(
-            f"journal {self.name}: {text}; name a file that can be written (--journal FILE), in a "
-            "folder that is there"
+            f"journal {self.name}: {text}; name a file that can be written (--journal FILE), in an "
+            "existing folder"
         )
 
 
 def in_groups(changes: Iterable[Change]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
-    """The changes by their statements. Rows of one kind come together: their tables do not know
-    of each other. What is deleted, and what comes after that, stays behind what came before.
+    """Yield SQL statements, each with the rows to execute it for.
+
+    Rows of one table are grouped, because the tables do not refer to each other. Changes before and
+    after another statement, such as a ``DELETE``, keep their order.
     """
     groups: dict[str, list[Sequence[Any]]] = {}
-    for one in changes:
-        if isinstance(one, Statement):
+    for change in changes:
+        if isinstance(change, Statement):
             yield from groups.items()
             groups.clear()
-            yield one.statement, [one.values]
+            yield change.statement, [change.values]
         else:
-            groups.setdefault(INSERTS[type(one)], []).append(one)
+            groups.setdefault(INSERTS[type(change)], []).append(change)
     yield from groups.items()
 
 
 def check_version(name: str, version: int) -> None:
-    """Raise `JournalError` for the tables of another version."""
+    """Raise `JournalError` if a journal has the tables of another version."""
     if version != VERSION:
-        newer = "a newer agentrt wrote it" if version > VERSION else "it is of no known version"
+        writer = "a newer agentrt" if version > VERSION else "another version of agentrt"
         raise JournalError(
-            f"journal {name}: {newer} (version {version}, and this one reads {VERSION}); install "
-            "that agentrt, or name another file"
+            f"journal {name} was written by {writer} (format {version}; this one reads format "
+            f"{VERSION}); install that agentrt, or name another file"
         )
 
 
 def _corrupt(name: str, text: str) -> JournalError:
     return JournalError(
-        f"journal {name}: it is damaged or cut off ({text}); nothing was read of it: bring back a "
-        "whole copy, or name another file"
+        f"journal {name} is damaged or cut off ({text}) and was not read; restore an undamaged "
+        "copy, or name another file"
     )
 
 
 def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
-    """All attempts at a program's nodes, itself with them, with the times of the journal's clock,
-    as they are in the tables. Raises `JournalError`.
+    """Return the starts and ends of all attempts at the nodes of a program, including the root.
+
+    The times are those of the journal's clock. Raises `JournalError`.
     """
-    # All columns: older journals do not have the last of them.
+    # All columns, because older journals lack the last of them.
     starts, ends = (
         store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
         for table in ("agentrt_starts", "agentrt_ends")
@@ -231,12 +237,12 @@ def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow
 Waiting = list[asyncio.Future[None]]
 
 
-class Writer:
-    """Writes rows in the order in which they came. All methods belong to one event loop.
+class WriterThread:
+    """A thread that writes rows in order. Its methods belong to one event loop.
 
-    The thread has one batch at a time: all that was put until the loop had done what was ready.
-    Once a write has failed (``error``), so does every later one: a journal has no gaps. All who
-    wait for a ``batch`` go on in one turn of the loop.
+    The thread gets one ``batch`` at a time: all rows that were put while the previous batch was
+    being written. All waiters of a batch continue in the same turn of the loop. After a write has
+    failed with ``error``, all later ones fail too, so that a journal has no gaps.
     """
 
     def __init__(self, store: Store) -> None:
@@ -252,11 +258,13 @@ class Writer:
         self._thread.start()
 
     def put(self, *rows: Change) -> None:
-        """Write them, in one transaction, with the next that is waited for."""
+        """Add rows to the next batch. They are written together, when `written` or `send` is
+        called.
+        """
         self._rows.extend(rows)
 
     async def written(self) -> None:
-        """Wait until all that was put is on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows that were put are on the disk. Raises `JournalWriteError`."""
         if self.error is not None:
             raise self.error
         done = self._loop.create_future()
@@ -267,14 +275,14 @@ class Writer:
         await done
 
     async def close(self) -> None:
-        """Write what is left, end the thread, and close the store. Idempotent."""
+        """Write the remaining rows, end the thread, and close the store. Idempotent."""
         self.send()
         self._batches.put(None)
         await asyncio.to_thread(self._thread.join)
         self._store.close()
 
     def send(self) -> None:
-        """Write what was put, though nobody waits for it."""
+        """Give the rows that were put to the thread, without waiting."""
         rows, self._rows = self._rows, []
         waiting, self._waiting = self._waiting, []
         self.batch += 1
@@ -282,13 +290,13 @@ class Writer:
 
     def _wrote(self, waiting: Waiting, error: Exception | None) -> None:
         self.error = error
-        for one in waiting:
-            if one.done():  # who waited was cancelled
+        for future in waiting:
+            if future.done():  # the waiter was cancelled
                 continue
             if error is None:
-                one.set_result(None)
+                future.set_result(None)
             else:
-                one.set_exception(error)
+                future.set_exception(error)
         self._busy = bool(self._waiting)
         if self._busy:
             self._loop.call_soon(self.send)
@@ -321,18 +329,18 @@ _KEEP = """INSERT INTO agentrt_journal VALUES (?, ?)
 
 
 def clock_of(store: Store, machine: MachineClocks | None = None) -> SteadyClock:
-    """The clock of a journal, taken up where its last process left it."""
+    """Return the clock of a journal, which continues from the last saved reading."""
     return SteadyClock(machine, _last_reading(store))
 
 
 def shift_of(store: Store) -> float:
-    """How far the time of day is ahead of the times in a journal's rows, in seconds."""
+    """Return the seconds by which the time of day is ahead of the times in a journal's rows."""
     last = _last_reading(store)
     return 0.0 if last is None else last.shift
 
 
-def kept(reading: Reading) -> tuple[Statement, Statement]:
-    """What keeps a reading in a journal."""
+def clock_statements(reading: Reading) -> tuple[Statement, Statement]:
+    """Return the statements that save a reading in a journal."""
     return (
         Statement(_KEEP, ("clock", json.dumps(reading))),
         Statement(_KEEP, ("shift", repr(reading.shift))),

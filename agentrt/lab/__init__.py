@@ -1,13 +1,13 @@
-"""The laboratory: what simulates the product, and measures it on a user's own workload.
+"""The laboratory: simulates agentrt, and measures it on a user's own workload.
 
-Nothing of the product imports it. What only proves the project itself is in ``benchmarks``.
+No other part of agentrt imports it. Benchmarks of the project itself are in ``benchmarks``.
 
-- ``workloads``: programs, generated after published ones or read from traces, and their arrivals.
-- ``backends``: where programs' calls run: vLLM's scheduler in virtual time, or real engines.
-  ``driver`` drives ``program``s through one of them, and each ends in an ``outcome``.
-- ``engine``: engines to measure with: headless, virtual, watched, with stock vLLM.
-- ``runs``: one setting, or a grid of them, in processes of their own; replays on real engines.
+- ``workloads``: programs, read from traces, and their arrival times.
+- ``backends``: where the calls of programs run: vLLM's scheduler in virtual time, or real engines.
+  ``driver`` runs each ``program`` on a backend, and records its ``outcome``.
+- ``engine``: engines for measurements: without a model, in virtual time, or with a probe.
+- ``runs``: single runs and grids of runs, in processes of their own; replays on real engines.
 - ``reports``: comparisons, tables and drawings.
-- ``commands``: ``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``, and the
-  options that they share.
+- ``commands``: ``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``, and the options
+  that they share.
 """

@@ -1,7 +1,8 @@
-"""Drives shapes of programs over a backend: the one loop behind every study and benchmark.
+"""Runs the shapes of programs on a backend. All studies and benchmarks use this loop.
 
-Programs arrive; a call is emitted when its parents are done and its gap is over, and carries the
-program's account so far and its own critical path; each program's end is an `Outcome`.
+Programs arrive at their times. A call is emitted when its parents have ended and its gap is over.
+It carries the service that its program has attained, and the length of its critical path. Each
+program ends with an `Outcome`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.gates import Gate
-from agentrt.lab.outcome import Outcome, Ran
+from agentrt.lab.outcome import Outcome, RunOutcome
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
@@ -21,13 +22,15 @@ from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable
 
 _CALL, _PROGRAM = range(2)
-"""What comes first at one moment: calls after their gaps, then programs."""
+"""The order of items at the same moment: first calls whose gap is over, then programs."""
 _TAIL = -1
-"""In place of a call's index: a program's end after its last call."""
+"""The index that stands for a program's end after its last call."""
 
 
-def drive(backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None) -> Ran:
-    """Run all programs to their end, in the backend's own time."""
+def drive(
+    backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
+) -> RunOutcome:
+    """Run all programs to their end, in the backend's time."""
     driver = Driver(backend, programs, gate)
     while driver.advance(backend.next_moment(driver.next_arrival)):
         pass
@@ -35,9 +38,9 @@ def drive(backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None 
 
 
 class Driver:
-    """Takes programs' calls to a backend when they are due, and the calls' ends back.
+    """Submits the calls of programs to a backend when they are due, and handles their ends.
 
-    A ``gate`` before the backend holds calls back until it lets their programs go on.
+    A ``gate`` in front of the backend may hold back the calls of programs.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Driver:
         self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
         self._next_tick_s = gate.every_s if gate else math.inf
         self._moment = 0.0
-        # (moment, kind, serial number, program, index of its call): the program may be new.
+        # (moment, kind, serial number, new or live program, index of its call)
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
         self._serial = 0
         for program in sorted(programs, key=lambda program: program.arrives_s):
@@ -59,45 +62,46 @@ class Driver:
 
     @property
     def next_arrival(self) -> float:
-        """When the next call or program comes, or the gate may free one; inf if nothing will."""
+        """When the next call or program arrives, or the gate may release one; inf for never."""
         tick = self._backend.moments(self._next_tick_s) if self._held else math.inf
         return min(tick, self._coming[0][0] if self._coming else math.inf)
 
     def advance(self, moment: float) -> bool:
-        """All that happens at a moment. False when nothing is to happen any more."""
+        """Do all that happens at a moment. Return False when nothing is left to do."""
         if moment == math.inf:
             return False
         self._moment = moment
-        # Who follows on another's end alone comes once the free slots are given out.
+        # If nothing but the end of another call starts a call now, the call arrives only after the
+        # free slots are assigned.
         arrives = self.next_arrival <= moment or not self._backend.same_moment
         self._backend.serve(moment, self.call_ended)
         self._tick()
         while arrives and self._coming and self._coming[0][0] <= moment:
-            at, _, _, what, index = heapq.heappop(self._coming)
-            if isinstance(what, LiveProgram) and index == _TAIL:
-                self._tell_tail(what, "returned")
-                self._end(what, at)
-            elif isinstance(what, LiveProgram):
-                self._emit(what, index)
+            at, _, _, item, index = heapq.heappop(self._coming)
+            if isinstance(item, LiveProgram) and index == _TAIL:
+                self._tell_tail(item, "returned")
+                self._end(item, at)
+            elif isinstance(item, LiveProgram):
+                self._emit(item, index)
             else:
-                self._start(what, at)
+                self._start(item, at)
         self._backend.choose()
         return True
 
-    def result(self) -> Ran:
-        """What came of it. Raises `InvariantError` if programs are left that cannot go on."""
+    def result(self) -> RunOutcome:
+        """Return the outcomes. Raises `InvariantError` if a program cannot continue."""
         if len(self.table):
             raise InvariantError(f"{len(self.table)} programs are stuck at {self._moment}")
-        return Ran(self.outcomes, self._backend.counts, self._backend.busy_s)
+        return RunOutcome(self.outcomes, self._backend.counts, self._backend.busy_s)
 
     @property
     def _now_s(self) -> float:
         return self._backend.seconds(self._moment)
 
-    def _expect(self, moment: float, what: ProgramShape | LiveProgram, index: int = 0) -> None:
+    def _expect(self, moment: float, item: ProgramShape | LiveProgram, index: int = 0) -> None:
         self._serial += 1
-        kind = _CALL if isinstance(what, LiveProgram) else _PROGRAM
-        heapq.heappush(self._coming, (moment, kind, self._serial, what, index))
+        kind = _CALL if isinstance(item, LiveProgram) else _PROGRAM
+        heapq.heappush(self._coming, (moment, kind, self._serial, item, index))
 
     def _start(self, program: ProgramShape, at: float) -> None:
         backend = self._backend
@@ -113,7 +117,7 @@ class Driver:
             self._ready(live, index, at)
 
     def _ready(self, live: LiveProgram, index: int, since: float) -> None:
-        """Nothing but its gap holds a call back."""
+        """Emit a call whose parents have ended, after its gap."""
         gap = self._backend.moments(live.shape.calls[index].gap_s)
         if not gap and self._backend.same_moment:
             self._emit(live, index)
@@ -121,7 +125,7 @@ class Driver:
             self._expect(since + gap, live, index)
 
     def _emit(self, live: LiveProgram, index: int) -> None:
-        """What the runtime does when a program calls its model."""
+        """Emit a call as the runtime does when a program calls its model."""
         self.table.call_arrived(live.row, live.call_id(index), self._now_s)
         self._tell(live, index, ("returned", "answered"))
         name = live.row.program_id
@@ -131,19 +135,19 @@ class Driver:
             self._backend.submit(live, index)
 
     def _tick(self) -> None:
-        """Ask the gate as often as it wants to be asked."""
+        """Call the gate's `Gate.tick` as often as it requests."""
         while self._gate and self._next_tick_s <= self._now_s:
             self._free(self._gate.tick(self._next_tick_s))
             self._next_tick_s += self._gate.every_s
 
     def _free(self, programs: Iterable[str]) -> None:
-        """The gate lets these go on."""
+        """Submit the calls of programs that the gate releases."""
         for program_id in programs:
             for live, index in self._held.pop(program_id, ()):
                 self._backend.submit(live, index)
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        """A call ended; its children come, or its program ends."""
+        """Handle the end of a call: start its children, or end its program."""
         row = live.row
         name, path_s, now = live.call_id(index), live.path_s[index], self._now_s
         self.table.call_ended(row, name, now, path_s, report.service_s, report.waiting_s, report)
@@ -169,12 +173,12 @@ class Driver:
         ended_s, ideal_s = self._backend.seconds(at), self._backend.ideal_s(live.shape)
         self.outcomes.append(Outcome.of(live.shape, live.arrived_s, ended_s, live.reports, ideal_s))
 
-    def _tell(self, live: LiveProgram, index: int, what: tuple[str, str]) -> None:
-        """Tell the engine that the tool or the human before a call begins, or is done."""
+    def _tell(self, live: LiveProgram, index: int, changes: tuple[str, str]) -> None:
+        """Tell the engine that the tool or the human before a call starts or has ended."""
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
-            self._backend.boundary(live.row.program_id, what[call.human], call.tool or "tool")
+            self._backend.boundary(live.row.program_id, changes[call.human], call.tool or "tool")
 
-    def _tell_tail(self, live: LiveProgram, what: str) -> None:
+    def _tell_tail(self, live: LiveProgram, change: str) -> None:
         if live.shape.tail_tool:
-            self._backend.boundary(live.row.program_id, what, live.shape.tail_tool)
+            self._backend.boundary(live.row.program_id, change, live.shape.tail_tool)

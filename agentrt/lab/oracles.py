@@ -1,10 +1,11 @@
-"""Policies that know what no engine is told: the marks to come close to, in simulations only.
+"""Policies with knowledge that no real engine has. They show in simulations what is attainable.
 
-`Srpt` knows each program's future (Agentix, Fig. 20). `Gittins` knows the laws of sizes exactly,
-from all programs of the run, and no program's own size: the mark for a policy that learns as much
-from the past as there is in it. Where `Srpt` is far ahead of it, no past can tell who is next to
-end. On one server and for one size after the other it is optimal in the mean (Gittins 1989); on
-several slots, with programs of many calls, it is a guide.
+`Srpt` knows the remaining service of each program (Agentix, Fig. 20). `Gittins` knows the exact
+distributions of program sizes, taken from all programs of the run, but not the size of any single
+program: this is the best that a policy can do that learns from past programs. If `Srpt` is far
+better, past programs do not tell which program ends next. The Gittins index is optimal in the mean
+for one server and jobs of one part (Gittins 1989); for several slots and programs of many calls it
+is only a guide.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Srpt(Policy):
-    """The program with the least remaining service first; a call gives way to one with 16% less."""
+    """Shortest remaining processing time: the program with the least remaining service first.
+
+    A running call is preempted for a call whose program has at least 16% less.
+    """
 
     name: ClassVar[str] = "srpt"
     starving: ClassVar[bool] = False
@@ -44,20 +48,24 @@ class Srpt(Policy):
         return Priority(level, quantum_s=remaining / 8, order=remaining)
 
 
-# -- the laws of sizes -----------------------------------------------------------------
+# -- distributions of sizes ------------------------------------------------------------
 
 _SMALLEST_S = 0.05
 _AGES = [0.0, *(_SMALLEST_S * 2.0 ** (i / 4) for i in range(96))]
-"""Attained services (seconds) that are told apart: quarters of a doubling."""
+"""The attained services, in seconds, for which costs are computed. Each is 2 ** 0.25 times the
+previous one.
+"""
 _FEW = 30
-"""Programs below which a hint's own law is not looked at."""
+"""Number of programs below which the distribution of a hint is not used."""
 
 Kind = tuple[str, int | None]
-"""A program's type, and the half doubling of its hint; None for all of the type."""
+"""A program's type, and the class of its hint in half doublings; None for all of the type."""
 
 
 class Laws:
-    """The sizes of programs by type, and by type and hint; steps take ``step_s`` seconds."""
+    """The distributions of program sizes by type, and by type and hint. Steps take ``step_s``
+    seconds.
+    """
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -70,8 +78,8 @@ class Laws:
             self._sizes.setdefault(kind, []).append(size)
 
     def cost_s(self, row: EngineProgram) -> float:
-        """The seconds of service that an end costs, at best, of programs like this one: the
-        inverse of the Gittins index at what it has had.
+        """Return the inverse Gittins index of a program at its attained service: the least expected
+        service, in seconds, for each end of a program like this one.
         """
         kind = (row.type, _hint_bin(row.size_hint))
         if len(self._sizes.get(kind, ())) < _FEW:
@@ -88,7 +96,9 @@ def _hint_bin(hint: float | None) -> int | None:
 
 
 def _cost(sizes: list[float], age: float) -> float:
-    """Of all limits, the least expected service up to it over the chance to end within it."""
+    """Return the minimum over all limits of the expected service up to the limit, divided by the
+    probability of an end within the limit.
+    """
     left = sorted(size - age for size in sizes if size > age)
     spent, best = 0.0, math.inf
     for ended, rest in enumerate(left, 1):
@@ -98,7 +108,7 @@ def _cost(sizes: list[float], age: float) -> float:
 
 
 class Gittins(Policy):
-    """The program that is likeliest to end soon for what it costs to find out; else the older."""
+    """The program with the largest Gittins index first; of equal ones the older."""
 
     name: ClassVar[str] = "gittins"
     starving: ClassVar[bool] = False
@@ -119,23 +129,23 @@ class Gittins(Policy):
 # -- by name ---------------------------------------------------------------------------
 
 KNOWING = (Gittins.name, Srpt.name)
-"""The policies that know what no engine is told."""
+"""The policies with knowledge that no real engine has."""
 
 
 def policy_names() -> list[str]:
-    """All policies that the simulator knows: the engine's, and those that know more."""
+    """Return the names of all policies of the simulator: the engine's, and those of this module."""
     return [*policies.policy_names(), *KNOWING]
 
 
 def is_policy(name: str) -> bool:
-    """Whether the simulator knows the policy. Only for a name that is not ours it looks through all
-    installed packages, which takes a while.
+    """Return whether the simulator has a policy of this name. For a name that is not built in, this
+    searches all installed packages, which takes a while.
     """
     return name in KNOWING or name in policies.BUILT_IN or name in policy_names()
 
 
 def check_policy(name: str) -> None:
-    """Raise `ConfigError` for a policy that the simulator does not know, or that cannot be made."""
+    """Raise `ConfigError` for an unknown policy, or one that cannot be created."""
     if not is_policy(name):
         raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
     make_policy(SchedulerConfig(policy=name), lambda row: 0.0, Laws(1.0))
@@ -144,7 +154,9 @@ def check_policy(name: str) -> None:
 def make_policy(
     config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float], laws: Laws
 ) -> Policy:
-    """A fresh policy; one that knows more asks ``remaining_s`` or ``laws``."""
+    """Create the policy of a configuration. The policies of this module use ``remaining_s`` or
+    ``laws``.
+    """
     if config.policy == Srpt.name:
         return Srpt(config, remaining_s)
     if config.policy == Gittins.name:

@@ -1,4 +1,4 @@
-"""What came of a simulated run, program by program, and the figures that sum it up."""
+"""The outcomes of programs in a simulated or measured run, and their summary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from agentrt.request.spans import DECODE
 
 
 class ServedCall(NamedTuple):
-    """How an engine served a call: seconds from its arrival there to its first token and to its
-    last. Its program had to end ``turn`` - 1 calls before it, one after the other. A cache that
-    forgets nothing would have had ``cacheable_tokens`` of the prompt.
+    """How an engine served a call.
+
+    ``ttft_s`` and ``e2el_s`` are the seconds from its arrival at the engine to its first and to its
+    last token. On the longest path to the call, its program makes ``turn`` - 1 calls before it. A
+    prefix cache of unlimited size would have had ``cacheable_tokens`` of its prompt.
     """
 
     turn: int
@@ -34,7 +36,9 @@ class ServedCall(NamedTuple):
 
 
 def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[ServedCall]:
-    """A program's calls, of which there are ``reports`` by their place, as far as engines tell."""
+    """Yield the calls of a program whose engine reported spans. ``reports`` are by the indices of
+    the calls.
+    """
     turns: list[int] = []
     for index, call in enumerate(shape.calls):
         turns.append(1 + max((turns[parent] for parent in call.after), default=0))
@@ -45,8 +49,8 @@ def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[S
         before = next((at for at, (why, _) in enumerate(seconds) if why == DECODE), len(seconds))
         yield ServedCall(
             turns[index],
-            sum(one for _, one in seconds[:before]),
-            sum(one for _, one in seconds),
+            sum(length for _, length in seconds[:before]),
+            sum(length for _, length in seconds),
             report.output_tokens,
             report.prompt_tokens,
             report.cached_tokens,
@@ -56,12 +60,12 @@ def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[S
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One program's end. Times are seconds, of simulated time in a simulation.
+    """The outcome of one program. Times are in seconds; in a simulation, of simulated time.
 
-    ``ideal_s`` is how long it would have taken if no call ever waited, NaN where nobody
-    knows. ``service_s`` and ``waiting_s`` are sums over its calls, ``tool_s`` over its
-    gaps. ``steps`` are the engine's from its first call's arrival to its last call's end;
-    ``calls`` are those of which engines tell.
+    ``ideal_s`` is its latency if no call ever waited; NaN if this is unknown. ``service_s`` and
+    ``waiting_s`` are sums over its calls, ``tool_s`` is the sum of its gaps. ``steps`` is the
+    number of engine steps from the arrival of its first call to the end of its last. ``calls`` are
+    the calls whose engine reported spans.
     """
 
     program_id: str
@@ -86,9 +90,9 @@ class Outcome:
         reports: Mapping[int, CallReport],
         ideal_s: float = math.nan,
     ) -> Outcome:
-        """Of a program's calls there are ``reports``, by their place in its shape."""
-        told = reports.values()
-        last = max((one.finished_step for one in told), default=0)
+        """Make the outcome of a program from the reports of its calls, by their indices."""
+        calls = reports.values()
+        last = max((report.finished_step for report in calls), default=0)
         return cls(
             program_id=shape.program_id,
             type=shape.type,
@@ -96,11 +100,11 @@ class Outcome:
             ended_s=ended_s,
             ideal_s=ideal_s,
             output_tokens=shape.output_tokens,
-            service_s=sum(one.service_s for one in told),
-            waiting_s=sum(one.waiting_s for one in told),
+            service_s=sum(report.service_s for report in calls),
+            waiting_s=sum(report.waiting_s for report in calls),
             tool_s=sum(call.gap_s for call in shape.calls) + shape.tail_s,
-            preemptions=sum(one.preemptions for one in told),
-            steps=last - min((one.arrived_step for one in told), default=0),
+            preemptions=sum(report.preemptions for report in calls),
+            steps=last - min((report.arrived_step for report in calls), default=0),
             calls=tuple(served(shape, reports)),
         )
 
@@ -110,24 +114,25 @@ class Outcome:
 
     @property
     def token_latency_s(self) -> float:
-        """Latency over the tokens that it generated (Agentix, §6.2)."""
+        """Latency divided by the number of generated tokens (Agentix, §6.2)."""
         return self.latency_s / self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures over many programs: seconds, but for the slowdown (a ratio).
+    """Statistics over many programs, in seconds if not said otherwise. None is unknown.
 
-    ``token_latency_s`` is the paper's program-level token latency (Agentix, §6.2):
-    a program's latency over the tokens that it generated, averaged over programs.
-    ``unloaded_token_s`` is what it would be if each program were alone.
-    ``slowdown`` is latency over the program's own ideal, averaged. ``mean_steps`` and
-    ``p95_steps`` are latencies in engine steps. ``balance`` is the busiest engine's busy time
-    over the mean of all. ``steady_per_s`` counts the programs that ended before the last one
-    arrived, per second of that time, and ``offered_per_s`` those that came; None if all came
-    at once. Known of an engine with a KV cache only: ``prefix_hit_share`` of the prompt
-    tokens was in its prefix cache, ``recomputed_tokens`` were computed again after a
-    preemption, and ``cpu_us`` is the scheduler's CPU time per step. None: not known.
+    - ``token_latency_s`` is the program-level token latency (Agentix, §6.2): the latency of a
+      program divided by the number of tokens that it generated, averaged over programs.
+    - ``unloaded_token_s`` is the same if each program ran alone.
+    - ``slowdown`` is latency divided by ideal latency, averaged over programs.
+    - ``mean_steps`` and ``p95_steps`` are latencies in engine steps.
+    - ``balance`` is the busy time of the busiest engine, divided by the mean of all engines.
+    - ``steady_per_s`` is the number of programs that ended before the last one arrived, divided by
+      that time, and ``offered_per_s`` the number that arrived; None if all arrived at once.
+    - ``prefix_hit_share`` is the share of prompt tokens in the prefix cache, and
+      ``recomputed_tokens`` the number of tokens that were computed again after a preemption.
+    - ``cpu_us`` is the scheduler's CPU time per step in microseconds.
     """
 
     programs: int
@@ -157,7 +162,7 @@ class Summary:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the sorted values lie, interpolated between two."""
+    """Return the quantile of sorted values below which ``share`` of them lie, interpolated."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -169,8 +174,8 @@ def summarize(
     counts: EngineCounts | None = None,
     busy_s: Sequence[float] = (),
 ) -> Summary:
-    """Sum up a run in which programs ended, with what its engines counted; ``busy_s`` is of each
-    engine.
+    """Summarize a run. ``counts`` are those of its engines, and ``busy_s`` has the busy seconds of
+    each engine.
     """
     latencies = sorted(o.latency_s for o in outcomes)
     token_latencies = sorted(o.token_latency_s for o in outcomes)
@@ -208,7 +213,7 @@ def summarize(
 
 
 def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
-    """The figures that take an engine with a memory."""
+    """Return the statistics of an engine with a KV cache."""
     steps = sorted(float(o.steps) for o in outcomes)
     return {
         "mean_steps": sum(steps) / len(steps),
@@ -220,10 +225,9 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What came of a run: its programs in the order of their ends, and what engines counted.
-
-    Of each engine there are its counts, if it has any, and the seconds that it was busy.
+class RunOutcome:
+    """The outcomes of a run's programs, in the order of their ends, with the counts and the busy
+    seconds of each engine. Engines that are too simple have no counts.
     """
 
     outcomes: list[Outcome]
@@ -234,15 +238,19 @@ class Ran:
     def counts(self) -> EngineCounts:
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
 
-    def with_ideals(self, known: Ran) -> Ran:
-        """With the times alone of another run of the same programs: no real engine knows them."""
-        alone = {one.program_id: one.ideal_s for one in known.outcomes}
-        some = [replace(one, ideal_s=alone[one.program_id]) for one in self.outcomes]
-        return replace(self, outcomes=some)
+    def with_ideals(self, known: RunOutcome) -> RunOutcome:
+        """Return this run with the ideal times of another run of the same programs, because a real
+        engine does not know them.
+        """
+        ideals = {outcome.program_id: outcome.ideal_s for outcome in known.outcomes}
+        outcomes = [
+            replace(outcome, ideal_s=ideals[outcome.program_id]) for outcome in self.outcomes
+        ]
+        return replace(self, outcomes=outcomes)
 
     def summary(self) -> Summary:
         return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)
 
     def summary_of(self, type: str) -> Summary:
-        """The figures of the programs of one type alone, without the engines' counts."""
+        """Summarize the programs of one type, without the engines' counts."""
         return summarize([outcome for outcome in self.outcomes if outcome.type == type])

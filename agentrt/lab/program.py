@@ -1,7 +1,7 @@
-"""A program of a shape under way: which call can come, with what prompt, after what service.
+"""A running program of the laboratory: which calls can start, with which prompts.
 
-The driver keeps one of these per program on every backend, so that simulated, virtual and real
-engines get the same calls, with the same accounts of them.
+The driver has a `LiveProgram` for each program, whichever the backend, so that simulated, virtual
+and real engines get the same calls with the same accounting.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.scheduler.programs import ProgramStats
 
 Words = Callable[[str, int], list[int]]
-"""The first so many token ids of the text that belongs to a name alone."""
+"""Returns the first ``count`` token ids of an endless text that is unique to a name."""
 
 
 def plain_words(name: str, count: int) -> list[int]:
-    """Token ids of no vocabulary in particular."""
+    """Return token ids that are not limited to a vocabulary."""
     return tokens(name, 0, count)
 
 
 @dataclass(slots=True, eq=False)
 class LiveProgram:
-    """A program under way.
+    """A running program.
 
-    ``path_s`` is the service on the longest path to each call. What a call generated is in
-    ``outputs`` where a model said it; else it is `Words` of its own.
+    ``path_s`` is the service in seconds on the longest path to each call. ``outputs`` has the token
+    ids that a real model generated; without a model, the output of a call is a text of its own.
     """
 
     shape: ProgramShape
@@ -61,7 +61,7 @@ class LiveProgram:
         return [index for index, call in enumerate(self.shape.calls) if not call.after]
 
     def call_ended(self, index: int, report: CallReport) -> None:
-        """A call is over: what waited for it is one call nearer to its start."""
+        """Record the end of a call, and update the calls that wait for it."""
         self.reports[index] = report
         end_s = self.path_s[index] + report.service_s
         for child in self._children[index]:
@@ -69,7 +69,7 @@ class LiveProgram:
             self._parents_left[child] -= 1
 
     def ready_after(self, index: int) -> list[int]:
-        """The calls that can come now that this one has ended."""
+        """Return the calls that can start because this call has ended."""
         return [child for child in self._children[index] if not self._parents_left[child]]
 
     @property
@@ -78,18 +78,20 @@ class LiveProgram:
 
     @property
     def served_tokens(self) -> int:
-        """What its calls that ended have generated: its attained service in tokens."""
+        """The number of tokens that its ended calls have generated: attained service in tokens."""
         return sum(self.shape.calls[index].output_tokens for index in self.reports)
 
     def path_to(self, index: int) -> int:
-        """Tokens generated on the longest path that leads to a call: Eq. 2 in tokens."""
+        """Return the number of generated tokens on the longest path to a call (Agentix, Eq. 2, in
+        tokens instead of seconds).
+        """
         calls = self.shape.calls
         lengths = (self.path_tokens[i] + calls[i].output_tokens for i in calls[index].after)
         self.path_tokens[index] = max(lengths, default=0)
         return self.path_tokens[index]
 
     def call(self, index: int, priority: int = 0, *, with_prompt: bool = False) -> Call:
-        """What the runtime makes when a program calls its model; the prompt in it if asked for."""
+        """Return the call as the runtime would make it, with or without its prompt."""
         shape, row = self.shape.calls[index], self.row
         identity = Identity(
             call_id=self.call_id(index),
@@ -112,7 +114,9 @@ class LiveProgram:
         return PrioritizedCall(identity, spec, priority)
 
     def prompt(self, index: int) -> list[int]:
-        """The token ids of a call's prompt; what it extends comes first."""
+        """Return the token ids of a call's prompt, which begins with the prompt and the output of
+        the call that it extends.
+        """
         if index not in self.prompts:
             self.prompts[index] = self._prompt(index)
         return self.prompts[index]
@@ -141,18 +145,18 @@ class LiveProgram:
         return self.words(f"output of {self.call_id(index)}", self.shape.calls[index].output_tokens)
 
 
-# -- vLLM without us, and what a clever client can tell it ---------------------------------
+# -- stock vLLM, and the priorities that a client can give it ------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """vLLM's own scheduler class, as it is.
+    """vLLM's own scheduler, unchanged.
 
-    With feed ``none`` it serves calls first come, first served. With the others it runs its
-    policy ``priority``, and each call's integer priority (lower goes first) is set when the
-    call is emitted: with ``service`` to the tokens that its program's finished calls have
-    generated, with ``path`` to those on the longest path that leads to the call. A client
-    can count both. Prompt tokens are not counted: a step computes many of them at once.
+    With feed ``none`` it serves calls first come, first served. With the other feeds it runs its
+    policy ``priority``, and each call gets an integer priority when it is emitted (lower goes
+    first): with ``service`` the number of tokens that the finished calls of its program have
+    generated, with ``path`` the number of tokens on the longest path to the call. A client can
+    count both. Prompt tokens do not count, because one step computes many of them.
     """
 
     feed: Literal["none", "service", "path"] = "none"
@@ -162,7 +166,7 @@ class Stock:
         return "fcfs" if self.feed == "none" else "priority"
 
     def priority(self, program: LiveProgram, index: int) -> int:
-        """What vLLM is told of a call that is emitted now."""
+        """Return the priority of a call that is emitted now."""
         match self.feed:
             case "service":
                 return program.served_tokens

@@ -1,4 +1,4 @@
-"""The runtime: the one async shell, which carries programs' calls to an engine and back."""
+"""The runtime: the asynchronous layer that carries the calls of programs to an engine and back."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What ending a process needs of Python's own modules that they do not promise."""
+"""Private names of Python's standard library that are needed to end a process in order."""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # its own exit function is to be registered first
+import concurrent.futures.thread  # noqa: F401  # must register its exit function before ours
 import threading
 from collections.abc import Callable
 
@@ -11,15 +11,15 @@ PYTHON_VERSIONS = "3.11"
 
 
 def call_before_exit(function: Callable[[], None]) -> None:
-    """Call ``function`` when the main thread ends, while threads still work.
+    """Call ``function`` when the main thread ends, while worker threads still run.
 
-    At `atexit` it is too late: concurrent.futures takes no more work then, and an engine
-    stops in a worker thread. Functions of threading run last in, first out.
+    An `atexit` function would run too late: concurrent.futures accepts no work then, but an engine
+    is stopped in a worker thread. The function that was registered last is called first.
     """
     register = getattr(threading, "_register_atexit", atexit.register)
     register(function)
 
 
 def run_exit_functions() -> None:
-    """Run what `atexit` has, for a process that ends without the interpreter's own end."""
+    """Run the `atexit` functions, for a process that ends without shutting the interpreter down."""
     atexit._run_exitfuncs()

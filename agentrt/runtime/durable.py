@@ -1,4 +1,4 @@
-"""Begins a program in a journal, or goes on with it there."""
+"""Starts the record of a program in a journal, or continues it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """How a program is recorded. ``number`` is that of one which goes on under its old id, None of
-    one that begins; a fork has its whole ``id``, and draws the seeds of the program ``draws_as``.
-    ``options`` are kept with it, for whoever starts it again: plain JSON. One that will not go on
-    after its process ``skips`` values that cannot be recorded.
-    """
+    """How a program is recorded in the journal."""
 
     number: int | None = None
+    """The number in the id of a program that resumes; None for a new program."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options that are stored with the program, as JSON, for the code that resumes it."""
     id: str | None = None
+    """The whole id of a fork, in place of ``number``."""
     draws_as: str = ""
+    """The id of the program whose random seeds this program repeats; "" for its own."""
     skips: bool = False
+    """Leave out values that cannot be recorded, because nobody will resume this program."""
 
 
 async def begin(
     journal: Journal, run: Run, program: Program, input: Any, seed: int, durable: Durable
 ) -> None:
-    """Give ``run`` its record: its beginning is on the disk when this returns. To be called in its
-    task. Raises `JournalError` and `JournalWriteError`, and `UnrecordableError` for an input that
-    cannot be recorded; a run that skips such values has no record then.
+    """Start or continue the record of ``run``, and return when its start is on the disk.
+
+    Must be called in the task of the run. Raises `JournalError` and `JournalWriteError`, and
+    `UnrecordableError` for an input that cannot be recorded. A run that skips such values gets no
+    record instead.
     """
     task, scope = run.task, tracking.current_scope()
     assert task is not None
@@ -65,7 +68,7 @@ async def begin(
     except UnrecordableError as error:
         if not skips:
             raise
-        _log.warning("%s (program %s goes on without a record)", error, run.id)
+        _log.warning("%s (program %s continues without a record)", error, run.id)
         return
     record.skips = skips
     record.stopping = lambda: tracking.is_stopped(task)
@@ -80,7 +83,7 @@ async def begin(
 
 
 def code_of(program: Program) -> str:
-    """A fingerprint of the file that a program is in; "" where there is none."""
+    """Return a fingerprint of the file that defines a program; "" if it has no file."""
     try:
         return digest_of(Path(inspect.getfile(program.function)).read_text("utf-8"))
     except (OSError, TypeError, ValueError):

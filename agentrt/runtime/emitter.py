@@ -1,7 +1,7 @@
-"""Does what a run's code asks for: calls, tools, questions and waits, each a node of its DAG.
+"""Carries out the calls, tools, questions and waits of a run. Each becomes a node of its DAG.
 
-`LiveEmitter` is what a `Context` calls. A run with a journal has a
-`agentrt.runtime.recorded.Recorded` around it.
+A `Context` calls a `LiveEmitter`. In a run with a journal, an `agentrt.runtime.recorded.Recorded`
+stands between the two.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEYS = itertools.count()
 
 
 class LiveEmitter:
-    """The `Emitter` of one run that does the work. The runtime's ``services`` do their part."""
+    """The `Emitter` of one run that makes its calls, by means of the runtime's ``services``."""
 
     def __init__(self, run: Run, services: Services) -> None:
         self.run = run
@@ -60,14 +60,15 @@ class LiveEmitter:
         self.services = services
 
     def own_scope(self, name: str) -> Scope:
-        """Return where the run's code is that emits a node ``name`` now. Raises `AgentrtError`
-        where that is no task of the run.
+        """Return the scope of the code that is emitting the node ``name``. Raises `AgentrtError`
+        if the code does not run in a task of this run.
         """
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self.run:
             raise AgentrtError(
                 f"program {self.run.id} emitted {name!r} outside its own tasks; "
-                "a context must not be passed to another program or a bare thread"
+                "use a context only in the program that it was made for, and not in threads of "
+                "your own"
             )
         return scope
 
@@ -90,7 +91,7 @@ class LiveEmitter:
         put(caller.sign(reply_of(whole.answer(), as_json="response_format" in request)))
 
     def caller(self, scope: Scope) -> RunCaller:
-        """Return the caller for a client program's code in ``scope``."""
+        """Return the caller for the code of a client program in ``scope``."""
         return RunCaller(self, scope, client=True)
 
     async def chat(self, request: Request, caller: RunCaller) -> Answer:
@@ -111,7 +112,7 @@ class LiveEmitter:
                 yield piece
 
     async def takes(self, model: str | None) -> Takes:
-        """Return what a model takes beside text; None is the first that is served."""
+        """Return what a model accepts besides text; None is the first model that is served."""
         with tracking.outside():
             profile = (await self.services.frontend()).profile(model)
         known = {"image_url": profile.images, "input_audio": profile.audio}
@@ -121,7 +122,7 @@ class LiveEmitter:
 
     @property
     def contexts(self) -> LiveContexts:
-        """What carries the calls of contexts."""
+        """The emitter for contexts of tokens."""
         return LiveContexts(self)
 
     async def make(
@@ -135,8 +136,9 @@ class LiveEmitter:
         replies: list[Reply] | None = None,
         client: ClientCall | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, and yield its chunks, to be read outside of programs' own code. The reply
-        is added to ``replies``. A client program's call is ``client``.
+        """Make a call and yield its chunks. Read them outside the scope of any program.
+
+        The reply is added to ``replies``. ``client`` is given for a call of a client program.
         """
         over, loop = False, asyncio.get_running_loop()
         try:
@@ -180,19 +182,21 @@ class LiveEmitter:
         return node, Call(identity_of(self.run, scope, node), spec)
 
     def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """Draw a seed that depends on the runtime's seed, the program and the node only; for a fork
-        on those of the program that it came from.
+        """Draw a seed that depends only on the runtime's seed, the program and the node. A fork
+        draws the seeds of the program that it was forked from.
         """
         place, where = scope.place, str(node.id)
-        if place is not None:  # the same when the call is made again, whatever came between
+        # With a journal, the seed depends on the place in the code. A resumed program that makes
+        # the call again then draws the same seed, even if its other nodes have other numbers.
+        if place is not None:
             where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
         program_id = self.run.draws_as or self.run.id
         key = f"{self.services.seed}/{program_id}/{where}".encode()
-        # Seeding a generator of random numbers for one number takes ten times as long.
+        # A hash takes a tenth of the time of seeding a random number generator.
         return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
 
     def _signed(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
-        """A call's reply, for the run's own code."""
+        """Return a call's reply with the ids of its node and program."""
         reply = dataclasses.replace(reply, node=node.id, program_id=self.run.id)
         if replies is not None:
             replies.append(reply)
@@ -203,7 +207,7 @@ class LiveEmitter:
         if isinstance(error, Exception):
             self.registry.end_call(self.run, scope, node, report, error=error)
             return
-        try:  # a second cancellation must not leave the call open
+        try:  # the call must end in the registry even if the task is cancelled a second time
             report = await self.services.executor.aborted(call.call_id)
         finally:
             self.registry.end_call(self.run, scope, node, report, cancelled=True)
@@ -220,13 +224,13 @@ class LiveEmitter:
         key: str | None = None,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
-        """Run a tool and return its result. Raises as `Attempts.run` does.
+        """Run a tool and return its result. Raises what `Attempts.run` raises.
 
-        The tool's transport may know the ``key`` from an earlier run of the same node; None is a
-        new key. ``before`` is awaited ahead of each attempt.
+        ``key`` identifies the tool call for the tool's transport: a resumed program passes the key
+        of its earlier attempt; None makes a new key. ``before`` is awaited before each attempt.
         """
         run, services = self.run, self.services
-        # Whoever gets the key elsewhere may know those of other runtimes.
+        # Keys of several runtimes may meet at one remote tool, so a key names its runtime, too.
         key = f"{_MARK}-{next(_KEYS)}" if key is None else key
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
         known = arguments if tool.spec is not None else None
@@ -244,7 +248,8 @@ class LiveEmitter:
         scope = self.own_scope(tool.name)
         with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
             observer = _Observer(self, node, scope, tool.options.timeout)
-            # A function of this process may emit nodes of its own; nothing else belongs to the run.
+            # A tool that is a function of this process may itself emit nodes of this run. The
+            # tasks of other transports do not belong to the run.
             inside = isinstance(transport, ThreadTransport)
             if inside:
                 return await services.attempts.run(request, transport, observer, slots)
@@ -252,8 +257,10 @@ class LiveEmitter:
                 return await services.attempts.run(request, transport, observer, slots)
 
     async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
-        """Return the tool of this name that some transport offers. Raises `UnknownToolError`, and
-        `InterruptExpiredError` where that is not known after ``timeout`` (seconds).
+        """Return the tool with this name from the transport that offers it.
+
+        Raises `UnknownToolError` if there is no such tool, and `InterruptExpiredError` if the
+        transports have not answered after ``timeout`` seconds.
         """
         bound = asyncio.timeout(timeout)
         try:
@@ -263,11 +270,17 @@ class LiveEmitter:
         except TimeoutError as error:
             if not bound.expired():
                 raise
-            message = f"tool {name} was not found within {timeout:g} s: a server does not answer"
+            message = (
+                f"tool {name} was not found within {timeout:g} s, because a tool server did not "
+                "answer"
+            )
             raise InterruptExpiredError(message, name=name) from error
 
     async def tools(self, *transports: str) -> list[Tool]:
-        """Return what ``transports`` offer, or all of them. Raises as `Toolbox.tools` does."""
+        """Return the tools of the named ``transports``; of all transports if none is named.
+
+        Raises what `Toolbox.tools` raises.
+        """
         with tracking.outside():
             tenant = self.run.row.tenant
             return await self.services.toolbox.tools(*transports, tenant=tenant)
@@ -281,8 +294,10 @@ class LiveEmitter:
         *,
         key: str | None = None,
     ) -> Any:
-        """Ask a human. People who have seen the question before a restart know it by its ``key``;
-        None is a new one. Raises as `Questions.ask` does.
+        """Ask a human a question and return the answer. Raises what `Questions.ask` raises.
+
+        ``key`` is the id of the question: a resumed program passes the id that people have already
+        seen; None makes a new one. ``timeout`` is in seconds.
         """
         return await self.ask(self.own_scope(text), text, form, timeout, after, key)
 
@@ -295,7 +310,7 @@ class LiveEmitter:
         after: Iterable[Reply] = (),
         key: str | None = None,
     ) -> Any:
-        """Ask in ``scope``; ``key`` is the question's id. Raises as `Questions.ask` does."""
+        """Ask a human a question, as `human` does, with the question's node in ``scope``."""
         run = self.run
         question = Question(text, run.id, run.type, run.row.tenant, form)
         question.id = key or question.id
@@ -305,7 +320,7 @@ class LiveEmitter:
             return await self.services.questions.ask(question, timeout=timeout)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
-        """Wait for the next event. Raises as `Feed.next` does."""
+        """Wait for the next event, at most ``timeout`` seconds. Raises what `Feed.next` raises."""
         run, services = self.run, self.services
         services.feeds.setdefault(run.id, set()).add(feed)
         deadline = None if timeout is None else self.registry.clock() + timeout
@@ -318,7 +333,7 @@ class LiveEmitter:
             return await feed.next(services.events, run.row.tenant, timeout, services.clock)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
-        """Do nothing for so long: to an engine, that is an event too."""
+        """Sleep for some seconds. The engine is told of the wait as of one for an event."""
         interrupt = Interrupt("clock", deadline=self.registry.clock() + seconds, attempt=1)
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
@@ -332,7 +347,7 @@ class LiveEmitter:
         after: Iterable[Reply],
         interrupt: Interrupt,
     ) -> _Interrupted:
-        """Open a node for as long as the program is outside the engine."""
+        """Open the node of an interrupt. The returned context manager ends the node."""
         before = [node_of(reply) for reply in after]
         node = self.registry.begin_interrupt(self.run, scope, kind, name, before, interrupt)
         return _Interrupted(self.registry, self.run, scope, node)
@@ -356,21 +371,20 @@ class LiveEmitter:
 
 @dataclasses.dataclass(slots=True)
 class RunCaller(Caller):
-    """A run's code in ``scope``, which makes calls through a front end.
-
-    ``after`` are nodes that had to end before them, beside those that the scope knows. ``replies``
-    are those of the calls so far, in the order of their ends. A ``client`` program's tasks are
-    not the run's own.
-    """
+    """The `Caller` for the code of a run: makes the calls of the front end for it."""
 
     emitter: LiveEmitter
     scope: Scope
+    """The scope of the code; its last nodes become parents of the calls."""
     after: Iterable[Reply] = ()
+    """Replies of nodes that become parents of the calls, too."""
     client: bool = False
+    """Whether the program is a client program: its tasks do not belong to the run."""
     replies: list[Reply] = dataclasses.field(default_factory=list)
+    """The replies of the calls so far, in the order in which the calls ended."""
 
     def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call. The last chunk's reply is added to ``replies``."""
+        """Make a call and yield its chunks. Its reply is added to ``replies``."""
         client = ClientCall(self.emitter.run.id) if self.client else None
         return self.emitter.make(
             spec, self.scope, self.after, stream=stream, replies=self.replies, client=client
@@ -389,7 +403,7 @@ class RunCaller(Caller):
                 self.scope.join(sibling.scope)
 
     def sign(self, reply: Reply) -> Reply:
-        """Return an answer's reply with the account of the calls that made it."""
+        """Return the reply of an answer, with the node and the report of its last call."""
         if not self.replies:
             return reply
         last = self.replies[-1]
@@ -400,15 +414,17 @@ class RunCaller(Caller):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveContexts:
-    """The `TokenEmitter` of one run: what its contexts of tokens need."""
+    """The `TokenEmitter` of one run: makes the calls of its contexts of tokens."""
 
     emitter: LiveEmitter
 
     async def token_call(
         self, spec: CallSpec, name: str, *, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call of token ids, and yield its output as it grows. Raises `ConfigError` where
-        the executor takes none, and what `Executor.generate` raises.
+        """Make a call whose prompt is token ids, and yield its output as it is generated.
+
+        Raises `ConfigError` if the executor accepts no token ids, and what `Executor.generate`
+        raises.
         """
         scope = self.emitter.own_scope(name)
         spec = (await self.frontend()).addressed(spec)
@@ -418,39 +434,42 @@ class LiveContexts:
                 yield chunk
 
     async def frontend(self) -> Frontend:
-        """Return what turns text into token ids and back."""
+        """Return the front end, which turns text into token ids and back."""
         with tracking.outside():
             return await self.emitter.services.frontend()
 
     def save(self, name: str, context: SavedContext) -> None:
-        """Keep a context for the tenant. Raises `ConfigError` past the budget."""
+        """Save a context for the tenant. Raises `ConfigError` if it exceeds the tenant's budget."""
         self.emitter.services.saved.save(self.emitter.run.row.tenant, name, context)
 
     def is_saved(self, name: str) -> bool:
-        """Whether the tenant has a context of that name."""
+        """Return whether the tenant has saved a context under this name."""
         return self.emitter.services.saved.has(self.emitter.run.row.tenant, name)
 
     def open(self, name: str) -> SavedContext:
-        """Return a context that the tenant has saved. Raises `UnknownContextError`."""
+        """Return a context that the tenant has saved. Raises `UnknownContextError` if there is
+        none.
+        """
         return self.emitter.services.saved.open(self.emitter.run.row.tenant, name)
 
     def forget(self, name: str) -> None:
-        """Keep a saved context no longer. Raises `UnknownContextError`."""
+        """Delete a saved context. Raises `UnknownContextError` if there is none."""
         self.emitter.services.saved.forget(self.emitter.run.row.tenant, name)
 
     def dropped(self, call: str, shared: int) -> None:
-        """Tell the engine that a context is given up of which ``call`` was the last; others have
-        its first ``shared`` tokens.
+        """Tell the engine that a context is not used any more. ``call`` was its last call; other
+        contexts still use its first ``shared`` tokens.
         """
         program_id = call.rpartition("/")[0]
         self.emitter.services.executor.notify(Notification(program_id, "dropped", call, shared))
 
 
 class Checkpoint:
-    """What `Context.checkpoint` returns: the top of one loop calls it with the loop's state.
+    """The function that `Context.checkpoint` returns, which a loop calls at its top with its state.
 
-    It checks that it is called from one place, while no other task of the program is open, and
-    returns what ``keep`` makes of the state: without a journal, the state itself.
+    It returns the state that the loop must continue with: ``keep(state)``, or without a journal the
+    state itself. Raises `UsageError` if it is called at two places of the code, or while another
+    task of the program is open.
     """
 
     def __init__(self, run: Run, keep: Callable[[Any], Any] | None = None) -> None:
@@ -459,16 +478,18 @@ class Checkpoint:
 
     def __call__(self, state: T) -> T:
         frame = sys._getframe(1)
-        at = frame, frame.f_lineno  # of one line, there may be two copies in the code
+        # Not the instruction, because the compiler may copy one line of source to two places.
+        at = frame, frame.f_lineno
         self._top = self._top or at
         if self._top != at:
             raise UsageError(
-                f"program {self._run.id}: a checkpoint is for the top of one loop: make another"
+                f"program {self._run.id}: one checkpoint was called at two places of the code; "
+                "make a checkpoint of its own for each loop"
             )
         if not tracking.is_alone(self._run) or asyncio.current_task() is not self._run.task:
             raise UsageError(
-                f"program {self._run.id}: a checkpoint is for the program's own function, while no "
-                "other task of it is open: wait for them before"
+                f"program {self._run.id}: a checkpoint was called while other tasks of the program "
+                "are open; call it from the program's own function, after all tasks have ended"
             )
         if self._keep is None:
             return state
@@ -477,8 +498,8 @@ class Checkpoint:
 
 
 class _Interrupted:
-    """An open interrupt's node, which ends with the block as the block does. A class, and no
-    generator: it is entered for each call of a tool.
+    """A context manager that ends the node of an interrupt, with the error of the block if it has
+    one. It is a class because a generator is slower, and each tool call enters one.
     """
 
     __slots__ = ("_node", "_registry", "_run", "_scope")
@@ -499,7 +520,7 @@ class _Interrupted:
 
 
 class _Observer:
-    """Tells the registry what becomes of a tool's call, and asks humans for it."""
+    """Reports the attempts of a tool call to the registry, and asks humans for the tool."""
 
     def __init__(
         self, emitter: LiveEmitter, node: Node, scope: Scope, timeout: float | None
@@ -526,15 +547,15 @@ class _Observer:
 
 
 def node_of(reply: Reply) -> int:
-    """Return the node that a reply came from. Raises `ConfigError` for another program's."""
+    """Return the id of the node that a reply came from. Raises `ConfigError` if it has none."""
     if reply.node < 0:
-        raise ConfigError("after= takes replies of this program's own calls")
+        raise ConfigError("after= has a reply without a node; pass replies of this program's calls")
     return reply.node
 
 
 async def _next_outside(items: AsyncGenerator[T, None]) -> T | None:
-    """Return the next of ``items``, None after the last; a task that this starts belongs to no
-    program.
+    """Return the next of ``items``, or None after the last. Tasks that are started meanwhile belong
+    to no program.
     """
     with tracking.outside():
         return await anext(items, None)

@@ -1,4 +1,7 @@
-"""What happens to programs, as values for whoever watches: a live view, a log, a test."""
+"""Events in the life of programs, for listeners such as a live view, a log or a test.
+
+``at`` is the time of the event on the runtime's clock, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from agentrt.graph import Node, NodeKind
 
 @dataclass(frozen=True, slots=True)
 class ProgramStarted:
-    """A program began at ``at`` (seconds, the runtime's clock)."""
+    """A program started."""
 
     program_id: str
     program_type: str
@@ -19,7 +22,7 @@ class ProgramStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnded:
-    """A program ended: ``state`` is that of its `Run`."""
+    """A program ended. ``state`` is the final state of its `Run`."""
 
     program_id: str
     state: str
@@ -28,7 +31,7 @@ class ProgramEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """A program emitted a call or an interrupt."""
+    """A program started a call or an interrupt."""
 
     program_id: str
     node: Node
@@ -37,7 +40,7 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """An interrupt waits, starts again, or says how far it is."""
+    """An interrupt began to wait, started another attempt, or reported progress."""
 
     program_id: str
     node: Node
@@ -46,7 +49,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
-    """A call or an interrupt is over; the node's state says how."""
+    """A call or an interrupt ended. The node's state says how it ended."""
 
     program_id: str
     node: Node
@@ -56,20 +59,24 @@ class NodeEnded:
 Event = ProgramStarted | ProgramEnded | NodeStarted | NodeChanged | NodeEnded
 
 
-_WHAT = {
+_MESSAGES = {
     NodeKind.TOOL: ("tool", "returned"),
     NodeKind.HUMAN: ("human", "answered"),
-    NodeKind.EVENT: ("tool", "returned"),  # to an engine, whatever comes back by itself is one
+    # The engine expects an event to end by itself, as a tool does.
+    NodeKind.EVENT: ("tool", "returned"),
 }
+"""The kinds of notification for the start and the end of an interrupt."""
 
 
 def notification_of(event: Event) -> Notification | None:
-    """The notification for an engine: a program went to a tool or a human, or is back."""
+    """Return the engine's notification of the start or the end of an interrupt; None for all other
+    events.
+    """
     match event:
-        case NodeStarted(node=node) if node.kind in _WHAT:
-            what, _ = _WHAT[node.kind]
-        case NodeEnded(node=node) if node.kind in _WHAT:
-            _, what = _WHAT[node.kind]
+        case NodeStarted(node=node) if node.kind in _MESSAGES:
+            message, _ = _MESSAGES[node.kind]
+        case NodeEnded(node=node) if node.kind in _MESSAGES:
+            _, message = _MESSAGES[node.kind]
         case _:
             return None
-    return Notification(event.program_id, what, "" if node.kind is NodeKind.HUMAN else node.name)
+    return Notification(event.program_id, message, "" if node.kind is NodeKind.HUMAN else node.name)

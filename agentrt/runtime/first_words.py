@@ -1,4 +1,4 @@
-"""The first words of a program's input, by which people recognize it."""
+"""The first words of a program's input, by which people recognize the program."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from agentrt.journal.analysis.rendering import short
 
 _MOST = 80
-"""Characters that are kept."""
+"""Maximum length in characters."""
 _USERS = ("user", "human")
 _REMINDER = "<system-reminder>"
-"""How coding agents begin a text that is not their user's."""
+"""The first characters of texts that coding agents add to the user's messages."""
 
 
 def first_words(value: Any) -> str:
-    """Return the beginning of an input: a text itself, of messages the first one of a user, of an
-    object its first text. Empty where there is no text.
+    """Return the beginning of an input that is a text, of the first user message in an input that
+    is a list of messages, or of the first text field of an object. "" if there is no text.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)
@@ -48,7 +48,7 @@ def _of_messages(messages: Sequence[Any]) -> str | None:
 
 
 def _message(message: Any) -> tuple[Any, Any]:
-    """The role and the content of a message, as chat APIs, tuples and LangChain have them."""
+    """Return role and content of a message in the form of chat APIs, tuples or LangChain."""
     if isinstance(message, Mapping):
         return message.get("role", message.get("type")), message.get("content")
     if isinstance(message, Sequence):

@@ -1,12 +1,13 @@
-"""Answers a recorded program's nodes from its journal, and records the others.
+"""Answers the nodes of a resumed program from its journal, and records all others.
 
-`Recorded` is the one place where programs and journals meet: it stands between a program's
-`Context` and the `LiveEmitter` that does the work. A program without a journal has none.
+`Recorded` is the one place where programs and journals meet. It stands between a program's
+`Context` and the `LiveEmitter` that makes the calls. A program without a journal has no `Recorded`.
 
-Each node takes the same way. `Recorded._enter` makes its record. `Recorded._through` answers it
-from an earlier life of the program, or has the work done, writes the result, and returns it when
-it is its turn. `Recorded._grown` does the same for calls that are read while they grow, and
-`Recorded._at_once` for nodes that take no time.
+All nodes are treated alike. `Recorded._enter` makes the record of a node.
+`Recorded._recall_or_run` returns the recorded answer if an earlier process has recorded one.
+Otherwise, it runs the node and records the result. Results are returned in the recorded order.
+`Recorded._stream` does the same for streamed calls, and `Recorded.at_once` for nodes that need no
+waiting.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ from agentrt.tracking.place import Place
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
-_AGAIN: Any = object()
-"""The node is recorded, but has no answer: it is to be asked again."""
+_RUN_AGAIN: Any = object()
+"""The node is recorded, but its answer is not: the node must run again."""
 _LATER_S = 1.0
+"""Seconds that a resumed program gets, in addition to the recorded ones, to cancel a node again."""
 _CHECKPOINT = "checkpoint"
 
 
 class Recorded:
-    """An `Emitter` in front of a live one, whose nodes are answered from ``record`` or added to
-    it.
+    """An `Emitter` that answers nodes from ``record``, and lets ``emitter`` run all other nodes and
+    records them.
     """
 
     def __init__(self, emitter: LiveEmitter, record: ProgramRecord) -> None:
@@ -67,7 +69,9 @@ class Recorded:
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         node = self._enter("call", "llm", request)
-        reply: Reply = await self._through(node, after, lambda: self._live.call(request, after))
+        reply: Reply = await self._recall_or_run(
+            node, after, lambda: self._live.call(request, after)
+        )
         return reply
 
     async def stream(
@@ -81,7 +85,7 @@ class Recorded:
         if (node := self._enter("call", "llm", request)) is None:
             whole = made()
         else:
-            whole = self._grown(node, after, made, replies, pieces_of)
+            whole = self._stream(node, after, made, replies, pieces_of)
         async with aclosing(cast("AsyncGenerator[Answer, None]", whole)) as answer:
             async for piece in answer:
                 yield piece
@@ -97,11 +101,11 @@ class Recorded:
     def token_pieces(
         self, spec: CallSpec, name: str, made: Callable[[], AsyncGenerator[Chunk, None]]
     ) -> AsyncGenerator[Chunk, None]:
-        """Return the pieces of a call of token ids, which ``made`` makes."""
+        """Yield the pieces of a call whose prompt is token ids. ``made`` makes the call."""
         node = self._enter("call", name, spec)
         if node is None:
             return made()
-        return self._grown(node, (), made, [], chunks_of)
+        return self._stream(node, (), made, [], chunks_of)
 
     # -- outside the engine ------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class Recorded:
             )
 
         again = tool.options.idempotent
-        return await self._through(node, after, run, begins=False, again=again)
+        return await self._recall_or_run(node, after, run, begins=False, again=again)
 
     async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
         node = self._enter("tools", name, {"find": name})
@@ -133,7 +137,7 @@ class Recorded:
         async def find() -> Any:
             return kept_tool(await self._live.find_tool(name, timeout))
 
-        return read_tool(await self._through(node, (), find), self._live.services.toolbox)
+        return read_tool(await self._recall_or_run(node, (), find), self._live.services.toolbox)
 
     async def tools(self, *transports: str) -> list[Tool]:
         node = self._enter("tools", "tools", {"of": list(transports)})
@@ -143,13 +147,14 @@ class Recorded:
         async def listed() -> Any:
             return [kept_tool(tool) for tool in await self._live.tools(*transports)]
 
-        kept = await self._through(node, (), listed)
+        kept = await self._recall_or_run(node, (), listed)
         return [read_tool(tool, self._live.services.toolbox) for tool in kept]
 
     async def human(
         self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
-        # Its text is content, and no name that a journal without content may have.
+        # The question's text is content, so it must not become the node's name: names are also
+        # recorded in a journal that stores no content.
         node = self._enter("human", "human", {"question": text, "schema": form.schema})
         if node is not None:
             node.label = text
@@ -187,8 +192,9 @@ class Recorded:
         *,
         rests: bool = True,
     ) -> T:
-        """Do ``work`` with the time that is left of ``limit`` (seconds) since its first attempt.
-        A program may be parked while a node that ``rests`` waits.
+        """Run ``work`` with the seconds that are left of ``limit`` since the node first began.
+
+        While a node that ``rests`` waits, its program may be parked.
         """
         if node is None:
             return await work(limit)
@@ -208,7 +214,7 @@ class Recorded:
             finally:
                 node.program.rests.pop(task, None)
 
-        result: T = await self._through(node, after, begun, begins=False)
+        result: T = await self._recall_or_run(node, after, begun, begins=False)
         return result
 
     # -- at once -----------------------------------------------------------------------
@@ -229,7 +235,7 @@ class Recorded:
         return Checkpoint(self._live.run, _LoopStates(self, self._record, place).keep)
 
     def at_once(self, kind: str, name: str, request: Any, make: Callable[[], T]) -> T:
-        """Return the recorded value of a node that takes no time, or what ``make`` makes."""
+        """Return the recorded value of a node that needs no waiting; without one, ``make()``."""
         node = self._enter(kind, name, request)
         if node is None:
             return make()
@@ -251,36 +257,37 @@ class Recorded:
             raise
         if node is None:
             return work
-        # Its code runs in any case: what it had come to is in its own nodes. It ends in its turn.
+        # The code of the task runs again in any case, because its results are recorded only as
+        # those of its nodes. The task must end in the recorded order.
         if node.past is not None and node.past.end is not None:
-            return _again_in_turn(node, work)
+            return _end_in_turn(node, work)
         node.begin()
 
         async def recorded() -> T:
             try:
                 result = await work
-                # Nothing is answered by it: its code runs again, and its nodes are recorded.
+                # The result is never read back: a resumed program runs the code of the task again.
                 await node.done(result, needed=False)
                 await node.delivered()
             except BaseException as error:
-                await _failed_in_turn(node, error)
+                await _fail_in_turn(node, error)
                 raise
             return result
 
         return recorded()
 
-    # -- the way of a node -------------------------------------------------------------
+    # -- recall, run and record a node -------------------------------------------------
 
     def _enter(self, kind: str, name: str, request: Any) -> NodeRecord | None:
-        """Return the record of a node that the code comes to; None where the code is at no place
-        of the program that a later life could find again.
+        """Return the record of the node that the code emits. None if the code is at a place that a
+        resumed program could not recognize.
         """
         scope = self._live.own_scope(name)
         if scope.place is None:
             return None
         return self._record.enter(scope.place, kind, name, scope.path, request)
 
-    async def _through(
+    async def _recall_or_run(
         self,
         node: NodeRecord | None,
         after: Iterable[Reply],
@@ -289,15 +296,17 @@ class Recorded:
         begins: bool = True,
         again: bool = True,
     ) -> Any:
-        """Return the recorded answer of a node, or that of ``work``, which is recorded. The node
-        ``begins`` here, or by itself. Where it was under way, and must not be done ``again``,
-        raises `ToolLostError`. Without a node it is the work alone.
+        """Return the recorded answer of a node; without one, run ``work`` and record its result.
+
+        With ``begins``, the start of the node is recorded here, otherwise by ``work``. Raises
+        `ToolLostError` if the end of the node was not recorded, and the node must not run
+        ``again``. Without a node, only ``work`` is run.
         """
         if node is None:
             return await work()
         if node.past is not None:
-            recorded = await self._recalled(node, after, again=again)
-            if recorded is not _AGAIN:
+            recorded = await self._recall(node, after, again=again)
+            if recorded is not _RUN_AGAIN:
                 return recorded
         inner = self._live.own_scope(node.start.name).inside(node.place)
         if begins:
@@ -305,17 +314,17 @@ class Recorded:
         try:
             with tracking.within(inner):
                 result = await work()
-            # A tool may return the reply of another call: that is a value like any other.
+            # A tool may return a reply, too, but only the reply of a call has a report to record.
             reply = result if node.start.kind == "call" and isinstance(result, Reply) else None
             report = None if reply is None else reply.report
             await node.done(result, report, self._in_dag(inner, reply))
             await node.delivered()
         except BaseException as error:
-            await _failed_in_turn(node, error)
+            await _fail_in_turn(node, error)
             raise
         return result
 
-    async def _grown(
+    async def _stream(
         self,
         node: NodeRecord,
         after: Iterable[Reply],
@@ -323,14 +332,14 @@ class Recorded:
         replies: list[Reply],
         again: Callable[[Any], Iterable[T]],
     ) -> AsyncGenerator[T, None]:
-        """Yield the pieces of a call that ``made`` makes, or those that ``again`` makes of a
-        recorded one. Its reply is added to ``replies``.
+        """Yield the pieces of a call: of a recorded one those that ``again`` makes from its reply,
+        otherwise those that ``made`` yields. The reply is added to ``replies``.
         """
-        recorded = _AGAIN
+        recorded = _RUN_AGAIN
         if node.past is not None:
-            recorded = await self._recalled(node, after, in_turn=False)
-        if recorded is not _AGAIN:
-            async with aclosing(self._grown_again(node, again, recorded)) as pieces_again:
+            recorded = await self._recall(node, after, in_turn=False)
+        if recorded is not _RUN_AGAIN:
+            async with aclosing(self._replay_stream(node, again, recorded)) as pieces_again:
                 async for known in pieces_again:
                     yield known
             replies.append(recorded)
@@ -358,50 +367,51 @@ class Recorded:
                 node.program.ended(node.start, Broken(seen), None, None, waits=False)
             raise
         except BaseException as error:
-            await _failed_in_turn(node, error)
+            await _fail_in_turn(node, error)
             raise
         finally:
             _mark(scope, before)
 
-    async def _grown_again(
+    async def _replay_stream(
         self, node: NodeRecord, again: Callable[[Any], Iterable[T]], recorded: Any
     ) -> AsyncGenerator[T, None]:
-        """Yield the pieces of a call that was read in an earlier life: at once, but its end in its
-        turn, since tools that started on its first pieces may have ended before it.
+        """Yield the pieces of a recorded call at once, but end in the recorded order, because tools
+        that started on the first pieces may have ended before the call.
         """
         try:
             for known in again(recorded):
                 yield known
         except GeneratorExit:
-            node.program.order.caused(node.place)
+            node.program.order.ended_by_code(node.place)
             raise
         await node.program.order.answer(node.place)
         if isinstance(recorded, Broken):
             raise DivergenceError(
-                f"program {self._live.run.id} had closed the stream of node {node.place} here, and "
-                "its code now reads on"
+                f"program {self._live.run.id}: the recorded run had closed the stream of node "
+                f"{node.place} at this piece, but the code now reads on"
             )
 
-    async def _recalled(
+    async def _recall(
         self, node: NodeRecord, after: Iterable[Reply], *, again: bool = True, in_turn: bool = True
     ) -> Any:
-        """Return the recorded answer, when it is its turn if it is to come ``in_turn``; or
-        `_AGAIN`. Raises a recorded error.
+        """Return the recorded answer, or `_RUN_AGAIN`. Raises a recorded error.
+
+        With ``in_turn``, wait until the recorded order allows the answer.
         """
         past, record = node.past, node.program
         assert past is not None
         if (given_up := record.given_up_at(past)) is not None:
-            # The program went on without this answer, and will again: nothing is paid for until
-            # its code has had the time for that.
+            # The program had cancelled this node, and probably cancels it again. Do not run the
+            # node before the code has had the time to do so.
             try:
                 await asyncio.sleep(max(0.0, given_up - past.start.started) + _LATER_S)
             except asyncio.CancelledError:
-                record.order.caused(node.place)
+                record.order.ended_by_code(node.place)
                 raise
             record.order.drop(node.place)
-            return _AGAIN
+            return _RUN_AGAIN
         if past.state == LOST and again:
-            record.order.runs(node.place)
+            record.order.runs_again(node.place)
             node.again = True
         elif in_turn or past.state == LOST:
             await record.order.answer(node.place)
@@ -416,15 +426,19 @@ class Recorded:
         return value
 
     def _asked_again(self, node: NodeRecord, *, again: bool) -> Any:
-        """Return `_AGAIN` for a node that was begun, and of whose end nothing is known; raise
-        `ToolLostError` where its work must not be done again.
+        """Return `_RUN_AGAIN` for a node whose start was recorded, but not its result. Raises
+        `ToolLostError` if the node must not run again.
         """
         if again:
-            return _AGAIN
-        state = "its result could not be kept" if node.past and node.past.end else "was under way"
+            return _RUN_AGAIN
+        was_ended = node.past is not None and node.past.end is not None
+        reason = (
+            "the tool ran, but its result could not be recorded"
+            if was_ended
+            else "the program was stopped while the tool ran, and whether it finished is unknown"
+        )
         error = ToolLostError(
-            f"tool {node.start.name} {state} when its program was stopped: whether it ran is "
-            "unknown. A tool that is idempotent is run again",
+            f"tool {node.start.name}: {reason}; declare the tool idempotent to run it again",
             name=node.start.name,
         )
         node.program.failed(node.start, error)
@@ -438,7 +452,7 @@ class Recorded:
             return value
         report = None
         if kind is NodeKind.CALL:
-            # The steps were another engine's.
+            # The numbers of steps were those of an earlier engine.
             before_report = value.report if isinstance(value, Reply) else CallReport()
             report = dataclasses.replace(before_report, steps=0, arrived_step=0, finished_step=0)
         text = None if error is None else f"{type(error).__name__}: {text_of(error)}"
@@ -452,7 +466,7 @@ class Recorded:
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
-        """Return a node's id in the DAG, and its parents."""
+        """Return the id and the parents of a node in the DAG."""
         made = None if inner.place is None else inner.place.last
         if reply is not None and reply.node >= 0:
             made = reply.node
@@ -461,7 +475,7 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedContexts:
-    """The `TokenEmitter` of a recorded run, in front of a live one."""
+    """The `TokenEmitter` of a recorded run."""
 
     _live: LiveContexts
     _recorded: Recorded
@@ -480,7 +494,8 @@ class RecordedContexts:
             self._live.save(name, context)
 
         self._recorded.at_once("save", name, {"tokens": len(context.token_ids)}, save)
-        if not self._live.is_saved(name):  # a context that others have saved is newer
+        # Do not replace an existing context: another program may have saved a newer one.
+        if not self._live.is_saved(name):
             save()
 
     def open(self, name: str) -> SavedContext:
@@ -499,11 +514,11 @@ class RecordedContexts:
 
 
 class _LoopStates:
-    """The states of a loop, from the last of which a program goes on.
+    """The recorded states of one loop. A resumed program continues from the last state.
 
-    A loop is known by the number of the node that made its checkpoint. Its states are nodes as
-    others, with how many tasks the program had started; to go on from one is to be where the code
-    was then.
+    The number of the node that made the checkpoint identifies the loop. Each state is a node, which
+    also has the number of tasks that the program had started. Resuming from a state sets both
+    numbers, so that the code is at the same place as it was then.
     """
 
     def __init__(self, recorded: Recorded, record: ProgramRecord, place: Place) -> None:
@@ -513,8 +528,8 @@ class _LoopStates:
         self._is_first = True
 
     def keep(self, state: T) -> T:
-        """Record a state and return it; at the first time in a program that goes on, return the
-        last one.
+        """Record a state and return it. The first call in a resumed program returns the last
+        recorded state instead.
         """
         if self._is_first:
             self._go_to_last()
@@ -523,20 +538,22 @@ class _LoopStates:
         return self._recorded.at_once(_CHECKPOINT, self._loop, tasks, lambda: self._kept(state))
 
     def _go_to_last(self) -> None:
-        """Leave out what is recorded before the last state of the loop."""
+        """Skip all nodes that were recorded before the last state of the loop."""
         past, place = self._record.past, self._place
         number, last = past.last_of(place.path, _CHECKPOINT, self._loop)
         if last is not None:
-            tasks = last.asked["tasks"]
+            tasks = last.request["tasks"]
             past.leave_out(place.path, (place.nodes, number), (place.forks, tasks))
             place.nodes, place.forks = number, tasks
 
     def _kept(self, state: T) -> T:
-        """Return the state as it will be after a restart. If that is impossible, and the program
-        goes on without a record of such states, return it as it is.
+        """Return the state as a resumed program would read it from the journal.
+
+        Raises `UnrecordableError` for a state that cannot be recorded, unless the program skips
+        such values.
         """
         try:
-            kept: T = loads(dumps(state, what="state"))
+            kept: T = loads(dumps(state, label="state"))
         except UnkeptError as error:
             if self._record.skips:
                 return state
@@ -545,13 +562,13 @@ class _LoopStates:
         return kept
 
 
-async def _again_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
-    """Return what ``work`` comes to, when it was its turn in an earlier life."""
+async def _end_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
+    """Return the result of a task, ``work``, when the recorded order allows the end of the task."""
     order = node.program.order
     try:
         result = await work
     except asyncio.CancelledError:
-        order.caused(node.place)
+        order.ended_by_code(node.place)
         raise
     except BaseException:
         await order.answer(node.place)
@@ -562,31 +579,31 @@ async def _again_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
     return result
 
 
-async def _failed_in_turn(node: NodeRecord, error: BaseException) -> None:
-    """A node has failed: the code has the error when it is its turn."""
+async def _fail_in_turn(node: NodeRecord, error: BaseException) -> None:
+    """Record that a node failed, and wait until the program may get its error."""
     await node.failed(error)
     if isinstance(error, Exception):
         await node.delivered()
 
 
 def _mark(scope: Scope, during: str) -> None:
-    """The call that the code of ``scope`` reads while it grows; "" for none."""
+    """Set which streamed call the code of ``scope`` is reading; "" for none."""
     if scope.place is not None:
         scope.place.during = during
 
 
 async def _next_within(scope: Scope, items: AsyncGenerator[T, None]) -> T | None:
-    """The next of ``items``, of code in ``scope``; None after the last."""
+    """Return the next of ``items``, made by code in ``scope``; None after the last."""
     with tracking.within(scope):
         return await anext(items, None)
 
 
-# -- what a journal keeps of values that are more than their data --------------------------
+# -- stored forms of values that hold connections, buffers or an engine's objects ----------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeptTool:
-    """A tool that is elsewhere, and by which transport."""
+    """The stored form of a tool that a transport offers."""
 
     name: str
     remote: str
@@ -597,13 +614,13 @@ class KeptTool:
 
 
 def kept_tool(tool: Tool) -> KeptTool:
-    """Return what is kept of a tool that a transport offers."""
+    """Return the stored form of a tool."""
     transport = "" if tool.transport is None else tool.transport.name
     return KeptTool(tool.name, tool.remote, transport, tool.spec, tool.result_schema, tool.options)
 
 
 def read_tool(kept: KeptTool, toolbox: Toolbox) -> Tool:
-    """Return the tool again. Raises `UnknownToolError` where its transport is not there."""
+    """Return the tool of a stored form. Raises `UnknownToolError` if its transport is missing."""
     return Tool(
         kept.name,
         remote=kept.remote,
@@ -615,29 +632,31 @@ def read_tool(kept: KeptTool, toolbox: Toolbox) -> Tool:
 
 
 def kept_context(context: SavedContext) -> dict[str, Any]:
-    """Return what is kept of a context that was saved."""
+    """Return the stored form of a saved context."""
     return {"token_ids": list(context.token_ids), "model": context.model}
 
 
 def read_context(kept: Mapping[str, Any]) -> SavedContext:
-    """Return the context again."""
+    """Return the context of a stored form."""
     return SavedContext(array("I", kept["token_ids"]), kept["model"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Broken:
-    """The pieces of a call that its program stopped reading."""
+    """The stored form of a streamed call that its program stopped reading: the pieces it read."""
 
     pieces: list[Any]
 
 
 def kept_chunk(chunk: Chunk) -> Chunk:
-    """Return a piece without the engine's own form of it."""
+    """Return a piece without the engine's own output object."""
     return dataclasses.replace(chunk, output=None)
 
 
 def chunks_of(recorded: Reply | Broken) -> Iterator[Chunk]:
-    """Yield the pieces of a call of token ids that was recorded: if whole, as one."""
+    """Yield the pieces of a recorded call of token ids. A call that was read to its end is one
+    piece.
+    """
     if isinstance(recorded, Broken):
         yield from recorded.pieces
     else:
@@ -645,7 +664,9 @@ def chunks_of(recorded: Reply | Broken) -> Iterator[Chunk]:
 
 
 def pieces_of(recorded: Reply | Broken) -> Iterator[Answer]:
-    """Yield the pieces of a chat call that was recorded: if whole, one for each choice."""
+    """Yield the pieces of a recorded chat call. A call that was read to its end has one piece for
+    each choice.
+    """
     if isinstance(recorded, Broken):
         yield from recorded.pieces
         return

@@ -1,8 +1,8 @@
-"""The run registry: all live runs, with their DAGs and the process table, kept in step.
+"""The run registry: all live runs, with their DAGs and their rows in the process table.
 
-It is synchronous and knows no engine, so that whoever watches a program, wherever its code
-runs, can tell it of a node. Each method is one short critical section: programs of other
-frameworks call from threads and event loops of their own.
+The registry is synchronous and does not depend on an engine, so that integrations can report the
+nodes of programs whose code runs elsewhere. Each method is a short critical section, because
+programs of other frameworks call the registry from threads and event loops of their own.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 
 
 class RunRegistry:
-    """Runs by id, and the process ``table`` over the live ones. ``clock`` gives seconds.
+    """All live runs by id, and their process ``table``. ``clock`` returns seconds.
 
-    Each method takes ``lock``; code that forks or joins scopes of these programs takes it, too.
-    ``mark`` stands between a program's type and its number: the programs of two registries may
-    meet in one engine. ``opened`` is the last number that was given.
+    Each method takes ``lock``; code that forks or joins scopes of these programs must take it, too.
+    A program's id is its type, ``mark`` and a number; registries that share an engine need
+    different marks. ``opened`` is the last number in use.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -59,14 +59,14 @@ class RunRegistry:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` of every event from now on. It must be quick and not raise.
+        """Call ``listener`` with every event from now on. It must be quick and must not raise.
 
-        Events of a program come from the thread that its code runs in.
+        It is called in the thread that runs the code of the program.
         """
         self._listeners.append(listener)
 
     def unlisten(self, listener: Listener) -> None:
-        """Tell ``listener`` no more."""
+        """Stop calling ``listener``."""
         self._listeners.remove(listener)
 
     # -- programs ----------------------------------------------------------------------
@@ -81,8 +81,10 @@ class RunRegistry:
         number: int | None = None,
         named: str | None = None,
     ) -> Run:
-        """A program of this type began; ``number`` is that of one which began before this process
-        did, and goes on. One that is not counted is ``named``.
+        """Add the run of a program that starts.
+
+        ``number`` is the number in the id of a program that resumes; ``named`` is a whole id in
+        place of type and number. Without either, the run gets the next number.
         """
         with self.lock:
             if number is None and named is None:
@@ -98,14 +100,16 @@ class RunRegistry:
             return run
 
     def rename(self, run: Run, type: str) -> None:
-        """A program's type became known only after its beginning, but before its first node."""
+        """Set the type of a program whose type was unknown when it started. Must be called before
+        its first node.
+        """
         with self.lock:
             run.type = run.row.type = run.dag.program_type = type
 
     def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
-        """A program ended, with ``error`` where it failed. Its open nodes are cancelled.
+        """End a run, with ``error`` if it failed. Its open nodes are cancelled.
 
-        One that is done, but has a question that nobody has answered, is interrupted.
+        A run that is done, but has an unanswered question to a human, becomes interrupted.
         """
         with self.lock:
             if state is RunState.DONE and run.row.humans:
@@ -120,7 +124,7 @@ class RunRegistry:
     # -- calls -------------------------------------------------------------------------
 
     def begin_call(self, run: Run, scope: Scope, name: str, after: Iterable[int] = ()) -> Node:
-        """The code in ``scope`` emitted a call, which also comes after the nodes ``after``."""
+        """Add a call that the code in ``scope`` makes. ``after`` are ids of further parents."""
         with self.lock:
             node = self._begin(run, scope, NodeKind.CALL, name, after)
             self.table.call_arrived(run.row, call_id(run, node), node.created_at)
@@ -137,10 +141,10 @@ class RunRegistry:
         cancelled: bool = False,
         error: BaseException | None = None,
     ) -> None:
-        """The call that is ``node`` is over; ``report`` is what it used."""
+        """End the call of ``node``. ``report`` says which resources it used."""
         with self.lock:
             now, dag = self.clock(), run.dag
-            # A client program may end before its calls do.
+            # A client program may end before its calls; ending it has closed their nodes.
             if not node.state.ended:
                 if report.steps:
                     dag.start(node.id, min(now, node.created_at + report.waiting_s))
@@ -167,7 +171,9 @@ class RunRegistry:
         after: Iterable[int] = (),
         interrupt: Interrupt | None = None,
     ) -> Node:
-        """The code in ``scope`` went to a tool or to a human, or waits for an event."""
+        """Add a tool call, a question to a human or a wait for an event by the code in
+        ``scope``.
+        """
         with self.lock:
             node = self._begin(run, scope, kind, name, after)
             node.interrupt = interrupt
@@ -177,7 +183,7 @@ class RunRegistry:
             return node
 
     def interrupt_waits(self, run: Run, node: Node, why: str) -> None:
-        """Nobody works on it now."""
+        """Mark an interrupt as waiting, for the reason ``why``."""
         with self.lock:
             if node.state.ended:
                 return
@@ -189,7 +195,7 @@ class RunRegistry:
     def interrupt_starts(
         self, run: Run, node: Node, attempt: int, timeout: float | None = None
     ) -> None:
-        """An attempt began, which may take ``timeout`` seconds."""
+        """Mark an interrupt as running its ``attempt``, which may take ``timeout`` seconds."""
         with self.lock:
             if node.state.ended:
                 return
@@ -202,11 +208,11 @@ class RunRegistry:
                 changed |= before != (attempt, None, interrupt.deadline)
             if node.state is NodeState.WAITING:
                 run.dag.start(node.id, now)
-            if changed:  # the first attempt of most tools changes nothing
+            if changed:  # usually the first attempt changes nothing, and listeners cost time
                 self._tell(NodeChanged(run.id, node, now))
 
     def interrupt_progress(self, run: Run, node: Node, progress: Progress) -> None:
-        """It says how far it is. What comes after its end is ignored."""
+        """Set the progress of an interrupt. Ignored after its end."""
         with self.lock:
             if node.interrupt is not None and not node.state.ended:
                 node.interrupt.progress = progress
@@ -215,9 +221,8 @@ class RunRegistry:
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """The interrupt is over: an `Exception` failed it, any other error cancelled it.
-
-        `InterruptExpiredError` says that it was not over by its deadline.
+        """End an interrupt. With an `InterruptExpiredError` it has expired, with another
+        `Exception` it has failed, and with any other error it was cancelled.
         """
         with self.lock:
             now = self.clock()
@@ -246,8 +251,9 @@ class RunRegistry:
         report: CallReport | None,
         error: str | None,
     ) -> Node:
-        """A node of an earlier run of the program, whose outcome is known. Nobody is told: nothing
-        happens. What it had cost counts as the program's.
+        """Add a node of a resumed program that ended before the restart, and its costs.
+
+        Listeners are not called, because nothing happens now.
         """
         with self.lock:
             node, now = self._begin(run, scope, kind, name, after), self.clock()
@@ -285,14 +291,14 @@ class RunRegistry:
 
 
 def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
-    """Whose call it is that the code in ``scope`` emitted, for engines and servers elsewhere."""
+    """Return the identity of a call, by which engines and other servers know its program."""
     return Identity(
         call_id=call_id(run, node),
         program_id=run.id,
         program_type=run.type,
         tenant=run.row.tenant,
         session=run.row.session,
-        # The innermost node function of the scope; none in the program's own function.
+        # The innermost node function of the scope; "" in the program's own function.
         node=scope.path.rpartition("/")[2] if "/" in scope.path else "",
         parents=calls_before(node.parents, run.dag),
         path_s=node.path_s,
@@ -304,10 +310,10 @@ def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
 
 
 def call_id(run: Run, node: Node) -> str:
-    """The name of a call, for engines and people: its program and its node."""
+    """Return the id of a call: the id of its program and the number of its node."""
     return f"{run.id}/{node.id}"
 
 
 def registry_of(run: Run) -> RunRegistry:
-    """The registry that ``run`` was opened in."""
+    """Return the registry that ``run`` was opened in."""
     return _REGISTRIES[run]

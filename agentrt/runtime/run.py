@@ -1,4 +1,4 @@
-"""One run of a program: its state, its DAG, and what it cost."""
+"""One run of a program: its state, its DAG, and its costs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from agentrt.scheduler.programs import ProgramStats
 
 
 class RunState(StrEnum):
-    """How a run stands. An interrupted one returned with questions to a human: it is idle,
-    and what answers them is a new program in the same session. Or it is parked, and goes on as
-    another run.
+    """The state of a run.
+
+    A run becomes interrupted in two ways. Its code returned while a question to a human was open:
+    the answer starts a new run in the same session. Or it was parked: it resumes as another run.
     """
 
     RUNNING = "running"
@@ -29,11 +30,11 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run cost; times in seconds.
+    """The costs of a run. Times are in seconds.
 
-    ``service_s`` and ``waiting_s`` are sums over its calls, ``critical_path_s`` the
-    longest path of service through its DAG, ``interrupt_s`` the time in tools and
-    humans, summed.
+    ``service_s`` and ``waiting_s`` are sums over its calls. ``critical_path_s`` is the service time
+    along the longest path through its DAG. ``interrupt_s`` is the sum of the times that tools,
+    humans and events took.
     """
 
     id: str
@@ -58,19 +59,13 @@ class RunReport:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """A program's run. `Runtime.start` hands it out; there, await `wait` for its result.
-
-    ``type`` is its program's name. A client program, whose code another framework or process
-    runs, has no ``task``. One that is recorded in a journal has a ``record``, and the ``options``
-    that are kept there; where it is cancelled since its process ends, it is ``left`` for the next
-    one. Once it has ``begun``, that is on the disk. The seeds of its sampled calls are those of the
-    program ``draws_as``: itself, if it is "". ``recalled`` is what an earlier run of it
-    has paid of its ``row``. ``first_words`` are those of its input, for people.
-    """
+    """One run of a program, as `Runtime.start` returns it. Await `wait` for its result."""
 
     id: str
     type: str
+    """The name of the program."""
     row: ProgramStats
+    """The row of the run in the process table."""
     dag: ExecutionDAG
     started_at: float
     state: RunState = RunState.RUNNING
@@ -80,19 +75,29 @@ class Run:
     first_step: int | None = None
     last_step: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    """The task that runs the code; None for a client program, whose code runs elsewhere."""
     record: ProgramRecord | None = field(default=None, repr=False)
+    """The record in the journal; None for a run that is not recorded."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The options that the journal stores for the code that resumes the program."""
     left: bool = False
+    """Whether the run is left for another process or a later time to resume."""
     draws_as: str = ""
+    """The id of the program whose random seeds this run repeats; "" for its own."""
     first_words: str = ""
+    """The first words of its input, by which people recognize it."""
     recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
+    """The part of the costs in ``row`` that was paid before the program was resumed."""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set when the start of the run is on the disk, or at once without a journal."""
 
     async def wait(self) -> Any:
-        """The program's result. Raises its own error, or `CancelledError` if it was cancelled."""
+        """Wait for the program's end and return its result. Raises the program's own error, or
+        `CancelledError` if it was cancelled.
+        """
         assert self.task is not None
         await asyncio.wait([self.task])
-        self.task.result()  # the program's errors are in `error`; what is raised here is our bug
+        self.task.result()  # raises only our own bugs; the program's errors are in `error`
         if self.error is not None:
             raise self.error
         if self.state is RunState.CANCELLED:
@@ -100,27 +105,27 @@ class Run:
         return self.result
 
     def _repr_svg_(self) -> str:
-        """How a notebook shows it: its graph as it is now."""
+        """Draw the graph as it is now, for notebooks."""
         return to_svg(self.dag)
 
     @property
     def parked(self) -> bool:
-        """Whether it has left memory, or is about to."""
+        """Whether the run is parked: it has left memory, or is about to, and resumes later."""
         return self.record is not None and self.record.parked
 
     def park(self) -> None:
-        """Stop its code, which begins anew when what it waits for has come."""
+        """Stop the code of a program that waits. It resumes from its journal after the wait."""
         assert self.record is not None
         self.left = self.record.parked = True
         self.cancel()
 
     def cancel(self) -> None:
-        """Stop the program: its calls are aborted, its DAG and its row are closed."""
+        """Stop the program. Its calls are aborted, and its DAG and its row are closed."""
         if self.task is not None:
             self.task.cancel()
 
     def saw_steps(self, report: CallReport) -> None:
-        """Widen the run's span of engine steps by one call's."""
+        """Extend the run's range of engine steps by the steps of one call."""
         if report.steps:
             first = self.first_step
             self.first_step = (
@@ -129,7 +134,7 @@ class Run:
             self.last_step = max(self.last_step, report.finished_step)
 
     def report(self, now: float) -> RunReport:
-        """The cost so far, or in all once it ended."""
+        """Return the costs until ``now``, or until the end of a run that has ended."""
         row = self.row
         return RunReport(
             id=self.id,

@@ -1,7 +1,7 @@
-"""The runtime: the one async shell around programs, the registry and the engine.
+"""The runtime: starts and ends programs, and connects them with the registry and the engine.
 
-Everything that decides is pure and lives below; here programs are started and ended,
-and every task has an owner.
+The decisions are made in the layers below, which are synchronous and pure. Every task that the
+runtime starts has an owner, which ends it.
 """
 
 from __future__ import annotations
@@ -45,23 +45,28 @@ _log = logging.getLogger(__name__)
 
 
 def _unread(message: str) -> None:
-    """Progress that nobody reads."""
+    """Ignore the progress of a start."""
 
 
 class Runtime:
-    """Runs programs on an executor. An async context manager; one event loop.
+    """Runs programs on an executor. An async context manager, for one event loop.
 
-    ``registry`` has the runs of all programs, client programs too, whose code somebody else
-    runs. ``model_names`` are what requests may call the first model; by default its own name.
-    ``seed`` makes the seeds that are drawn for sampled calls repeatable. ``tools`` are
-    the transports of tools beside those for functions of this process, ``events`` is where
-    `Context.event` hears of what happens. ``ask_human`` answers
-    `Context.human`; with None, questions wait in ``questions`` for whoever answers them there.
-    ``enter`` is called before a program's code, in its context: the code finds the context
-    variables that it sets. Programs are recorded in ``journal``, and go on from it; whoever opened
-    it closes it. Programs sleep and wait by the clock ``steady``, which is the journal's. With
-    ``reminders``, system and developer messages in the middle of a chat stay at their place, also
-    where the model's chat template would refuse or move them.
+    - ``ask_human`` answers `Context.human`; with None, questions wait in ``questions`` until
+      `Questions.answer` is called.
+    - ``tools`` are transports of tools, in addition to the one for functions of this process.
+    - ``events`` is the source of the events that `Context.event` waits for.
+    - ``seed`` makes the random seeds of sampled calls repeatable.
+    - ``clock`` returns the time of nodes and events in seconds.
+    - ``registry`` holds the runs of all programs, including client programs, whose code runs
+      elsewhere.
+    - ``model_names`` are the names by which requests may call the first model; by default the
+      model's own name.
+    - ``enter`` is called before the code of a program, in the same context: the code sees the
+      context variables that ``enter`` sets.
+    - ``journal`` records programs and resumes them. Its owner closes it. The clock ``steady``, by
+      which programs sleep and wait, is then the journal's.
+    - With ``reminders``, system and developer messages in the middle of a chat keep their place,
+      even if the model's chat template would refuse or move them.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Runtime:
         self.has_engine = False
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
-        # A due time that outlives its process is one of its journal's clock.
+        # A deadline may outlive this process, so it must be a time of the journal's clock.
         self.steady = SteadyClock.of_loop() if journal is None else journal.clock
         self.questions = Questions(self.steady, ask_human)
         self.events = NoEvents() if events is None else events
@@ -126,8 +131,9 @@ class Runtime:
         await self.close()
 
     async def open(self, progress: Progress = _unread, *, with_engine: bool = True) -> None:
-        """Start the engine; if not ``with_engine``, only when the first call needs it. Raises what
-        `Executor.start` raises.
+        """Start the engine, or without ``with_engine`` let the first call start it.
+
+        ``progress`` is called with messages about the start. Raises what `Executor.start` raises.
         """
         self._progress = progress
         self._loop = asyncio.get_running_loop()
@@ -149,16 +155,16 @@ class Runtime:
         self.has_engine = True
 
     async def close(self) -> None:
-        """Cancel what still runs, then stop the engine. Idempotent."""
+        """Cancel all programs and calls, then stop the engine. Idempotent."""
         if not self._open:
             return
         self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
-        live += [one.task for one in self._services.client_calls if one.task is not None]
+        live += [call.task for call in self._services.client_calls if call.task is not None]
         for task in live:
             task.cancel()
         while self._followed:
-            self._followed.pop().unlisten(self._saw)
+            self._followed.pop().unlisten(self._on_event)
         if left := [*live, *self._ends]:
             await asyncio.wait(left)
         try:
@@ -170,8 +176,8 @@ class Runtime:
             tracking.uninstall(asyncio.get_running_loop())
 
     async def frontend(self) -> Frontend:
-        """The front end of the engine's models. It is opened at the first call, which takes
-        seconds; several callers wait for one.
+        """Return the front end of the engine's models. The first call opens it, which takes
+        seconds; concurrent callers wait for the same opening.
         """
         if self._frontend is None:
             with tracking.outside():
@@ -181,7 +187,7 @@ class Runtime:
         try:
             return await asyncio.shield(opening_task)
         except Exception:
-            if self._frontend is opening_task:  # and no later call tries again already
+            if self._frontend is opening_task:  # no other caller has already tried again
                 self._frontend = None
             raise
 
@@ -202,24 +208,24 @@ class Runtime:
         opening, self._frontend = self._frontend, None
         if opening is None:
             return
-        opening.cancel()  # nothing, if it is open
+        opening.cancel()  # has no effect if the front end is open
         await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
             await opening.result().close()
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` of every event from now on. It must be quick and not raise."""
+        """Call ``listener`` with every event from now on. It must be quick and must not raise."""
         self.registry.listen(listener)
 
     def now(self) -> float:
-        """The runtime's clock, in seconds."""
+        """Return the time of the runtime's clock, in seconds."""
         return self.registry.clock()
 
     def emitter(self, run: Run) -> LiveEmitter:
-        """What emits the calls of ``run``, past its journal; to be used on the runtime's loop.
+        """Return the emitter of ``run`` that does not record. Use it on the runtime's event loop.
 
-        A run without a task is a client program, whose code another framework runs: the engine
-        forgets it when its registry says that it ended.
+        A run without a task is a client program, whose code another framework runs. The engine
+        forgets the program when its registry reports its end.
         """
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
@@ -227,10 +233,10 @@ class Runtime:
         return LiveEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:
-        """Listen to a registry: once, however many of its programs there are."""
+        """Listen to a registry once, even if this is called for several of its programs."""
         if registry not in self._followed:
             self._followed.append(registry)
-            registry.listen(self._saw)
+            registry.listen(self._on_event)
 
     def start(
         self,
@@ -242,22 +248,22 @@ class Runtime:
         size_hint: float | None = None,
         durable: Durable | None = None,
     ) -> Run:
-        """Start a program. It runs as a task of its own; await `Run.wait` for its result.
+        """Start a program as a task of its own. Await `Run.wait` for its result.
 
-        ``size_hint`` is a guess of its size for a policy that learns, such as a budget of
-        tokens: in any unit, the same for all programs of its type. With a journal, ``durable``
-        says how it is recorded; None is not at all.
+        ``size_hint`` is an estimate of the program's size for a policy that learns, such as a
+        budget of tokens. It may be in any unit, but in the same unit for all programs of one type.
+        With a journal, ``durable`` says how the program is recorded; None is not at all.
         """
-        kept = durable or Durable()
+        record = durable or Durable()
         run = self.registry.open(
             program.name,
             tenant=tenant,
             session=session,
             size_hint=size_hint,
-            number=kept.number,
-            named=kept.id,
+            number=record.number,
+            named=record.id,
         )
-        run.draws_as, run.options = kept.draws_as, kept.options
+        run.draws_as, run.options = record.draws_as, record.options
         run.first_words = first_words(input)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
@@ -266,8 +272,10 @@ class Runtime:
         return run
 
     def _close_unbegun(self, run: Run, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step runs none of its code, and uvloop runs
-        timers, such as that of a deadline, before first steps.
+        """Close a run whose task was cancelled before its first step.
+
+        Such a task runs none of its code. It happens because uvloop runs timers, such as that of a
+        deadline, before the first steps of tasks.
         """
         if task.cancelled() and run.ended_at is None:
             self.registry.close(run, RunState.CANCELLED)
@@ -287,11 +295,11 @@ class Runtime:
             raise
         except Exception as raised:
             state, error = RunState.FAILED, raised
-        except BaseException as raised:  # as of `sys.exit`: it ends the program, and no server
-            words = f"the program raised {type(raised).__name__}: {text_of(raised)}"
-            state, error = RunState.FAILED, AgentrtError(words)
+        except BaseException as raised:  # `sys.exit` ends the program, but must not end a server
+            message = f"the program raised {type(raised).__name__}: {text_of(raised)}"
+            state, error = RunState.FAILED, AgentrtError(message)
             error.__cause__ = raised
-        await tracking.to_its_end(self._leave_nothing(run, program, state, error))
+        await tracking.to_its_end(self._clean_up(run, program, state, error))
 
     async def _result(self, run: Run, program: Program, input: Any) -> Any:
         live = self.emitter(run)
@@ -301,15 +309,17 @@ class Runtime:
             return record.result()
         recorded = Recorded(live, record)
         result = await program(Context(run.id, run.type, recorded), input)
-        if record.diverged is not None:  # and its code has caught that
+        if record.diverged is not None:  # the code of the program has caught the error
             raise record.diverged
         return result
 
-    async def _leave_nothing(
+    async def _clean_up(
         self, run: Run, program: Program, state: RunState, error: Exception | None
     ) -> None:
-        """Nothing of a program outlives it: no task, no call, no row. Another framework's
-        tasks end by themselves, or serve others too; its threads' calls are still its own.
+        """End all tasks and calls of a program, record its end, and close its run.
+
+        Tasks of a program that another framework runs are left alone, because they may serve other
+        programs, too. Calls that its threads make are aborted.
         """
         if run.record is not None:
             run.record.stopping = lambda: True
@@ -325,7 +335,8 @@ class Runtime:
             elif run.record is not None and (
                 state is not RunState.CANCELLED or (self._open and not run.left)
             ):
-                # One that is cancelled since its runtime ends goes on in the next one.
+                # A program that is cancelled because the runtime closes is not recorded as ended:
+                # the next runtime resumes it.
                 assert self.journal is not None
                 await run.record.end(str(state), run.result, error)
                 self.journal.ended()
@@ -334,16 +345,16 @@ class Runtime:
         except Exception as raised:
             _log.exception("the end of program %s failed", run.id)
             state, error = RunState.FAILED, error or raised
-        # Whatever went wrong: who waits for the run must see its end.
+        # Close the run even after an error, because callers wait for its end.
         self.registry.close(run, state, error)
         await self._forget(run)
 
     async def _cancel_client_calls(self, program_id: str) -> None:
-        """Abort the calls that threads and other loops still make for the program."""
+        """Abort the calls that threads and other event loops still make for the program."""
         if not (calls := self._services.client_calls):
             return
         me = asyncio.current_task()
-        tasks = [one.task for one in calls if one.program_id == program_id]
+        tasks = [call.task for call in calls if call.program_id == program_id]
         calling = [task for task in tasks if task is not None and task is not me]
         for task in calling:
             task.cancel()
@@ -357,22 +368,24 @@ class Runtime:
             with contextlib.suppress(AgentrtError):
                 await self.executor.end_program(run.id, totals)
 
-    def _saw(self, event: Event) -> None:
-        """On any thread: tell the engine of a client program's end, and of tools and humans."""
+    def _on_event(self, event: Event) -> None:
+        """Tell the engine about ends of client programs, and about tools and humans. Called on any
+        thread.
+        """
         if isinstance(event, ProgramEnded):
             if (run := self._clients.pop(event.program_id, None)) is not None:
                 self._on_loop(self._start_to_forget, run)
         elif (note := notification_of(event)) is not None:
             self._on_loop(self._notify, note)
 
-    def _on_loop(self, do: Callable[[T], None], what: T) -> None:
+    def _on_loop(self, do: Callable[[T], None], argument: T) -> None:
         if self._loop is None or not self._open:
             return
         with tracking.outside():
             if running_loop() is self._loop:
-                do(what)  # to wake a loop up costs as much as a call in a thread
+                do(argument)  # waking the loop up would cost as much as a call in a thread
             else:
-                self._loop.call_soon_threadsafe(do, what)
+                self._loop.call_soon_threadsafe(do, argument)
 
     def _notify(self, note: Notification) -> None:
         if self._open:

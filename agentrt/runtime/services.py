@@ -1,4 +1,4 @@
-"""What the emitters of all runs of one runtime share."""
+"""The services that the emitters of all runs of one runtime share."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from agentrt.steady import SteadyClock
 
 @dataclasses.dataclass(slots=True, eq=False)
 class ClientCall:
-    """A call of a client program. The ``task`` that waits for its next chunk is in no run of its
-    own, and may be another each time: so a runtime that closes finds it.
-
-    ``ended`` is called when the call is over.
-    """
+    """A call of a client program."""
 
     program_id: str
     ended: Callable[[], None] = lambda: None
+    """Called when the call is over."""
     task: asyncio.Task[Any] | None = None
+    """The task that waits for the next chunk, which may be another task for each chunk. It belongs
+    to no run, so a runtime that closes cancels it by means of this field.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Services:
-    """The engine, its front end, tools, humans, events. ``seed`` makes drawn seeds repeatable.
-    Programs sleep and wait by the ``clock``.
+    """The engine, its front end, tools, questions and events of one runtime.
+
+    Programs sleep and wait by the ``clock``. ``seed`` makes the random seeds of calls repeatable.
     """
 
     executor: Executor
@@ -45,13 +46,13 @@ class Services:
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     client_calls: set[ClientCall] = dataclasses.field(default_factory=set)
-    """The calls of client programs that are read."""
+    """The calls of client programs that are in flight."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
-    """What live programs are subscribed to, by their ids."""
+    """The event subscriptions of live programs, by the ids of the programs."""
     saved: SavedContexts = dataclasses.field(default_factory=SavedContexts)
-    """Contexts that programs have saved."""
+    """The contexts that programs have saved."""
 
     async def end_feeds(self, program_id: str) -> None:
-        """A program ended: it hears of no more events."""
+        """Close the event subscriptions of a program that ended."""
         for feed in self.feeds.pop(program_id, ()):
             await feed.close()

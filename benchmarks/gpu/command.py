@@ -1,8 +1,9 @@
 """``benchmarks gpu``: stock vLLM, its offload, a rival's rule and our defaults on one GPU.
 
-For a machine without a network that is lent for minutes. The weights are made up, in the shape of
-Llama 3.1 8B; prompts are token ids. The steps' times are measured first, and virtual time with them
-predicts each run. It ends in time, and what was measured until then is there, whatever happens.
+It is made for a machine without a network that is available for minutes. The weights are made up,
+in the shape of Llama 3.1 8B; prompts are token ids. The step times are measured first, and virtual
+time with these step times predicts each run. The command ends in time, and keeps all finished
+measurements even after an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
 from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
-from agentrt.lab.backends.serving import Open, engine_for, serve, warm_up
+from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import (
     kv_blocks_option,
@@ -55,7 +56,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MINUTES = NumberRange(min=0.5)
 _KEPT = 0.04
-"""This share of the time is for the end, beside what a stop may take."""
+"""Share of the time that is reserved for the end, in addition to the time for a stop."""
 _OFFLOAD_GIB = 64
 _NO_TIME, _CUT, _CPU = "no time was left for it", "its time was up", "vLLM offloads from GPUs alone"
 _STOPPED = "stopped before its end"
@@ -68,9 +69,9 @@ Examples:
 
 \b
 DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
-and records.jsonl, a line for each cell as it ends. What does not fit into the time is named. What
-follows -- goes to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C; 143 SIGTERM, or
-the time was up and it had not ended.
+and records.jsonl, a line for each cell as it ends. Cells that do not fit into the time are listed.
+Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C;
+143 SIGTERM, or the time was up before the end.
 """
 
 
@@ -87,7 +88,9 @@ the time was up and it had not ended.
 )
 @kv_blocks_option("Size of the smaller KV cache.  [default: 28,625; tiny 64]", least=8)
 @programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
-@click.option("--whole", is_flag=True, help="All turns, at 3 jobs a second, as published: an hour.")
+@click.option(
+    "--whole", is_flag=True, help="Run all turns at 3 jobs a second, as published: one hour."
+)
 @seeds_option(default=2)
 @seed_option
 @many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
@@ -95,12 +98,12 @@ the time was up and it had not ended.
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
 
-    100 coding agents of SWE-smith's sizes, six turns each at twice the tokens, arrive at 6 a
-    second; first over 28,625 KV blocks of 16 tokens, then over all that there are. Each run is
-    predicted in virtual time, with the step times measured here.
+    100 coding agents with SWE-smith's sizes, six turns each and twice the tokens, arrive at 6 per
+    second; first with 28,625 KV blocks of 16 tokens, then with all blocks of the GPU. Each run is
+    predicted in virtual time with the step times measured here.
     """
     bench = _bench(options, engine_flags)
-    # Only if all else fails: what fits is planned, and each engine has its time.
+    # A last resort: the cells are planned to fit, and each engine has a time limit.
     latest_s = 60 * options["minutes"] - STOP_WITHIN_S
     ends = threading.Timer(latest_s, os.kill, (os.getpid(), signal.SIGTERM))
     ends.daemon = True
@@ -114,7 +117,7 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
 
 
 def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
-    """Checked before anything is loaded."""
+    """Return the benchmark for the options, which are checked before anything is loaded."""
     began, shape, folder = time.monotonic(), options["model_shape"], options["out"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +152,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
 
 @dataclass(slots=True)
 class GpuBench:
-    """The cells of one machine, one engine after the other; a failed one costs its own cells."""
+    """The cells of one machine, one engine after the other. A failed engine loses its cells."""
 
     base: EngineOptions
     size: Size
@@ -163,7 +166,7 @@ class GpuBench:
     failed: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        """All that fits."""
+        """Run all cells that fit into the time."""
         groups = in_order(self.seeds)
         for at, group in enumerate(groups):
             later = [cell for some in groups[at + 1 :] for cell in some]
@@ -175,7 +178,7 @@ class GpuBench:
                 await self._opened(group, later)
 
     async def _opened(self, group: Sequence[Cell], later: Sequence[Cell]) -> None:
-        """The cells that share an engine."""
+        """Run the cells that share an engine."""
         began, (memory, kind) = time.monotonic(), engine_of(group[0])
         more = self.size.flags(memory)
         more += ["--kv-offloading-size", str(_host_gib())] if kind == OFFLOAD else []
@@ -219,14 +222,14 @@ class GpuBench:
             self.report.add(Done(cell, options.kv_blocks, real, told), ran)
 
     def _leave(self, cells: Sequence[Cell], why: str) -> None:
-        """Those of them that are not done."""
+        """Record the reason for those of the cells that are not done."""
         over = {one.cell for one in self.report.done} | self.report.not_run.keys()
         for cell in cells:
             if cell not in over:
                 self.report.leave(cell, why)
 
     def _about(self, engine: LabEngine) -> None:
-        """What it runs on, as the first engine says."""
+        """Write the description of the machine and the engine, from the first engine."""
         if self.report.head:
             return
         assert self.times is not None
@@ -246,7 +249,7 @@ class GpuBench:
         )
 
     def tell(self) -> None:
-        """Print and write what there is."""
+        """Print and write the results so far."""
         for group in in_order(self.seeds):
             self._leave(group, _STOPPED)
         self.report.write()
@@ -259,18 +262,20 @@ class GpuBench:
 
 
 def _contender(name: str) -> Contender:
-    """In virtual time an offload is memory for all, which costs nothing."""
+    """Return the contender of a name. In virtual time, an offload is memory for all at no cost."""
     return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
 
 
 def _virtual(engine: LabEngine) -> VirtualOptions:
-    """An engine of the same size."""
+    """Return the options of a virtual engine of the same size."""
     sizes = dict(engine.sizes())
     return VirtualOptions(in_flight=2 if sizes.pop("async_scheduling", False) else 1, **sizes)
 
 
 def _host_gib() -> int:
-    """Half of the host's free memory, within reason: vLLM pins it all at once."""
+    """Return half of the host's free memory in GiB, with a limit, because vLLM pins all of it at
+    once.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
     return max(1, min(_OFFLOAD_GIB, free // 2))
 

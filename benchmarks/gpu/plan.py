@@ -1,4 +1,6 @@
-"""What ``benchmarks gpu`` runs: jobs, the engine's size, the cells, and which fit in time."""
+"""The plan of ``benchmarks gpu``: the jobs, the sizes of the engine, and the cells that fit in
+time.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,20 @@ from benchmarks.rivals import THUNDER
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
-"""Contenders by the engine that they share, the baseline's first."""
+"""The contenders that share an engine, for each engine; the baseline's engine is the first."""
 _LOAD_S = 60.0
-"""What starting an engine takes, before one was started here."""
+"""Assumed seconds for starting an engine, before an engine was started here."""
 _SLACK = 1.2
-"""A cell may take so much longer than virtual time says, until cells were measured."""
+"""Factor by which a cell may take longer than predicted, until the first cells were measured."""
 _WARM_UP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """An engine's size, and the jobs: SWE-smith's, ``jobs`` of them, at ``per_s`` a second.
+    """The size of an engine, and its jobs: ``jobs`` jobs of SWE-smith at ``per_s`` per second.
 
-    Their tokens are multiplied by ``tokens``, and the seconds of their tools by ``tools``; no more
-    than ``turns`` are made. The cap is ``blocks`` of ``block_size`` tokens.
+    ``tokens`` multiplies their tokens, and ``tools`` the seconds of their tools. ``turns`` is the
+    maximum number of turns. The smaller KV cache has ``blocks`` blocks of ``block_size`` tokens.
     """
 
     blocks: int
@@ -43,16 +45,18 @@ class Size:
     turns: int | None = 6
 
     def whole(self) -> Size:
-        """With the jobs whole, at the published rate at which an H100 has too little memory."""
+        """Return this size with whole jobs, at the published rate for which an H100 has too little
+        memory.
+        """
         return replace(self, per_s=3.0, tokens=1.0, turns=None, longest=LONGEST)
 
     def programs(self, seed: int) -> list[ProgramShape]:
         scales, cut = Scales(self.tokens, self.tokens, self.tools), Cut(self.turns, self.longest)
-        some = swe_smith(self.per_s, seed)[: self.jobs]
-        return [cut.of(rescaled(one, scales)) for one in some]
+        programs = swe_smith(self.per_s, seed)[: self.jobs]
+        return [cut.of(rescaled(program, scales)) for program in programs]
 
     def flags(self, memory: str) -> list[str]:
-        """VLLM's, for an engine of this size."""
+        """Return vLLM's flags for an engine of this size."""
         cap = ["--num-gpu-blocks-override", str(self.blocks)] if memory == CAPPED else []
         sizes = {"--block-size": self.block_size, "--max-model-len": self.longest}
         return [*cap, *(str(word) for pair in sizes.items() for word in pair)]
@@ -62,12 +66,15 @@ SIZES: Mapping[str, Size] = {
     "llama-8b": Size(28_625, 16, 256, 32_768, jobs=100, per_s=6.0, tokens=2.0),
     "tiny": Size(64, 32, 4, 1024, jobs=8, per_s=20.0, tokens=0.1, tools=0.01, turns=3),
 }
-"""By the model's shape. 28,625 blocks are the 458,000 tokens of a published H100; ``tiny`` is for
-trying all of it on a CPU, whose attention wants blocks of 32."""
+"""The sizes by model shape. 28,625 blocks are the 458,000 tokens of a published H100. ``tiny`` is
+for trying the benchmark on a CPU, whose attention needs blocks of 32.
+"""
 
 
 def in_order(seeds: Sequence[int]) -> list[list[Cell]]:
-    """The cells by engine, as they run. Each engine is opened once; who shares it alternates."""
+    """Return the cells of each engine in the order of their runs. Each engine is started once, and
+    the order of the contenders that share it alternates.
+    """
     return [
         [Cell(memory, who, seed) for at, seed in enumerate(seeds) for who in turns(group, at)]
         for memory, groups in ((CAPPED, ENGINES), (UNCAPPED, ENGINES[::-1]))
@@ -76,16 +83,16 @@ def in_order(seeds: Sequence[int]) -> list[list[Cell]]:
 
 
 def engine_of(cell: Cell) -> tuple[str, str]:
-    """What cells that share an engine have in common."""
+    """Return a key that is equal for cells that share an engine."""
     return cell.memory, next(group[0] for group in ENGINES if cell.contender in group)
 
 
 @dataclass(slots=True)
 class Budget:
-    """Which cells fit into the time until ``ends_at``, by what virtual time says they take.
+    """The time until ``ends_at``, and the cells that fit into it according to virtual time.
 
-    ``predicted_s`` are a contender's seconds over a memory. As runs end, they are compared with
-    them; an engine's start is taken to last ``load_s``, as long as the last one did.
+    ``predicted_s`` has the predicted seconds by contender and memory. Finished runs correct the
+    predictions. ``load_s`` is the time that the last start of an engine took.
     """
 
     ends_at: float
@@ -99,30 +106,31 @@ class Budget:
         return max(0.0, self.ends_at - self.clock())
 
     def ran(self, cell: Cell, seconds: float) -> None:
-        """A cell took so long."""
+        """Record the seconds that a cell took."""
         self._ratios.append(seconds / max(1e-9, self.predicted_s[cell.memory, cell.contender]))
 
     def takes_s(self, cell: Cell) -> float:
-        """About what a cell will take. Where nobody knows yet, it is what the same contender takes
-        over a part of the memory, or who takes longest.
+        """Estimate the seconds of a cell. Without a prediction, use the same contender with the
+        smaller memory, or the longest prediction.
         """
         known = self.predicted_s
         keys = ((memory, cell.contender) for memory in (cell.memory, CAPPED))
-        found = [known[key] for key in keys if key in known]
-        virtual_s = found[0] if found else max(known.values(), default=0.0)
+        seconds = [known[key] for key in keys if key in known]
+        virtual_s = seconds[0] if seconds else max(known.values(), default=0.0)
         return _WARM_UP_S + virtual_s * (1.1 * fmean(self._ratios) if self._ratios else _SLACK)
 
     def fitting(self, left: Sequence[Cell], opened: tuple[str, str] | None = None) -> set[Cell]:
-        """Those of the cells that fit, with the starts of their engines; one is ``opened``.
+        """Return the cells that fit, including the starts of their engines. The engine ``opened``
+        is already started.
 
-        The first seed over little memory matters most, then the others over it.
+        The first seed with little memory has the highest priority, then the other seeds with it.
         """
-        found, used, seconds = set[Cell](), {opened}, self.left_s
+        cells, used, seconds = set[Cell](), {opened}, self.left_s
         order = {CAPPED: 0, UNCAPPED: 1}
-        for cell in sorted(left, key=lambda one: (order[one.memory], one.seed)):
+        for cell in sorted(left, key=lambda cell: (order[cell.memory], cell.seed)):
             needs_s = self.takes_s(cell) + (0 if engine_of(cell) in used else self.load_s)
             if needs_s <= seconds:
                 seconds -= needs_s
-                found.add(cell)
+                cells.add(cell)
                 used.add(engine_of(cell))
-        return found
+        return cells

@@ -1,4 +1,4 @@
-"""What ``benchmarks gpu`` leaves: tables, a drawing, and a line of JSON for each cell."""
+"""The results of ``benchmarks gpu``: tables, a drawing, and a line of JSON for each cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.plots import check_matplotlib, new_figure
 from agentrt.lab.reports.standard import Metrics, short_table
 from agentrt.lab.reports.tables import Spread, digits, markdown
@@ -25,7 +25,7 @@ _SIDES = "real", "virtual"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A contender with a seed over all ``memory``, or over a part."""
+    """A contender with a seed, and with all or a part of the ``memory``."""
 
     memory: str
     contender: str
@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A cell that ran over so many ``blocks``: what was measured, and what virtual time says."""
+    """A finished cell with ``blocks`` KV blocks: its measurements and its predictions."""
 
     cell: Cell
     blocks: int
@@ -45,13 +45,15 @@ class Done:
     virtual: Metrics
 
     def off(self, name: str) -> float:
-        """How far the prediction is off, as a share of what was measured."""
+        """Return the error of a prediction as a share of the measurement."""
         return self.virtual[name] / self.real[name] - 1
 
 
 @dataclass(slots=True)
 class Report:
-    """What was measured so far, in a ``folder``; ``head`` says on what, ``not_run`` why not."""
+    """The results so far, in a ``folder``. ``head`` describes the machine, and ``not_run`` has the
+    reasons for cells that were not run.
+    """
 
     folder: Path
     head: str = ""
@@ -63,15 +65,15 @@ class Report:
         return self.folder / "records.jsonl"
 
     def begin(self) -> None:
-        """Raises `ConfigError` where another run's figures are; one that has none is forgotten."""
+        """Prepare the folder. Raises `ConfigError` if it has the records of another run."""
         if self._records.exists() and '"real": ' in self._records.read_text(encoding="utf-8"):
             raise ConfigError(
                 f"--out {str(self.folder)!r}: has another run's records; name another"
             )
         self._records.write_text("", encoding="utf-8")
 
-    def add(self, done: Done, ran: Ran) -> None:
-        """A cell has ended: its line is written at once, and so are the tables."""
+    def add(self, done: Done, ran: RunOutcome) -> None:
+        """Add a finished cell, and write its line and the tables at once."""
         self.done.append(done)
         jobs = [asdict(one) for one in ran.outcomes]
         names = {"calls": ran.outcomes[0].calls[0]._fields if ran.outcomes[0].calls else ()}
@@ -79,7 +81,7 @@ class Report:
         self.write()
 
     def leave(self, cell: Cell, why: str) -> None:
-        """A cell does not run, or did not end."""
+        """Record a cell that was skipped or did not finish."""
         self.not_run[cell] = why
         self._line({"cell": asdict(cell), "not_run": why})
 
@@ -91,7 +93,7 @@ class Report:
         (self.folder / "tables.md").write_text(self.text() + "\n", encoding="utf-8")
 
     def text(self) -> str:
-        """All of it as Markdown."""
+        """Return all results as Markdown."""
         parts = [self.head]
         for memory in (CAPPED, UNCAPPED):
             if some := [one for one in self.done if one.cell.memory == memory]:
@@ -107,8 +109,8 @@ class Report:
         return "\n\n".join(filter(None, parts))
 
     def draw(self) -> None:
-        """Jobs' times and hits by contender, measured and predicted. Raises `ConfigError` without
-        matplotlib.
+        """Draw the jobs' times and the prefix hits by contender, measured and predicted. Raises
+        `ConfigError` without matplotlib.
         """
         check_matplotlib()
         memories = [m for m in (CAPPED, UNCAPPED) if any(one.cell.memory == m for one in self.done)]
@@ -144,7 +146,7 @@ def _measured(done: Sequence[Done]) -> str:
 
 
 def _over_stock(some: Sequence[Done], stock: Sequence[Done], side: str) -> str:
-    """The ratio of the mean times, over the seeds that both have."""
+    """Return the ratio of the mean times to stock's, over the seeds that both have."""
     base = {one.cell.seed: getattr(one, side)["mean_jct_s"] for one in stock}
     pairs = [(getattr(one, side)["mean_jct_s"], base.get(one.cell.seed)) for one in some]
     ratios = [mine / theirs for mine, theirs in pairs if theirs]

@@ -1,4 +1,4 @@
-"""Programs over a KV cache that holds a share of them, by every contender."""
+"""Programs on an engine whose KV cache holds only a share of them, under every contender."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender, contender
@@ -35,16 +35,16 @@ from benchmarks.workloads.generate import WORKLOADS, generate
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
-"""About what a step of a small model takes on one core (docs/results/overhead.md)."""
+"""Approximate step times of a small model on one core (docs/results/overhead.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A workload: its generator, how many programs arrive at which load, and their limits.
+    """A workload: its generator, its number of programs, its load and its limits.
 
-    ``scale`` multiplies its tokens. ``tokens`` is the longest context that the model takes.
-    ``blocks`` fixes the KV cache, which else is a share of the working set. On a GPU the prompts
-    of ``bfcl`` are computed in no time, so its steps are those of a small model on a CPU.
+    ``scale`` multiplies its tokens. ``tokens`` is the model's maximum context. ``blocks`` is the
+    size of the KV cache; by default it is a share of the working set. The prompts of ``bfcl`` would
+    take almost no time on a GPU, so its step times are those of a small model on a CPU.
     """
 
     source: str
@@ -66,26 +66,28 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""By the names of ``python -m benchmarks memory``, which runs these; chat is the KV-bound one."""
+"""The default workloads of ``python -m benchmarks memory``. chat is limited by the KV cache."""
 RECORDED = "recorded"
 HELD_OUT_WORKS: Mapping[str, Work] = {
     "long_coding": Work("long_coding", 20, 2.0, 0.3, tokens=20000),
     "map_reduce_64": Work("map_reduce_64", 8, 2.0, 0.2),
     "day": Work("day", 90, 1.2, 0.1, arrivals=daily),
 }
-"""Those that nothing is tuned on."""
+"""Workloads on which nothing is tuned."""
 ALL_WORKS: Mapping[str, Work] = {
     **WORKS,
     "mixed": Work("mixed", 90, 2.0, scale=0.25, tokens=3072),
     RECORDED: Work(RECORDED, 14, 1.5, 0.1, tokens=20000),
     **HELD_OUT_WORKS,
 }
-"""All that may be asked for: ``mixed`` is the paper's, ``recorded`` draws from a trace."""
+"""All workloads. ``mixed`` is the paper's; ``recorded`` draws programs from a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A workload over a share of its working set; ``tool_s`` is its commonest tool's median."""
+    """A workload and the share of its working set that fits into memory. ``tool_s`` is the median
+    time of its commonest tool in seconds.
+    """
 
     workload: str
     memory: float
@@ -97,34 +99,34 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLoad(Load):
-    """A load, and what its programs need.
+    """A load and the memory that its programs need.
 
-    ``ample`` is stock's run in virtual time with memory for all; the programs together want
-    ``wants`` tokens at a time then. The KV cache holds some ``fit`` of them.
+    ``ample`` is stock's run in virtual time with memory for all programs, in which they use
+    ``wants`` tokens at a time. The KV cache has room for about ``fit`` programs.
     """
 
-    ample: Ran
+    ample: RunOutcome
     wants: int
     fit: float
 
     def capped(self, shares: Sequence[float]) -> list[str]:
-        """Caps on programs at a time, given in multiples of those that fit."""
-        return [f"{CAP}:{n}" for n in sorted({max(1, round(one * self.fit)) for one in shares})]
+        """Return the names of caps on programs, from multiples of the number that fits."""
+        caps = {max(1, round(share * self.fit)) for share in shares}
+        return [f"{CAP}:{cap}" for cap in sorted(caps)]
 
-    def figures(self, ran: Ran) -> dict[str, float]:
-        """What came of a contender's run."""
+    def figures(self, ran: RunOutcome) -> dict[str, float]:
+        """Return the figures of a contender's run."""
         blocks, size = self.options.kv_blocks, self.options.block_size
         return {**figures(ran, self.ample), "blocks": blocks, "wanted": self.wants / size}
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Makes cells' loads. ``slots`` calls run at a time; None leaves what the workload says.
+    """Makes the loads of cells. ``slots`` is the number of batch slots; None for the workload's.
 
-    ``scale`` multiplies the tokens of programs, and the longest context that is taken; blocks of
-    the KV cache have ``block_size`` of them.
-    ``trace`` are the programs that ``recorded`` draws from, as many tokens as they shall have;
-    their gaps are in multiples of the median tool's.
+    ``scale`` multiplies the tokens of programs and the maximum context. ``block_size`` is the size
+    of a KV-cache block in tokens. ``trace`` has the programs that ``recorded`` draws from, already
+    scaled; their gaps are in multiples of the median tool's.
     """
 
     step_time: StepTimeModel | None = None
@@ -137,7 +139,7 @@ class Memory:
     block_size: int = BLOCK_SIZE
 
     def programs(self, cell: Setup, seed: int) -> list[ProgramShape]:
-        """The programs of a cell, each at its time."""
+        """Return the programs of a cell with their arrival times."""
         work = ALL_WORKS[cell.workload]
         count = self.count or work.programs
         scale = Scales(work.scale * self.scale, work.scale * self.scale)
@@ -154,11 +156,11 @@ class Memory:
         return work.arrivals(made, (self.load or work.load) * per_s, seed)
 
     def longest(self, cell: Setup) -> int:
-        """The longest context that a cell's model takes, in tokens."""
+        """Return the maximum context of a cell's model, in tokens."""
         return round(self.scale * ALL_WORKS[cell.workload].tokens)
 
     def make(self, cell: Setup, seed: int) -> MemoryLoad:
-        """The programs of a cell, and the engine whose KV cache holds a share of them."""
+        """Make the programs of a cell, and the engine whose KV cache holds a share of them."""
         programs = self.programs(cell, seed)
         work, most, size = ALL_WORKS[cell.workload], self.longest(cell), self.block_size
         least = most // size + 2
@@ -174,40 +176,40 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Scarce:
-    """A setup whose programs and engine ``bench`` makes, as a workload of cells."""
+    """A setup as a workload of cells. ``bench`` makes its programs and engine."""
 
     bench: Memory
     setup: Setup
 
     def load(self, seed: int) -> MemoryLoad:
-        """The programs, and the engine."""
+        """Make the programs and the engine."""
         return self.bench.make(self.setup, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """All contenders of a cell: those with ``names``, and ``caps`` in multiples of what fits.
-
-    Which numbers of programs the caps are is known once the cell's load is made.
+    """The contenders of a cell: those with ``names``, and ``caps`` in multiples of the number of
+    programs that fit, which is known only when the cell's load was made.
     """
 
     names: tuple[str, ...]
     caps: tuple[float, ...]
 
     def contenders(self, load: MemoryLoad) -> list[Contender]:
-        """The contenders for a load."""
+        """Return the contenders for a load."""
         return [contender(name) for name in (*self.names, *load.capped(self.caps))]
 
 
 def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
-    """What came of each contender's run in virtual time."""
+    """Return the figures of each contender's run in virtual time."""
     return {each.name: load.figures(load.virtual(each)) for each in lineup.contenders(load)}
 
 
-def figures(ran: Ran, ample: Ran) -> dict[str, float]:
-    """What came of a run. ``recomputed`` is the prefill beyond that with ample memory.
+def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
+    """Return the figures of a run. ``recomputed`` is the prefill beyond that of the run with ample
+    memory.
 
-    A program's time with the engine to itself is that of virtual time; no real engine knows it.
+    The ideal time of a program is that of virtual time, because a real engine does not know it.
     """
     used, least = ran.counts.usage, ample.counts.usage
     jobs = ran.with_ideals(ample).outcomes
@@ -222,11 +224,11 @@ def figures(ran: Ran, ample: Ran) -> dict[str, float]:
 
 TRACE_SCALE = 0.1
 _RECORDED_TOOL_S = 9.0
-"""The median tool of recorded coding agents, in seconds: gaps are read in multiples of it."""
+"""The median time of a tool of recorded coding agents in seconds; gaps are multiples of it."""
 
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
-    """The programs of a file that ``recorded`` draws from, their tokens times ``scale``."""
+    """Read the file from which ``recorded`` draws programs, with tokens multiplied by ``scale``."""
     scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
     source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
@@ -235,22 +237,22 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
-    """So many of a trace's programs whose first call fits."""
+    """Draw ``count`` programs of a trace whose first call fits into ``tokens``."""
     firsts = [(one, one.calls[0]) for one in trace]
     fits = [one for one, call in firsts if call.prompt_tokens + call.output_tokens <= tokens]
     if count > len(fits):
         raise ConfigError(
-            f"the trace has {len(fits)} programs whose first call has at most {tokens} tokens, and "
-            f"{count} are asked for; give fewer --programs, or a smaller --trace-scale"
+            f"the trace has only {len(fits)} programs whose first call has at most {tokens} "
+            f"tokens, but {count} are requested; use fewer --programs or a smaller --trace-scale"
         )
     return Random(f"drawn/{seed}").sample(fits, count)
 
 
-# -- the working set: the most that programs use again, when nothing is ever evicted -----
+# -- the working set: the peak of the tokens that programs use again, without evictions --
 
 
-class _Watched(Virtual):
-    """Stock vLLM, with an eye on the tokens that will be used again, or are not done with."""
+class _WorkingSetBackend(Virtual):
+    """Stock vLLM, which also counts the tokens that programs use now or will use again."""
 
     peak = held = programs = at_peak = 0
 
@@ -282,32 +284,34 @@ class _Watched(Virtual):
 
     @cached_property
     def _left(self) -> Counter[tuple[str, int]]:
-        """By call: how many that extend it are still to be done with."""
+        """Return for each call how many calls that extend it have not ended."""
         return Counter()
 
 
 def added_tokens(program: ProgramShape, index: int) -> int:
-    """What a call adds to what its program holds, shared prompts left out."""
+    """Return the number of tokens that a call adds to its program's, without shared prompts."""
     call = program.calls[index]
     return prompt_tokens(call) - cached_tokens(program, call) + call.output_tokens
 
 
 def context_tokens(program: ProgramShape) -> int:
-    """All that a program has computed at its end, each token once."""
+    """Return the number of different tokens that a program has computed by its end."""
     return sum(added_tokens(program, index) for index in range(len(program.calls)))
 
 
 def with_ample_memory(
     programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
-) -> tuple[int, int, Ran]:
-    """The most tokens at a time that are used again, of how many programs, and its run on stock."""
-    backend = _Watched(Stock(), with_room_for_all(programs, options), step_time)
+) -> tuple[int, int, RunOutcome]:
+    """Return the peak number of tokens that are used again, the number of programs at this peak,
+    and the run under stock.
+    """
+    backend = _WorkingSetBackend(Stock(), with_room_for_all(programs, options), step_time)
     ran = drive(backend, programs)
     return backend.peak + _shared(programs), backend.at_peak, ran
 
 
 def with_room_for_all(programs: Sequence[ProgramShape], options: VirtualOptions) -> VirtualOptions:
-    """The same engine with a KV cache that holds all that the programs ever compute."""
+    """Return the sizes of the engine with a KV cache that holds all tokens of all programs."""
     tokens = sum(map(context_tokens, programs)) + _shared(programs)
     blocks = options.kv_blocks + tokens // options.block_size + sum(len(p.calls) for p in programs)
     return replace(options, kv_blocks=blocks)

@@ -1,9 +1,10 @@
-"""``benchmarks memory``: who serves programs best when they do not all fit into the KV cache.
+"""``benchmarks memory``: compares contenders on programs that do not all fit into the KV cache.
 
-The same programs arrive at the same times on one engine with each contender in turn: vLLM as it
-is, rivals' rules before or inside it, and ours, part by part. vLLM's real scheduler and KV-cache
-manager decide; a step takes what the step-time model says, so the machine does not matter. With
-``--real`` engines serve them first, and then virtual time with the steps that were measured there.
+The same programs arrive at the same times on an engine with each contender in turn: stock vLLM,
+rivals' rules before or inside it, and our parts one by one. vLLM's real scheduler and KV-cache
+manager decide. Step times are those of a model, so the results do not depend on the machine. With
+``--real``, real engines serve the programs first; then they run in virtual time with the measured
+step times.
 """
 
 from __future__ import annotations
@@ -78,16 +79,16 @@ _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
 
 EPILOG = """\b
-One cell with what you want to compare, in seconds:
+A single cell, which takes seconds:
   python -m benchmarks memory --workload chat --seeds 1 --policy adaptive,adaptive+cost --caps 0
-Real engines, then virtual time with their steps:
+Real engines, then virtual time with their step times:
   python -m benchmarks memory --real --model-shape small --workload bfcl --programs 48 --seeds 3 \\
     --tools 0.15 --policy default,stock+ample --caps 1
 
 \b
---memory counts for all workloads but chat, the KV-bound chat of 1,024 blocks of 16 tokens.
-With --real, fewer programs and slots: give chat fewer --kv-blocks, of 32 tokens, and less time to
-tools.
+--memory applies to all workloads except chat, whose KV cache has 1,024 blocks of 16 tokens.
+With --real there are fewer programs and slots, and blocks have 32 tokens: give chat fewer
+--kv-blocks, and smaller --tools.
 Contenders: {}.
 """.format(how().replace("; ", ";\n  "))
 
@@ -101,40 +102,42 @@ Key = tuple[Setup, str]
 @workload_option(
     f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]"
 )
-@many("--memory", metavar="X,…", help="Shares of the working set.  [default: 0.25]")
+@many("--memory", metavar="X,…", help="KV cache as shares of the working set.  [default: 0.25]")
 @many("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
 @policy_option(
-    f"Contenders beside stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
+    f"Contenders in addition to stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
 )
-@many("--caps", metavar="X,…", help="Caps, in multiples of the programs that fit; 0: none.")
+@many("--caps", metavar="X,…", help="Caps in multiples of the programs that fit; 0: none.")
 @click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
 @click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
-@click.option("--tokenizer", metavar="MODEL", help="Whose tokens recorded texts are counted in.")
+@click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
-@click.option("--load", type=float, metavar="X", help="Arrivals, in shares of the engine's.")
+@click.option("--load", type=float, metavar="X", help="Arrival rate as a share of capacity.")
 @programs_option()
 @click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
 @max_num_seqs_option(suffix="  [default: 16; 4 with --real]")
 @seeds_option(suffix="  [default: 5; 1 with --quick]")
 @click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
 @click.option("--held-out", is_flag=True, help=_HELD_OUT)
-@click.option("--against", type=_FILE, metavar="FILE", help="Compare with that run's --json.")
-@click.option("--quick", is_flag=True, help="One seed, fewer caps: some minutes on one core.")
-@click.option("--real", is_flag=True, help="On real engines, and then in virtual time.")
+@click.option(
+    "--against", type=_FILE, metavar="FILE", help="Compare with the --json of an earlier run."
+)
+@click.option("--quick", is_flag=True, help="Run one seed and fewer caps: minutes on one core.")
+@click.option("--real", is_flag=True, help="Run on real engines, and then in virtual time.")
 @model_option
-@click.option("--model-shape", metavar="NAME", help="With made-up weights: llama-8b, small, tiny.")
+@click.option("--model-shape", metavar="NAME", help="Made-up weights: llama-8b, small, tiny.")
 @jobs_option
-@json_flag("End with all cells as one JSON line.")
+@json_flag("Print all cells as one JSON line at the end.")
 def memory(**options: Any) -> None:
-    """Programs whose contexts do not fit into the KV cache: stock, rivals, and our parts.
+    """Compare stock, rivals and our parts on programs whose contexts do not fit into the KV cache.
 
-    In virtual time: vLLM's real scheduler and KV-cache manager, no model. The working set is the
-    peak of all that is used again; recomputed is the prefill beyond what ample memory needs; a
-    delay is a program's latency beyond its own with the engine to itself. best_cap is, figure by
-    figure, the best of all caps on programs at a time; one_cap is the one of them with the least
-    mean. With --real each contender has a real engine for itself, in an order that alternates, and
-    the same programs run in virtual time after it.
+    Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
+    working set is the peak of the tokens that are used again. Recomputed is the prefill beyond that
+    with ample memory. Delay is the latency of a program beyond its latency with the engine to
+    itself. best_cap is the best value of each figure over all caps on concurrent programs; one_cap
+    is the cap with the smallest mean. With --real, each contender has a real engine of its own, in
+    alternating order; then the same programs run in virtual time.
     """
     asked = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
@@ -159,7 +162,7 @@ def memory(**options: Any) -> None:
     cells = cells_of(works, [asked.lineup], asked.seeds)
     with measured(cells, in_virtual_time, options["jobs"]) as runs:
         for (work, _), by_seed in runs.by_seed().items():
-            # A seed that a signal has ended leaves those before it.
+            # After a signal, keep the seeds before the interrupted one.
             whole = takewhile(by_seed.__contains__, asked.seeds)
             found[work.setup, VIRTUAL] = [by_seed[seed] for seed in whole]
         tell()
@@ -186,7 +189,9 @@ def _bench(options: dict[str, Any]) -> Memory:
 
 
 def _engines(options: dict[str, Any]) -> Engines | None:
-    """Real ones, if they are asked for. Checked before anything is loaded."""
+    """Return the real engines for ``--real``, or None. Options are checked before anything is
+    loaded.
+    """
     model, shape = options["model"], options["model_shape"]
     if not options["real"]:
         if model or shape:
@@ -217,7 +222,7 @@ async def _on_both(
             note(f"  {each.name}: {time.monotonic() - began:.0f} s")
         in_order = {each.name: real[each.name] for each in everyone}
         found.setdefault((setup, REAL), []).append(in_order)
-        await asyncio.sleep(0)  # where a signal stops it
+        await asyncio.sleep(0)  # let a signal stop the benchmark here
         found.setdefault((setup, VIRTUAL), []).append(in_virtual_time(load, asked.lineup))
 
 
@@ -233,7 +238,7 @@ def _about(bench: Memory, engines: Engines) -> str:
 
 
 def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
-    """A table per cell, or one of all that were served in the same time."""
+    """Return a table for each cell, or one table for all cells in virtual and one in real time."""
     if not together:
         return [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
     shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
@@ -244,7 +249,7 @@ def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str
 
 
 def _told(key: Key, found: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
-    """A cell for a program to read: ``share`` was asked for, ``memory`` is what there was."""
+    """Return a cell as JSON values. ``share`` is the requested share, ``memory`` the actual one."""
     cell, on = key
     about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(found)}
     return as_json({**asdict(_as_served(cell, found)), **about}, found)
@@ -258,6 +263,8 @@ def _head(key: Key, found: Sequence[Found]) -> str:
 
 
 def _as_served(cell: Setup, found: Sequence[Found]) -> Setup:
-    """A cell with the share of the working set that the KV cache had: blocks may be given."""
+    """Return the cell with the actual share of the working set, because ``--kv-blocks`` may have
+    set the size of the KV cache.
+    """
     shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
     return replace(cell, memory=round(median(shares), 2))

@@ -1,7 +1,8 @@
-"""Workloads that no rule or constant of the scheduler was chosen on, and none may be.
+"""Workloads on which no rule or constant of the scheduler was tuned, and none may be.
 
-They show whether a change of the scheduler holds on programs that it was not made for. Use them for
-nothing else: once a constant is tuned on them they say nothing. All sizes are ours.
+They show whether a change of the scheduler also helps programs that it was not made for. Do not use
+them for anything else: once a constant is tuned on them, they show nothing. All sizes are our
+assumptions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _EDIT = Sizes(mean=45, spread=0.8, high=500)
 
 
 def long_coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A coding agent: an issue, then tens of calls with a tool between two.
+    """Make a coding agent: an issue, then tens of calls with a tool between each two.
 
     All agents share a system prompt and a tool catalogue of `CATALOGUE` tokens. These are most of
     an agent's first prompt, and about half of its last one.
@@ -49,7 +50,7 @@ _DIGEST = Sizes(mean=100, spread=0.4, high=600)
 
 
 def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """64 branches at once, each over a chunk of its own; then reductions of eight at a time.
+    """Make 64 parallel branches, each with a chunk of its own, then reductions of eight at a time.
 
     A branch reads its chunk, looks something up, and takes notes. All calls of all programs begin
     with one instruction.
@@ -70,13 +71,13 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 # -- a day of tenants ----------------------------------------------------------------------
 
 TOOLS = {"lookup": 1.0, "job": 60.0}
-"""Medians, in multiples of the shorter one's: minutes beside seconds."""
+"""The median times of tools, as multiples of the shorter one: minutes and seconds."""
 _SPREAD = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One tenant's programs: after a plan, ``branches`` chains of ``steps`` calls and an answer."""
+    """The programs of one tenant: a plan, ``branches`` chains of ``steps`` calls, and an answer."""
 
     tenant: str
     tool: str
@@ -111,7 +112,7 @@ class Agent:
 
 
 def _sizes(mean: float, high: float = 10) -> Sizes:
-    """Up to ``high`` times their mean."""
+    """Return sizes of at most ``high`` times their mean."""
     return Sizes(mean, 0.7, high=high * mean)
 
 

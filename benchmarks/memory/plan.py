@@ -1,4 +1,4 @@
-"""What ``benchmarks memory`` runs: the cells, the contenders, the caps and the seeds."""
+"""The plan of ``benchmarks memory``: the cells, the contenders, the caps and the seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.rivals import CONTINUUM, THUNDER
 
 _CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 _QUICK_CAPS = (0.75, 1.5, 3.0)
-"""The caps that are tried, in multiples of the programs that fit into memory at a time."""
+"""The caps to try, in multiples of the number of programs that fit into memory at a time."""
 CONTENDERS = (
     STOCK,
     DEFAULT,
@@ -37,12 +37,12 @@ CONTENDERS = (
     "adaptive+memory",
 )
 FIRST_HELD_OUT = 5000
-"""The first seed that nothing is tuned on."""
+"""The first of the seeds on which nothing is tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells, whom to run on each, and the caps to try."""
+    """The cells, the contenders of each, and the caps to try."""
 
     cells: Sequence[Setup]
     contenders: Sequence[Contender]
@@ -56,13 +56,13 @@ class Plan:
 
 
 def plan(options: dict[str, Any]) -> Plan:
-    """What is asked for; a file among the workloads becomes `RECORDED`, and the trace of it.
+    """Return the plan for the options. A file among the workloads becomes the trace of `RECORDED`.
 
     Raises `ConfigError` before anything runs.
     """
     files = [name for name in options["workload"] if named(name, ALL_WORKS)]
     if len({options["trace"], *files} - {None}) > 1:
-        raise ConfigError("--workload and --trace: one file at a time")
+        raise ConfigError("--workload and --trace both name a file; give only one of them")
     options["trace"] = next(iter(files), options["trace"])
     options["workload"] = [RECORDED if name in files else name for name in options["workload"]]
     shares = _numbers(options, "memory") or [0.25]
@@ -90,7 +90,7 @@ def _works(options: dict[str, Any]) -> list[str]:
         if name not in ALL_WORKS:
             raise ConfigError(f"no workload is named {name!r}: there are {', '.join(ALL_WORKS)}")
         if name == RECORDED and not traced:
-            raise ConfigError(f"--workload {RECORDED}: say what was recorded with --trace FILE")
+            raise ConfigError(f"--workload {RECORDED} needs a trace; add --trace FILE")
     if options["workload"]:
         return list(options["workload"])
     usual = list(ALL_WORKS if options["held_out"] else WORKS)

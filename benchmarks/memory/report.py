@@ -1,4 +1,4 @@
-"""What ``benchmarks memory`` shows: tables, the cells as JSON, and those of an earlier run."""
+"""Reports of ``benchmarks memory``: tables, JSON, and comparisons with an earlier run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ RATIOS = {
     "recomputed": "recomputed",
     "delay_s": "longest delay",
 }
-"""Figures of which less is better, and their heads."""
+"""Figures for which less is better, with the heads of their columns."""
 HITS = "prefix_cache_hit_rate"
 _PLAIN = "{:.2f}"
 Found = Mapping[str, Figures]
-"""A contender's figures on one cell with one seed."""
+"""The figures on one cell with one seed, by contender."""
 
 
 def with_best_caps(found: Found) -> dict[str, Figures]:
-    """Beside all contenders the best that any cap had, figure by figure, and the cap of least mean.
+    """Return all contenders, and two more: the best value of each figure over all caps, and the cap
+    with the smallest mean.
 
-    No cap has all that the first has; the second is what somebody who tried them all would take.
+    No single cap reaches all values of the first. A user who tries all caps would choose the
+    second.
     """
     caps = [one for name, one in found.items() if name.startswith(f"{CAP}:")]
     if not caps:
@@ -48,14 +50,18 @@ def with_best_caps(found: Found) -> dict[str, Figures]:
 
 
 def table(seeds: Sequence[Found]) -> str:
-    """Medians over seeds, with the least and the most; ratios are to stock with the same seed."""
+    """Return a table of medians over seeds, with the least and the greatest value. Ratios are to
+    stock with the same seed.
+    """
     measured = Results({"contender": "contender"})
     _add(measured, (), seeds)
     return measured.table(_columns(len(seeds)))
 
 
 def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
-    """All cells by workload, share of the working set and tools' seconds, as `table` has one."""
+    """Return one table of all cells, with the columns of `table`, by workload, share of the working
+    set and seconds of tools.
+    """
     names = ("workload", "memory", "tools", "contender")
     measured = Results(dict(zip(names, names, strict=True)))
     for key, seeds in cells.items():
@@ -69,7 +75,7 @@ def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> No
         stock = shown[STOCK]
         for name, mine in shown.items():
             if not name.startswith(f"{CAP}:"):
-                # Over nothing there is no ratio.
+                # A ratio to 0 is undefined.
                 over = {f"{one}_ratio": mine[one] / stock[one] for one in RATIOS if stock[one]}
                 measured.add(*key, name, figures={**mine, **over})
 
@@ -87,7 +93,9 @@ def _columns(seeds: int) -> list[Column]:
 
 
 def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
-    """A cell, the medians of all figures by contender, and these figures seed by seed."""
+    """Return a cell as JSON values: the medians of all figures by contender, and the figures of
+    each seed.
+    """
     names = dict.fromkeys(name for found in seeds for name in with_best_caps(found))
     told: dict[str, Any] = dict(cell)
     for name in names:
@@ -98,20 +106,20 @@ def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
     return {**told, "by_seed": list(seeds)}
 
 
-# -- beside an earlier run -------------------------------------------------------------
+# -- comparison with an earlier run ----------------------------------------------------
 
 ALLOWED = 0.03
-"""A figure that grew by more than this share is marked."""
+"""Figures that grew by more than this share are marked."""
 _MARKED = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
 _COMPARED = {name: head for name, head in RATIOS.items() if name != "delay_s"}
 _KEYS = ("workload", "share", "tool_s", "time", "first_seed")
-"""What two cells must agree in to be compared."""
+"""The fields in which two cells must agree to be compared."""
 JsonCell = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of a contender on one cell, by seed, before and after; and stock's."""
+    """One figure of a contender on one cell for each seed, before and after, and stock's."""
 
     before: Sequence[float]
     after: Sequence[float]
@@ -119,7 +127,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """After over before: the median over the seeds."""
+        """The median ratio of the figure after to before, over the seeds."""
         return median(map(_over, self.after, self.before))
 
     def __str__(self) -> str:
@@ -128,7 +136,7 @@ class Change:
 
 
 def read_earlier(path: Path) -> list[JsonCell]:
-    """The cells of a file that holds what ``--json`` printed. Raises `ConfigError`."""
+    """Read the cells of a file with the output of ``--json``. Raises `ConfigError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
@@ -137,13 +145,13 @@ def read_earlier(path: Path) -> list[JsonCell]:
     except (OSError, ValueError, LookupError, TypeError):
         pass
     raise ConfigError(
-        f"--against {str(path)!r}: not what `python -m benchmarks memory --json` prints; "
-        "save all that a run prints with --json, and give that file"
+        f"--against {str(path)!r} is not the output of `python -m benchmarks memory --json`; "
+        "save the whole output of a run with --json, and give that file"
     )
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
-    """A table of all cells that both have, and below it which are worse."""
+    """Return a table of all cells that both runs have, and the list of worse ones."""
     earlier = {_key(cell): cell for cell in before}
     both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]
     rows = [_row(old, new, name) for old, new in both for name in _both(old, new)]
@@ -173,7 +181,7 @@ def _workloads(cells: Iterable[JsonCell]) -> str:
 
 
 def _changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Change]:
-    """All figures of a contender, over the seeds that both cells have."""
+    """Return the changes of all figures of a contender, over the seeds that both cells have."""
     seeds = min(len(old["by_seed"]), len(new["by_seed"]))
 
     def values(cell: JsonCell, who: str, figure: str) -> list[float]:
@@ -195,5 +203,5 @@ def _key(cell: JsonCell) -> tuple[object, ...]:
 
 
 def _over(mine: float, base: float) -> float:
-    """A ratio; nothing over nothing is no change."""
+    """Return a ratio. The ratio of 0 to 0 is 1, because nothing changed."""
     return mine / base if base else math.inf if mine else 1.0

@@ -1,8 +1,9 @@
-"""``benchmarks paper``: the paper's figures, as the paper measures them (Agentix, §6).
+"""``benchmarks paper``: reproduces the paper's figures with the paper's metrics (Agentix, §6).
 
-Program-level token latency against load, and the load that each policy carries at equal latency,
-beside what that metric does not show. vLLM's real scheduler and KV-cache manager in virtual time,
-or with ``--quick`` the order of calls alone in the step simulator.
+It reports program-level token latency against load, the load that each policy carries at equal
+latency, and measures that these metrics do not show. Runs are in virtual time with vLLM's real
+scheduler and KV-cache manager, or with ``--quick`` in the step simulator, which simulates the order
+of calls only.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ from benchmarks.steps.machine import SlotMachine
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
 _COARSE = ("1", "1.5", "3", "8")
-"""Loads of the workloads that are not in the headline."""
+"""Loads of the workloads other than the main one."""
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
-"""Who runs at the other horizons beside the baseline."""
+"""The policies that run at the other horizons, in addition to the baseline."""
 _ELSEWHERE = ("jobs", "as_json", "plot")
-"""Options that say where results go, or how fast."""
+"""Options that do not change the figures."""
 _EPILOG = """\b
 Examples:
   python -m benchmarks paper --quick --seeds 3             # minutes
@@ -58,8 +59,8 @@ Examples:
   python -m benchmarks paper --workload sessions.jsonl --scale 0.2 --load 1,2,4
 
 \b
-A load is a share of what the engine can do; above 1 it is overload for the length of the run.
-Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+A load is a share of the engine's capacity; above 1, the engine is overloaded during the whole run.
+Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 
 
@@ -67,10 +68,10 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.option(
     "--workload",
     metavar="NAME|[FORMAT:]FILE",
-    help="One alone, or a trace. Default: mixed with and without tools, over three horizons, "
-    "and each of its classes.",
+    help="A single workload, or a trace.  [default: mixed with and without tools, over three "
+    "horizons, and each of its classes]",
 )
-@load_option(f"Loads of the headline.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
+@load_option(f"Loads of the main workload.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
 @policy_option(f"Policies to compare.  [default: {','.join(POLICIES)}]", former=["--policies"])
 @programs_option("Number of programs of the middle horizon.", default=600)
 @click.option(
@@ -85,13 +86,15 @@ Ctrl-C keeps what is done. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
 @step_time_option()
 @jobs_option
-@click.option("--quick", is_flag=True, help="The order of calls alone, in the step simulator.")
-@json_flag("Print all of it as one JSON line, too.")
+@click.option(
+    "--quick", is_flag=True, help="Simulate only the order of calls, in the step simulator."
+)
+@json_flag("Print all results as one JSON line, too.")
 @file("--plot", about="Draw token latency against load.")
 def paper(**options: Any) -> None:
-    """Policies as the paper measures them: token latency by load, and load at equal latency.
+    """Compare policies with the paper's metrics: token latency by load, and load at equal latency.
 
-    Stock is vLLM's own scheduler; srpt knows the future, and is the mark to come close to.
+    Stock is vLLM's own scheduler. srpt knows the future, and shows what is attainable.
     """
     check_plot(options["plot"])
     panels = _panels(options)
@@ -119,7 +122,7 @@ def _machine(options: dict[str, Any]) -> Machine:
 
 
 def _command() -> str:
-    """The command line, without what changes nothing in the figures."""
+    """Return the command line, without options that do not change the figures."""
     context = click.get_current_context()
     given = [
         f"--{name.replace('_', '-')}{_said(value)}"
@@ -131,7 +134,7 @@ def _command() -> str:
 
 
 def _said(value: object) -> str:
-    """An option's value on a command line; nothing for a flag."""
+    """Return an option's value as on a command line; "" for a flag."""
     if value is True:
         return ""
     return f" {','.join(value)}" if isinstance(value, tuple) else f" {value}"
@@ -139,15 +142,15 @@ def _said(value: object) -> str:
 
 def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec]:
     for setting in panel.settings:
-        setting.arrivals(machine, seeds[0])  # what cannot be is refused before all else
+        setting.arrivals(machine, seeds[0])  # raise errors before anything runs
     return grid(panel.settings, contenders(panel.policies), seeds, machine)
 
 
-# -- what is compared ------------------------------------------------------------------
+# -- panels ----------------------------------------------------------------------------
 
 
 def _panels(options: dict[str, Any]) -> list[Panel]:
-    """Each a source, a horizon, and some loads. Raises `ConfigError` for what cannot be."""
+    """Return the panels, each with a source, a horizon and some loads. Raises `ConfigError`."""
     scale, count = options["scale"], options["programs"]
     loads, names = options["load"] or _MAIN_LOADS, _policies(options)
     if options["workload"]:
@@ -155,7 +158,7 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
         return [_panel(source.name, source, loads, count, names)]
     still, tools = source_of("mixed", scale, 0.0), source_of("mixed", scale, scale)
     chat, react, lats = (source_of(name, scale, 0.0) for name in ("chat", "react", "lats"))
-    # The virtual engine takes half a minute for 600 programs of mixed, and thrice that for LATS.
+    # The virtual engine needs half a minute for 600 programs of mixed, three times that for LATS.
     coarse = with_tools = loads
     beside = some = names
     few = count // 4
@@ -175,7 +178,9 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
 
 
 def _policies(options: dict[str, Any]) -> tuple[str, ...]:
-    """The baseline first. The step simulator has no vLLM: its ``fcfs`` decides as ``stock``."""
+    """Return the policies, baseline first. The step simulator does not have vLLM, but its ``fcfs``
+    decides as ``stock`` does.
+    """
     asked = [name for name in options["policy"] or POLICIES if name != STOCK]
     found = contenders([BASELINE if options["quick"] else STOCK, *asked])
     return tuple(one.name for one in found)
@@ -186,5 +191,7 @@ def _panel(
 ) -> Panel:
     found = sorted({Pressure.parse(load) for load in loads}, key=lambda load: load.value)
     if any(load.kind != "load" for load in found):
-        raise ConfigError(f"--load {','.join(loads)}: give shares of capacity, no bursts")
+        raise ConfigError(
+            f"--load {','.join(loads)}: bursts are not allowed; give shares of capacity such as 0.9"
+        )
     return Panel(title, [Setting(source, load, count) for load in found], policies)

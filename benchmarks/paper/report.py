@@ -1,4 +1,4 @@
-"""The page of ``benchmarks paper``: load at equal latency, latencies by load and by type."""
+"""The report of ``benchmarks paper``: load at equal latency, and latencies by load and by type."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from benchmarks.plots import draw_panels
 from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, Column, about_scales, ratios, table
 
 LEVELS = (2.0, 3.0, 5.0)
-"""Multiples of the unloaded token latency."""
+"""The latency levels, as multiples of the unloaded token latency."""
 _OF_TYPES = ("token_latency_s", "mean_s", "p95_s", "p99_s")
 _COMPARED = (*_OF_TYPES, "steady_per_s", "makespan_s")
 _TYPED_LOADS = 2.0
-"""Types have rows of their own from this load up: below it little waits."""
+"""The lowest load with rows for each type; below it, few calls wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A workload over one horizon: its settings by load, and what came of them.
+    """A workload over one horizon: its settings by load, and their results.
 
-    ``by_type`` has the same runs by the type of their programs, where there are several.
+    ``by_type`` has the same runs by program type, if there are several types.
     """
 
     title: str
@@ -53,11 +53,11 @@ class Panel:
 
     @property
     def unloaded_s(self) -> float:
-        """The token latency if each program had the engine to itself."""
+        """The token latency of programs that have the engine to themselves, in seconds."""
         return self.cells[0].median("unloaded_token_s")
 
     def measured(self, results: Sequence[RunResult]) -> Panel:
-        """With those of the results that are its own."""
+        """Return the panel with those of the results that belong to it."""
         own = [one for one in results if one.spec.setting in self.settings]
         types = sorted({name for result in own for name in result.by_type})
         by_type = {
@@ -72,7 +72,7 @@ class Panel:
         return cells(results, self.settings, self.policies, self.baseline)
 
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:
-        """What each policy carries at each level; nothing where too few loads are done."""
+        """Yield the load that each policy carries at each level, if enough loads are done."""
         for times in LEVELS:
             level = exactly(times * self.unloaded_s)
             found = at_equal_latency(self.cells, self.baseline, level, MEAN)
@@ -85,29 +85,30 @@ class Panel:
 _HEAD = """# The paper's figures
 
 `python -m benchmarks paper` measures as the paper does (Agentix, §6.2). *Token latency* is a
-program's latency over the tokens that it generated, averaged over programs. The *load at equal
-latency* is the highest load, interpolated, at which it stays below a level: 2, 3 or 5 times what it
-is for programs that are alone on the engine. Arrivals are Poisson. A load is a share of what the
-engine can do; above 1 it is overload for as long as programs come, and **how many come decides the
-figures**: with more of them the latencies at one load part further, and the loads at equal latency
-come closer, for in the long run no order carries more than 1. `stock` is vLLM's own scheduler, and
-`fcfs` decides as it does; `srpt` knows the future."""
+program's latency divided by the number of tokens that it generated, averaged over programs. The
+*load at equal latency* is the highest load, interpolated, at which the token latency stays below a
+level: 2, 3 or 5 times the token latency of programs that are alone on the engine. Arrivals are
+Poisson. A load is a share of the engine's capacity. Above 1, the engine is overloaded as long as
+programs arrive, and **the number of programs determines the figures**: with more programs, the
+latencies at one load differ more, and the loads at equal latency differ less, because in the long
+run no order carries more than 1. `stock` is vLLM's own scheduler, and `fcfs` decides as it does;
+`srpt` knows the future."""
 _EQUAL = """## Load at equal latency
 
-For the first policy the load, for the others the ratio to it: above 1 is better. ≥ and ≤: the sweep
-bounds it only; ~: it bounds both loads, and not their ratio."""
+The first policy has its load, the others have the ratio of their load to it; above 1 is better.
+≥ and ≤: the sweep only gives a bound; ~: it bounds both loads, so that their ratio is unknown."""
 _BY_LOAD = """## Latencies by load
 
-Ratios are to the first policy with the same programs. Below 1 is better, but above 1 for *ended in
-time*: the programs that ended before the last one arrived."""
+Ratios are to the first policy with the same programs. Below 1 is better, except for *ended in
+time*, the programs that ended before the last one arrived: above 1 is better."""
 _BY_TYPE = """## By type
 
-Token latency averages over programs, so that it weighs small ones most: most programs are small,
-and most tokens are those of few large ones."""
+Token latency is an average over programs, so small programs dominate it: most programs are small,
+but a few large ones generate most tokens."""
 
 
 def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
-    """All tables, as Markdown."""
+    """Return all tables as Markdown."""
     scales = max((one.settings[0].source.scales for one in panels), key=lambda one: one.gap)
     scaled = f"Scaled: {about_scales(scales)} where tools are on."
     about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
@@ -161,11 +162,11 @@ def _by_type(panel: Panel) -> str:
     return table(shown, LOAD, kind, POLICY, MS_PER_TOKEN, *ratios(*_OF_TYPES, over=panel.baseline))
 
 
-# -- for machines, and drawn -----------------------------------------------------------
+# -- JSON and drawings -----------------------------------------------------------------
 
 
 def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """All of it as JSON-able values."""
+    """Return all panels as JSON values."""
     return [
         {
             "title": panel.name,
@@ -183,6 +184,6 @@ def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Token latency against load, one drawing per panel; the dotted lines are the levels."""
+    """Draw token latency against load for each panel. The dotted lines are the levels."""
     levels = {one.name: [times * one.unloaded_s for times in LEVELS] for one in panels}
     draw_panels({one.name: one.cells for one in panels}, path, ("token_latency_s",), levels)

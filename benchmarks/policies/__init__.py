@@ -1,1 +1,1 @@
-"""Policies beside stock vLLM: latency by load, in virtual time and on real engines."""
+"""Compares policies with stock vLLM: latency by load, in virtual time and on real engines."""

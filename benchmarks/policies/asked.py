@@ -1,4 +1,4 @@
-"""What the options of ``benchmarks policies`` ask for, checked before anything runs."""
+"""The options of ``benchmarks policies``, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DEFAULT_RATES = ("0.7x", "0.9x", "1.1x", "1.3x")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the options ask for, checked; the rest of them is the engine's."""
+    """The checked options of a comparison. ``flags`` are those of the engine."""
 
     source: Source
     pressures: Sequence[Pressure]
@@ -43,11 +43,13 @@ class Asked:
 
 
 Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
-"""What was measured on, as values and in words; the runs; and what ended them early."""
+"""A description of the engine as values and in words, the runs, and the error of the signal that
+ended them early, or None.
+"""
 
 
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
-    """What the options ask for. Raises `ConfigError` before anything runs."""
+    """Check the options. Raises `ConfigError` before anything runs."""
     _check_kind(options)
     check_plot(options["plot"])
     everyone = contenders([STOCK, *(options["policy"] or POLICIES)])
@@ -61,7 +63,7 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:
-    """Refuse what has no meaning in virtual time, or outside of it."""
+    """Raise `ConfigError` for options without a meaning in virtual time, or in real time."""
     for name in _REAL if options["virtual"] else _VIRTUAL:
         if options[name] is not None:
             how = "has no model" if options["virtual"] else "is needed for that"
@@ -109,6 +111,8 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
-    """The trace of a file, or a generator by its name or the paper's, with its tokens scaled."""
+    """Return the source for a file with a trace, or for a generator by its name or the paper's name
+    for it, with scaled tokens.
+    """
     scales = Scales(scale, scale, gap_scale)
     return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

@@ -1,4 +1,4 @@
-"""``benchmarks policies``: its options, its tables, and runs in virtual time."""
+"""``benchmarks policies``: the command, its tables, and its runs in virtual time."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ Examples:
   python -m benchmarks policies --workload mixed --model-shape llama-8b --scale 1 --rate 0.7x,1x
 
 \b
---virtual: vLLM's real scheduler and KV-cache manager in virtual time, no model; its result does
-not depend on the machine. Without it: real engines in real time, one after the other.
-Ctrl-C keeps what is done. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
+--virtual: vLLM's real scheduler and KV-cache manager in virtual time, without a model; the results
+do not depend on the machine. Without it: real engines in real time, one after the other.
+Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
 _work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
@@ -57,12 +57,12 @@ _options = together(
         "--rate",
         "rate",
         "R,…",
-        "Poisson arrivals, in programs per second, or with an x in shares of what the engine can "
-        "do.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+        "Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
+        "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
         callback=split_commas,
     ),
-    _work.count("--burst", "N programs at once.  [default in real time: 9]"),
-    _work.count("--programs", "How many arrive.  [default: 150; real time 9]"),
+    _work.count("--burst", "Let N programs arrive at once.  [default in real time: 9]"),
+    _work.count("--programs", "Number of programs.  [default: 150; real time 9]"),
     _work.text(
         "--scale",
         "X",
@@ -74,36 +74,39 @@ _options = together(
         "--policy",
         "policy",
         "NAME,…",
-        "Beside stock; retention and admission after a plus, as in atlas+cost+memory.  [default: "
+        "Policies to compare with stock; retention and admission after a plus, as in "
+        "atlas+cost+memory.  [default: "
         f"{','.join(POLICIES)}]",
         callback=split_commas,
         former=["--policies"],
     ),
     _work.count(
         "--seeds",
-        "Number of seeds, from --seed up.  [default: 3; real 2]",
+        "Number of seeds, starting with --seed.  [default: 3; real 2]",
         former=["--repeat"],
     ),
     _work.text("--seed", "N", "The first seed.", type=int, default=0),
     _work.text(
-        "--tokenizer", "MODEL", "Whose tokens recorded texts are counted in.  [default: --model]"
+        "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
     ),
-    _engine.flag("--virtual", "In virtual time, without a model."),
+    _engine.flag("--virtual", "Run in virtual time, without a model."),
     _engine.file(
         "--step-time",
-        "With --virtual: how long steps take, a file of agentrt calibrate.  [default: made up]",
+        "With --virtual: file with step times, of agentrt calibrate.  [default: made up]",
         dir_okay=True,
         former=["--step-model"],
     ),
-    _engine.count("--jobs", "With --virtual.  [default: one per core]", metavar="J"),
-    _engine.count("--max-num-seqs", "Batch slots.  [default: 16; real 4]", metavar="B"),
-    _engine.text("--model", "MODEL", "A folder or a Hugging Face name."),
+    _engine.count(
+        "--jobs", "With --virtual: number of processes.  [default: one per core]", metavar="J"
+    ),
+    _engine.count("--max-num-seqs", "Number of batch slots.  [default: 16; real 4]", metavar="B"),
+    _engine.text("--model", "MODEL", "Model: a folder or a Hugging Face name."),
     _engine.text(
         "--model-shape",
         "NAME",
-        "A model of this shape with made-up weights: llama-8b, small, tiny.",
+        "Model shape with made-up weights: llama-8b, small, tiny.",
     ),
-    _output.flag("--json", "Print all of it as one JSON line, too.", "as_json"),
+    _output.flag("--json", "Print all results as one JSON line, too.", "as_json"),
     _output.file("--plot", "Draw latency against rate.", dir_okay=True),
 )
 
@@ -117,12 +120,12 @@ class FlagsCommand(RunCommand):
 @click.command(cls=FlagsCommand, no_args_is_help=True, epilog=EPILOG)
 @_options
 def policies(engine_flags: Sequence[str], **options: Any) -> None:
-    """Measure policies against stock vLLM: latency by load.
+    """Compare policies with stock vLLM: latency by load.
 
-    Every policy runs the same programs at the same times on the same engine options. Stock
-    is vLLM's own scheduler; priority-service and priority-path are its own priority policy,
-    fed by the client. Tables go to stdout, as Markdown. Several values of an option go with commas,
-    as in --rate 0.5,0.8.
+    Every policy runs the same programs at the same times with the same engine options. Stock is
+    vLLM's own scheduler. priority-service and priority-path are vLLM's priority policy, with
+    priorities that a client can set. Tables go to stdout, as Markdown. Separate the values of an
+    option by commas, as in --rate 0.5,0.8.
     """
     asked = read(options, engine_flags)
     if options["virtual"]:
@@ -157,7 +160,7 @@ def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[Run
 _LEVEL = 1.5
 _EQUAL = f"""Throughput at equal latency: the highest load, interpolated, at which the programs'
 token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤:
-the sweep bounds it only; ~: repeats differ in how."""
+the sweep only gives a bound; ~: the repeats give different kinds of bounds."""
 
 
 # -- in virtual time -----------------------------------------------------------------------
@@ -168,11 +171,11 @@ _FLAGS = {
     "--num-gpu-blocks-override": "kv_blocks",
     "--max-num-batched-tokens": "max_num_batched_tokens",
 }
-"""Those of vLLM's flags that mean something without an engine."""
+"""The flags of vLLM that also have a meaning without an engine."""
 
 
 def measure_virtual(asked: Asked) -> Measured:
-    """All runs, in as many processes as there are cores. A signal keeps what is done."""
+    """Do all runs, by default in one process per core. A signal keeps the finished runs."""
     silence_vllm()
     options = asked.options
     sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
@@ -180,7 +183,7 @@ def measure_virtual(asked: Asked) -> Measured:
     settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
     specs = grid(settings, asked.everyone, asked.seeds, machine)
     for setting in settings:
-        setting.arrivals(machine, asked.seeds[0])  # what cannot be is refused before all else
+        setting.arrivals(machine, asked.seeds[0])  # raise errors before anything runs
     results, stop = do_runs(specs, options["jobs"])
     about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
     workload = about_workload(asked.source, asked.programs, asked.seeds)
@@ -188,15 +191,15 @@ def measure_virtual(asked: Asked) -> Measured:
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:
-    """The virtual engine's sizes out of vLLM's flags. Raises `ConfigError` for other flags."""
+    """Return the virtual engine's sizes from vLLM's flags. Raises `ConfigError` for other flags."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     found: dict[str, Any] = {}
     for name, value in zip(words[::2], [*words[1::2], ""], strict=False):
         if name not in _FLAGS:
             raise ConfigError(
-                f"{name!r}: --virtual has no engine; of vLLM's flags it takes {', '.join(_FLAGS)}"
+                f"{name!r}: --virtual has no engine, so it accepts only {', '.join(_FLAGS)}"
             )
         if not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"{name} {value!r}: give a number from 1 up")
+            raise ConfigError(f"{name} {value!r}: give a whole number of at least 1")
         found[_FLAGS[name]] = int(value)
     return found

@@ -1,8 +1,8 @@
-"""The comparison on real engines, in real time: one engine after the other, alternating.
+"""The comparison on real engines in real time, one engine after the other.
 
-vLLM's own scheduler, its priority policy, and ours are three engines with the same options.
-Within a repeat each is opened once; what differs in nothing but our settings is reconfigured.
-The prefix cache is emptied before every run.
+vLLM's own scheduler, its priority policy, and our scheduler need three engines with the same
+options. Each is started once in a repeat. Contenders that differ only in our settings share an
+engine, which is reconfigured. The prefix cache is emptied before every run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.backends.serving import (
+from agentrt.lab.backends.real import (
     Open,
     about_engine,
     by_engine,
@@ -35,10 +35,10 @@ from benchmarks.tables import about_workload
 
 @dataclass(slots=True)
 class RealBench:
-    """The runs of a comparison; ``results`` has those that are done, whatever happens then.
+    """The runs of a comparison. ``results`` has the finished runs, also after an error.
 
-    Loads as shares of what the engine can do become rates: what it can do is measured first,
-    by all programs of the first seed at once under vLLM's own scheduler.
+    Loads as shares of the engine's capacity become rates. The capacity is measured first, with all
+    programs of the first seed at once under vLLM's own scheduler.
     """
 
     base: EngineOptions
@@ -51,12 +51,12 @@ class RealBench:
     progress: Callable[[int, str], None]
     results: list[RunResult] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)
-    """Of the first engine; the others have the same options."""
+    """The sizes of the first engine; the others have the same options."""
     per_s: float | None = None
-    """What the engine can do, in programs per second, where that was measured."""
+    """The engine's capacity in programs per second; None if it was not measured."""
 
     async def run(self) -> None:
-        """All of them. ``progress`` gets how many are done, and what comes."""
+        """Do all runs. ``progress`` is called with the number of finished runs and a message."""
         groups = by_engine(self.everyone)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
@@ -68,21 +68,22 @@ class RealBench:
     async def _on(
         self, engine: LabEngine, order: Sequence[Contender], repeat: int, seed: int
     ) -> None:
-        """A repeat of those that share an engine."""
+        """Do a repeat of the contenders that share an engine."""
         self._fit(engine)
         await self._warm_up(engine, order[0], seed)
         for pressure in self.pressures:
             setting = Setting(self.source, self._in_programs(pressure), self.programs)
-            for one in order:
-                what = f"repeat {repeat + 1} of {len(self.seeds)}, {setting.pressure}: {one.name}"
-                self.progress(len(self.results), what)
-                spec = RunSpec(setting, seed, one, _NO_MACHINE)
-                run, gate = f"/run {len(self.results)}", one.make_gate(self._size())
-                done = await serve(engine, one, arrivals(spec), run=run, gate=gate)
+            for contender in order:
+                turn = f"repeat {repeat + 1} of {len(self.seeds)}"
+                message = f"{turn}, {setting.pressure}: {contender.name}"
+                self.progress(len(self.results), message)
+                spec = RunSpec(setting, seed, contender, _NO_MACHINE)
+                run, gate = f"/run {len(self.results)}", contender.make_gate(self._size())
+                done = await serve(engine, contender, arrivals(spec), run=run, gate=gate)
                 self.results.append(RunResult(spec, done.summary()))
 
     def _fit(self, engine: LabEngine) -> None:
-        """Cut programs to the context that the engine has room for."""
+        """Cut programs to the engine's maximum context."""
         self.sizes = self.sizes or engine.sizes()
         calls = self.source.cut.calls
         self.source = replace(self.source, cut=Cut(calls, engine.max_model_len))
@@ -91,13 +92,13 @@ class RealBench:
         known = {field.name for field in fields(VirtualOptions)} & self.sizes.keys()
         return VirtualOptions(**{name: self.sizes[name] for name in known})
 
-    async def _warm_up(self, engine: LabEngine, one: Contender, seed: int) -> None:
-        """The first engine of all measures what it can do."""
+    async def _warm_up(self, engine: LabEngine, contender: Contender, seed: int) -> None:
+        """Warm an engine up. On the first engine, also measure the capacity."""
         programs = self.source.programs(self.programs, seed)
-        await warm_up(engine, one, programs)
+        await warm_up(engine, contender, programs)
         if self.per_s is None and self.pressures[0].kind == "load":
-            self.progress(len(self.results), "what the engine can do: all programs at once")
-            done = await serve(engine, one, at_once(programs), run="/capacity")
+            self.progress(len(self.results), "measuring the capacity: all programs at once")
+            done = await serve(engine, contender, at_once(programs), run="/capacity")
             self.per_s = done.summary().throughput_per_s
 
     def _in_programs(self, pressure: Pressure) -> Pressure:
@@ -107,7 +108,7 @@ class RealBench:
 
 
 _NO_MACHINE = Machine()
-"""What a simulated run would need: nothing is simulated here."""
+"""The machine of a simulated run, which real runs do not need."""
 
 
 # -- the command -----------------------------------------------------------------------
@@ -116,20 +117,20 @@ _SLOTS_ON_CPU = 4
 
 
 def measure(asked: Asked) -> Measured:
-    """All runs on this machine. A signal keeps what is done."""
+    """Do all runs on this machine. A signal keeps the finished runs."""
     base = _engine_options(asked)
-    what = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
+    plan = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
     runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
-    bench = RealBench(base, *what, started, Meter(runs).now)
+    bench = RealBench(base, *plan, started, Meter(runs).now)
     stop = do_on_engines(bench.run(), bench.results, runs)
-    if stop and not bench.results:  # no engine came up in time, and there is nothing to print
+    if stop and not bench.results:  # no engine started in time, so there is nothing to print
         raise stop
     machine = hardware()
     return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
 
 
 def _engine_options(asked: Asked) -> EngineOptions:
-    """Checked before anything is loaded, as far as that can be."""
+    """Return the options of the engines, checked as far as possible before anything is loaded."""
     options, slots = asked.options, asked.options["max_num_seqs"]
     base = engine_options(options["model"], options["model_shape"], slots, asked.flags)
     prepare_environment(base)

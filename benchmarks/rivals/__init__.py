@@ -1,6 +1,7 @@
-"""Rivals, by the names of contenders: importing this package makes their names known.
+"""Rivals as contenders. Importing this package registers their names.
 
-A cap and ThunderAgent's rule stand before stock vLLM; Continuum's stands in our scheduler's place.
+A cap and ThunderAgent's rule are gates in front of stock vLLM. Continuum's rule is a scheduler
+class in place of ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rivals that hold programs back before the engine: a plain cap, and ThunderAgent's rule.
+"""Rivals that hold programs back in front of the engine: a cap, and ThunderAgent's rule.
 
-Both stand before an engine, as a proxy does, and see requests and their ends only.
+Both are gates, like a proxy, and see only requests and their ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrt.lab.backends.gates import Gate
 
 
 class Cap(Gate):
-    """At most so many programs at a time, from their first call to their end; the others queue."""
+    """A limit on concurrent programs, from their first call to their end. Other programs queue."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,7 +44,7 @@ class Cap(Gate):
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """What ThunderAgent's router keeps of a program: ``paused_at`` is None while it is active."""
+    """The state of a program in ThunderAgent's router. ``paused_at`` is None while it is active."""
 
     program_id: str
     tokens: int = 0
@@ -58,19 +58,20 @@ class _Program:
 class ThunderAgent(Gate):
     """ThunderAgent's scheduler (arXiv 2602.13692; github.com/ThunderAgent-org/ThunderAgent, MIT).
 
-    Written anew from its public router of March 2026, with its defaults and one engine. A program
-    is *reasoning* while a request of it is in the engine, else *acting*; its tokens are those of
-    its last request. A new program enters at once if nobody is paused and its prompt fits. Every
-    five seconds paused programs are resumed while their tokens fit: first those that have asked,
-    then new ones, then those still in a tool, each group by tokens, the fewest first. Then, if
-    more is used than there is, programs are paused until it fits: acting ones at once, reasoning
-    ones at their next answer, the fewest tokens first. 100 tokens beside each program's own are
-    reserved, and after 30 minutes a paused one is resumed whatever there is.
+    Written anew after its public router of March 2026, with its defaults and one engine. A program
+    is *reasoning* while one of its requests is in the engine, otherwise *acting*. Its tokens are
+    those of its last request. A new program is admitted at once if no program is paused and its
+    prompt fits. Every five seconds, paused programs are resumed as long as their tokens fit: first
+    those with a waiting request, then new ones, then those still in a tool, each group in ascending
+    order of tokens. Then, if more tokens are used than fit, programs are paused until they fit:
+    acting ones at once, reasoning ones at their next answer, in ascending order of tokens. 100
+    tokens are reserved for each program in addition to its own. After 30 minutes, a paused program
+    is resumed in any case.
 
-    With ``decay`` the tokens of a program that has been acting for t seconds count 2^-t when others
-    are resumed; there, too, it is an option. As published, a marked program's tokens still count
-    until its answer, so that one overflow marks all; here they count as gone, as the code's
-    comments intend.
+    With ``decay``, an option there as well, the tokens of a program that has been acting for t
+    seconds count 2^-t times when programs are resumed. In the published code, the tokens of a
+    marked program still count until its answer, so that one overflow marks all programs; here they
+    do not count, as the comments of that code intend.
     """
 
     every_s: ClassVar[float] = 5.0
@@ -103,55 +104,55 @@ class ThunderAgent(Gate):
     @override
     def ended(self, program_id: str) -> Iterable[str]:
         self._programs.pop(program_id)
-        return ()  # it resumes others at its ticks only
+        return ()  # programs are resumed only at ticks
 
     @override
     def tick(self, now: float) -> Iterable[str]:
         resumed = self._resume(now)
         while self._room(now) < 0 and self._pause_one(now):
             pass
-        return [one.program_id for one in resumed]
+        return [program.program_id for program in resumed]
 
     def _resume(self, now: float) -> list[_Program]:
         room = self._room(now, decay=self._decay)
         resumed = []
-        for one in sorted(self._paused(), key=_resumed_first):
-            needed = one.tokens + self._BUFFER
-            if needed <= room or now - (one.paused_at or 0.0) >= self._FORCED_S:
-                one.paused_at = None
+        for program in sorted(self._paused(), key=_resumed_first):
+            needed = program.tokens + self._BUFFER
+            if needed <= room or now - (program.paused_at or 0.0) >= self._FORCED_S:
+                program.paused_at = None
                 room -= needed
-                resumed.append(one)
+                resumed.append(program)
         return resumed
 
     def _pause_one(self, now: float) -> bool:
-        able = [one for one in self._active() if not one.marked]
+        able = [program for program in self._active() if not program.marked]
         if not able:
             return False
-        one = min(able, key=lambda one: (one.reasoning, one.tokens))
-        if one.reasoning:
-            one.marked = True
+        program = min(able, key=lambda program: (program.reasoning, program.tokens))
+        if program.reasoning:
+            program.marked = True
         else:
-            one.paused_at = now
+            program.paused_at = now
         return True
 
     def _room(self, now: float, *, decay: bool = False) -> float:
         used = 0.0
-        for one in self._active():
-            if one.marked:
+        for program in self._active():
+            if program.marked:
                 continue
-            fades = decay and not one.reasoning
-            weight = 2.0 ** (one.acting_since - now) if fades else 1.0
-            used += one.tokens * weight + self._BUFFER
+            fades = decay and not program.reasoning
+            weight = 2.0 ** (program.acting_since - now) if fades else 1.0
+            used += program.tokens * weight + self._BUFFER
         return self._capacity - used
 
     def _active(self) -> list[_Program]:
-        return [one for one in self._programs.values() if one.paused_at is None]
+        return [program for program in self._programs.values() if program.paused_at is None]
 
     def _paused(self) -> list[_Program]:
-        return [one for one in self._programs.values() if one.paused_at is not None]
+        return [program for program in self._programs.values() if program.paused_at is not None]
 
 
-def _resumed_first(one: _Program) -> tuple[int, int]:
-    if one.requests == 1:
-        return (1, one.tokens)
-    return (0 if one.reasoning else 2, one.tokens)
+def _resumed_first(program: _Program) -> tuple[int, int]:
+    if program.requests == 1:
+        return (1, program.tokens)
+    return (0 if program.reasoning else 2, program.tokens)

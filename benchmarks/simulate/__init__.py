@@ -1,1 +1,1 @@
-"""Policies and routers in virtual time, over generated programs and traces."""
+"""Simulates policies and routers in virtual time, on generated programs and traces."""

@@ -1,4 +1,4 @@
-"""Which programs a simulation runs, and on which of the two simulated engines."""
+"""Options for the programs of a simulation, and for the simulated engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ depth_options: Option = together(
     text_option(
         "--depth",
         "[steps|virtual]",
-        "steps: batch slots alone, all steps alike. virtual: vLLM's own scheduler, with memory, "
-        "prefix cache and prefill, as in agentrt simulate; it takes longer.",
+        "steps: batch slots only, with equal steps. virtual: vLLM's own scheduler, with memory, "
+        "prefix cache and prefill, as in agentrt simulate, which takes longer.",
         type=click.Choice(("steps", "virtual")),
         default="steps",
     ),
@@ -45,7 +45,7 @@ _OF_DEPTH = {
 
 
 def read_depth(options: Mapping[str, Any]) -> Machine:
-    """The engine of `depth_options`. Raises `ConfigError` for options of the other depth."""
+    """Return the engine of `depth_options`. Raises `ConfigError` for options of the other depth."""
     depth = options["depth"]
     for other, names in _OF_DEPTH.items():
         for name in names:
@@ -56,5 +56,5 @@ def read_depth(options: Mapping[str, Any]) -> Machine:
         return read_machine(options)
     step_ms = options["step_ms"] or 25.0
     if not math.isfinite(step_ms):
-        raise ConfigError(f"--step-ms {step_ms}: give a number of milliseconds")
+        raise ConfigError(f"--step-ms {step_ms}: give a positive number of milliseconds")
     return SlotMachine(options["max_num_seqs"], step_s=step_ms / 1000, **read_fleet(options))

@@ -1,6 +1,6 @@
-"""``benchmarks simulate routing``: routers side by side, on one to a thousand replicas.
+"""``benchmarks simulate routing``: compares routers on one to a thousand replicas.
 
-All run the same programs on the same replicas.
+All routers get the same programs and the same replicas.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ Examples:
   python -m benchmarks simulate routing --router cost --replicas 1,4,16,64
 
 \b
-All routers of a seed see the same programs at the same times. A load is the share of what all
-replicas together can do. Depth steps knows no prompts, so there routers differ by balance
-alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+All routers of a seed get the same programs at the same times. A load is a share of the capacity of
+all replicas together. Depth steps has no prompts, so there routers differ only in balance.
+Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @workloads_option
 @scale_options
-@many("--router", metavar="NAME,…", help="Which to compare.  [default: all]")
-@many("--replicas", metavar="N,…", help="On how many engines.  [default: 4]")
+@many("--router", metavar="NAME,…", help="Routers to compare.  [default: all]")
+@many("--replicas", metavar="N,…", help="Numbers of engines.  [default: 4]")
 @load_option("Loads, bursts as b0.8.  [default: 0.9]")
 @click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
 @programs_option("Number of programs for each replica.", default=50)
@@ -68,21 +68,21 @@ alone. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 def routing(**options: Any) -> None:
     """Compare routers over several simulated engines.
 
-    For each: latency of programs, hit rate of the prefix caches, balance (the busiest engine's
-    time over the mean), programs per second.
+    Prints for each router the latency of programs, the hit rate of the prefix caches, the balance
+    (busy time of the busiest engine over the mean), and programs per second.
     """
     for name in options["router"]:
         make_router(name)
     routers = options["router"] or router_names()
     replicas = counts("--replicas", options["replicas"] or ("4",))
     machine = read_depth(options)
-    one = contender(options["policy"])
-    machine.check([one])
-    runs = _specs(options, replicas, routers, one, machine)
+    policy = contender(options["policy"])
+    machine.check([policy])
+    runs = _specs(options, replicas, routers, policy, machine)
     results, stop = do_runs(runs, options["jobs"])
-    found = gather(sorted(results, key=lambda result: runs.index(result.spec)))
-    if found:
-        click.echo(_as_json(found, options) if options["as_json"] else _as_text(found, machine))
+    series = gather(sorted(results, key=lambda result: runs.index(result.spec)))
+    if series:
+        click.echo(_as_json(series, options) if options["as_json"] else _as_text(series, machine))
     if stop:
         raise stop
 
@@ -97,18 +97,18 @@ def _specs(
     options: Mapping[str, Any],
     replicas: Sequence[int],
     routers: Sequence[str],
-    one: Contender,
+    policy: Contender,
     machine: Machine,
 ) -> list[RunSpec]:
-    """The runs, those with the same programs side by side.
+    """Return the runs; those with the same programs are consecutive.
 
-    The number of programs is for each replica: it is multiplied by how many there are.
+    The number of programs is that of each replica, and is multiplied by the number of replicas.
     """
     return [
         RunSpec(
             replace(setting, programs=setting.count * count),
             seed,
-            one,
+            policy,
             replace(machine, replicas=count, router=router),
         )
         for setting, count, seed, router in product(
@@ -118,13 +118,13 @@ def _specs(
 
 
 def gather(results: Iterable[RunResult]) -> list[Series]:
-    """The runs that are done, by setting, router and replicas, in the order of the first."""
-    found: dict[tuple[Setting, str, int], Series] = {}
+    """Return the finished runs by setting, router and replicas, in order of first occurrence."""
+    series: dict[tuple[Setting, str, int], Series] = {}
     for result in results:
         machine = result.spec.machine
         key = (result.spec.setting, machine.router, machine.replicas)
-        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
-    return list(found.values())
+        series.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
+    return list(series.values())
 
 
 # -- the output ------------------------------------------------------------------------
@@ -139,45 +139,45 @@ _KEY = (
 )
 
 
-def _as_json(found: Sequence[Series], options: Mapping[str, Any]) -> str:
+def _as_json(series: Sequence[Series], options: Mapping[str, Any]) -> str:
     settings = {name: options[name] for name in ("policy", "programs", "seeds", "depth")}
     settings["batch"] = options["max_num_seqs"]
     cells = [
         {"router": cell.name, "replicas": cell.replicas, **values}
-        for cell, values in zip(found, as_dicts(found, _MEASURES), strict=True)
+        for cell, values in zip(series, as_dicts(series, _MEASURES), strict=True)
     ]
     return json.dumps({"settings": settings, "cells": cells})
 
 
-def _as_text(found: Sequence[Series], machine: Machine) -> str:
-    head = f"{about_seeds(found[0].seeds)}.\n{about_engine(machine)}"
-    parts = [head, table(found, *_KEY, *values(*_MEASURES))]
-    several = [one for one in found if _others(one, found)]
+def _as_text(series: Sequence[Series], machine: Machine) -> str:
+    head = f"{about_seeds(series[0].seeds)}.\n{about_engine(machine)}"
+    parts = [head, table(series, *_KEY, *values(*_MEASURES))]
+    several = [cell for cell in series if _others(cell, series)]
     if several:
-        parts.append(table(several, *_KEY, *_to_best("mean_s", found), *_to_best("p95_s", found)))
-    if len({one.replicas for one in found}) > 1:
-        parts.append(table(found, *_KEY, *_to_fewest(found)))
+        parts.append(table(several, *_KEY, *_to_best("mean_s", series), *_to_best("p95_s", series)))
+    if len({cell.replicas for cell in series}) > 1:
+        parts.append(table(series, *_KEY, *_to_fewest(series)))
     return "\n\n".join(parts)
 
 
-def _others(one: Series, found: Sequence[Series]) -> list[Series]:
-    """Other routers that had the same programs on as many replicas."""
-    same = (one.setting, one.replicas)
+def _others(cell: Series, series: Sequence[Series]) -> list[Series]:
+    """Return the other routers with the same programs and the same number of replicas."""
+    same = (cell.setting, cell.replicas)
     return [
-        other for other in found if other is not one and (other.setting, other.replicas) == same
+        other for other in series if other is not cell and (other.setting, other.replicas) == same
     ]
 
 
-def _to_best(measure: str, found: Sequence[Series]) -> list[Column]:
-    """Each router over whichever of the others is best in the median."""
+def _to_best(measure: str, series: Sequence[Series]) -> list[Column]:
+    """Return columns that compare each router with the best other router, by the median."""
 
-    def best(one: Series) -> Series:
-        return min(_others(one, found), key=lambda other: other.median(measure))
+    def best(cell: Series) -> Series:
+        return min(_others(cell, series), key=lambda other: other.median(measure))
 
     head = SHORT[measure]
     return [
-        Column(f"best other, {head}", lambda one: best(one).name),
-        Column(f"{head} / its", lambda one: _spread(one.ratios(measure, best(one)))),
+        Column(f"best other, {head}", lambda cell: best(cell).name),
+        Column(f"{head} / its", lambda cell: _spread(cell.ratios(measure, best(cell)))),
     ]
 
 
@@ -185,29 +185,30 @@ def _spread(ratios: Sequence[float]) -> str:
     return str(Spread.of(ratios)) if ratios else "-"
 
 
-def _to_fewest(found: Sequence[Series]) -> list[Column]:
-    """More replicas against the fewest of the same router: medians over seeds.
+def _to_fewest(series: Sequence[Series]) -> list[Column]:
+    """Return columns that compare a number of replicas with the smallest number, for the same
+    router (medians over seeds).
 
-    Over linear: the share of arriving programs that end while others arrive, over the same share
+    "Over linear" is the share of programs that end before the last arrival, divided by this share
     with the fewest replicas.
     """
 
-    def over(one: Series, measure: str) -> float:
-        key = (one.setting.source, one.setting.pressure, one.name)
+    def over(cell: Series, measure: str) -> float:
+        key = (cell.setting.source, cell.setting.pressure, cell.name)
         same = [
             other
-            for other in found
+            for other in series
             if (other.setting.source, other.setting.pressure, other.name) == key
         ]
-        return one.median_ratio(measure, min(same, key=lambda other: other.replicas))
+        return cell.median_ratio(measure, min(same, key=lambda other: other.replicas))
 
-    def over_linear(one: Series) -> str:
-        share = over(one, "steady_per_s") / over(one, "offered_per_s")
+    def over_linear(cell: Series) -> str:
+        share = over(cell, "steady_per_s") / over(cell, "offered_per_s")
         return "-" if isnan(share) else f"{share:.3f}"
 
     return [
-        Column("ended in time/s", lambda one: digits(one.median("steady_per_s"))),
+        Column("ended in time/s", lambda cell: digits(cell.median("steady_per_s"))),
         Column("over linear", over_linear),
-        Column("mean / fewest's", lambda one: f"{over(one, 'mean_s'):.2f}"),
-        Column("P95 / fewest's", lambda one: f"{over(one, 'p95_s'):.2f}"),
+        Column("mean / fewest's", lambda cell: f"{over(cell, 'mean_s'):.2f}"),
+        Column("P95 / fewest's", lambda cell: f"{over(cell, 'p95_s'):.2f}"),
     ]

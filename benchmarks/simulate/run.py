@@ -18,7 +18,7 @@ Examples:
   python -m benchmarks simulate run --workload react --programs 100 --depth virtual
 
 \b
-What the options mean is told by 'agentrt simulate run --help'.
+'agentrt simulate run --help' explains the options.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 

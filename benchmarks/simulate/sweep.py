@@ -1,4 +1,4 @@
-"""``benchmarks simulate sweep``: every policy under every load on every workload."""
+"""``benchmarks simulate sweep``: simulates every policy under every load on every workload."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ Examples:
 
 \b
 Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
-0.8 in bursts between 1.9 and 0.1 (1000 programs, or all, for a burst and its lull), 1.3 is
-overload for the length of the run. A trace's programs come in an order of each seed's own,
-and again once all have come; its gaps are kept. NAME+hints is the policy NAME, told a guess
-of each program's size. Ratios are medians over the seeds, with the least and the greatest.
-Ctrl-C keeps what is done.
+0.8 in bursts between 1.9 and 0.1 (a burst and its lull have 1000 programs, or all), 1.3 is
+overload during the whole run. The programs of a trace arrive in another order for each seed, and
+again when all have arrived; their gaps are kept. NAME+hints is the policy NAME with a hint of
+each program's size. Ratios are medians over the seeds, with the least and the greatest.
+Ctrl-C keeps finished runs.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
@@ -71,17 +71,19 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 @scale_options
 @load_option(f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
 @policies_option
-@click.option("--offline", is_flag=True, help="All programs at once: compare makespans.")
+@click.option(
+    "--offline", is_flag=True, help="Let all programs arrive at once, and compare makespans."
+)
 @many(
     "--programs",
     metavar="N,…",
-    help="How many; several with --offline.  [default: 1000; all of a trace]",
+    help="Number of programs; several with --offline.  [default: 1000; all of a trace]",
 )
 @seeds_option(default=3, suffix=" The first is 0.")
 @fleet_options
 @depth_options
 @scheduler_options
-@json_flag("End with all of it as one JSON line.")
+@json_flag("Print all results as one JSON line at the end.")
 @file("--plot", about="Draw latency against load.")
 def sweep(**options: Any) -> None:
     """Simulate every policy under every load on every workload."""

@@ -1,8 +1,8 @@
-"""The step simulator: the order of calls alone, without vLLM, memory or prefill.
+"""The step simulator: simulates only the order of calls, without vLLM, memory or prefill.
 
-`agentrt simulate`, and every table in which memory counts, run in virtual time with vLLM's own
-scheduler. The step simulator stays beside it, because it is some thirty times as fast: a study of
-dozens of engines, or a property of the order on hundreds of generated workloads
-(``tests/scheduler/test_lane_bounds.py``), would take virtual time days. It visits no step at which
-nothing changes, and vLLM's scheduler has to be asked at each.
+`agentrt simulate`, and all tables in which memory matters, use virtual time with vLLM's own
+scheduler. The step simulator exists because it is about thirty times as fast: studies of dozens of
+engines, or tests of the order on hundreds of generated workloads
+(``tests/scheduler/test_lane_bounds.py``), would take days in virtual time. It skips all steps at
+which nothing changes, whereas vLLM's scheduler must be called at each step.
 """

@@ -1,4 +1,4 @@
-"""An engine of the step simulator, by plain values, as `Machine` is one in virtual time."""
+"""The engine of the step simulator, described by plain values, like `Machine` for virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.driver import drive
 from agentrt.lab.oracles import policy_names
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.shape import ProgramShape
@@ -19,7 +19,7 @@ from benchmarks.steps.simulator import Steps
 
 @dataclass(frozen=True, slots=True)
 class SlotMachine(Machine):
-    """Batch slots and steps of ``step_s`` seconds; there is no memory, so no blocks."""
+    """An engine with batch slots and steps of ``step_s`` seconds, without memory."""
 
     step_s: float = 0.025
 
@@ -49,8 +49,8 @@ class SlotMachine(Machine):
                     f"simulator does not have; it runs ours, such as {', '.join(policy_names())}"
                 )
 
-    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> Ran:
-        """Run programs on it. Raises `InvariantError` for a contender that needs vLLM."""
+    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
+        """Run programs on this engine. Raises `InvariantError` for a contender that needs vLLM."""
         if contender.config is None:
             raise InvariantError("vLLM's own scheduler runs in virtual time only")
         engines = Steps(

@@ -1,11 +1,11 @@
 """The step simulator: programs on batch slots, in virtual time, without a model.
 
-Every step of continuous batching takes ``step_s`` and gives each running call one token; memory
-and prefill are left out. The queues, the table, the policies and the router are the real ones.
-Between two events (an arrival, an end, a budget used up, a starved call) nothing changes, so the
-simulator jumps from event to event; it decides exactly as one that visits every step. At one
-moment calls end, best first, each followed by its successors; then calls with no budget left
-sink, calls come after their gaps, programs arrive; and then it is decided who runs.
+Every step of continuous batching takes ``step_s`` and gives each running call one token. Memory and
+prefill are left out. The queues, the process table, the policies and the router are the real ones.
+Between two events (an arrival, an end, a spent quantum, a starved call) nothing changes, so the
+simulator jumps from event to event; it decides exactly as if it visited every step. At each moment,
+calls end, best first, each followed by its successors. Then calls with a spent quantum are demoted,
+calls arrive after their gaps, and programs arrive. Finally, the running calls are chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.steps.slots import Job, Slots, step_of
 
 
 class Steps(Backend):
-    """``replicas`` engines of ``batch`` slots each, behind a router if there are several.
+    """A backend of ``replicas`` engines with ``batch`` slots each, behind a router if several.
 
     Moments are whole steps.
     """
@@ -65,7 +65,7 @@ class Steps(Backend):
         self._serial = 0
 
     def remaining_s(self, row: EngineProgram) -> float:
-        """What a clairvoyant knows: the seconds of service that a program still needs."""
+        """Return the seconds of service that a program still needs, for `Srpt`."""
         return self._needs_s[row.program_id] - row.attained_s
 
     # -- time --------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Steps(Backend):
         self.touch(engine)
 
     def _program(self, engine: Slots, row: ProgramStats) -> EngineProgram:
-        """The program of a row as an engine knows it, with all that it had elsewhere."""
+        """Return the program of a row in the form for an engine, with its service elsewhere."""
         table = engine.core.table
         program = table.get(row.program_id) or table.start_program(
             row.program_id, row.type, self.now, tenant=row.tenant, session=row.session
@@ -155,24 +155,24 @@ class Steps(Backend):
             engine.core.handle(ProgramEnded(ProgramTotals.of(live.row), self.now))
         del self._needs_s[program_id]
 
-    # -- what its engines ask for ------------------------------------------------------
+    # -- called by the engines ---------------------------------------------------------
 
-    def when(self, step: int, what: Callable[[], None]) -> None:
-        """Let something happen at a step."""
+    def when(self, step: int, action: Callable[[], None]) -> None:
+        """Call ``action`` at a step."""
         self._serial += 1
-        heapq.heappush(self._due, (step, self._serial, what))
+        heapq.heappush(self._due, (step, self._serial, action))
 
     def touch(self, engine: Slots) -> None:
-        """At this moment the engine has to choose who runs."""
+        """Let the engine choose its running calls at this moment."""
         self._touched[engine] = None
 
     def served(self, engine: Slots) -> None:
-        """At this moment service of the engine's calls is over."""
+        """Let the engine end the service of calls at this moment."""
         self._served[engine] = None
         self.touch(engine)
 
     def leave(self, engine: Slots, call: QueuedCall) -> None:
-        """A call has ended, and its engine has taken that in."""
+        """Handle the end of a call, after its engine did."""
         job: Job = call.item
         report = CallReport(
             service_s=call.served_s,
@@ -183,7 +183,7 @@ class Steps(Backend):
         )
         self._ended(job.live, job.index, report)
 
-    # -- what it has counted -----------------------------------------------------------
+    # -- counts ------------------------------------------------------------------------
 
     @property
     def busy_s(self) -> list[float]:
@@ -191,20 +191,20 @@ class Steps(Backend):
 
 
 def _nobody(live: LiveProgram, index: int, report: CallReport) -> None:
-    """Nobody listens before the first moment."""
+    """Do nothing; replaced at the first moment."""
 
 
 def _routed(
     config: SchedulerConfig, router: str, count: int, batch: int, step_s: float
 ) -> Replicas:
-    # Here prompts cost nothing, and a call is no slower for those beside it.
+    # In this simulator, prompts cost nothing, and other calls do not slow a call down.
     speed = Speed(step_s, beside_s=0.0, prefill_s=0.0)
     ends = level_ends(config) if config.policy not in KNOWING else ()
     return Replicas(router, count, batch, ends, speed)
 
 
 def _fresh_tokens(program: ProgramShape, call: CallShape) -> int:
-    """What of a prompt no earlier call of the program has computed."""
+    """Return the number of prompt tokens that no earlier call of the program has computed."""
     if call.extends is None:
         return call.prompt_tokens
     parent = program.calls[call.extends]

@@ -1,4 +1,4 @@
-"""One engine of the step simulator: batch slots, and the real queues before them."""
+"""One engine of the step simulator: batch slots and the real queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrt.scheduler.records import QueuedCall
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What the queues carry for us: a call's place in its program, and the steps that it needs."""
+    """The payload of a queued call: its index in its program, and the steps that it needs."""
 
     live: LiveProgram
     index: int
@@ -28,18 +28,18 @@ class Job:
 
     @property
     def ends_at(self) -> int:
-        """The step at which it has nothing left, if it goes on running."""
+        """The step at which the call ends if it keeps running."""
         return self.settled_at + self.left
 
 
 class Clock(Protocol):
-    """Who keeps the time, and hears of ends: see `Steps`."""
+    """The part of `Steps` that keeps the time and handles ends."""
 
     at: int
     now: float
     step_s: float
 
-    def when(self, step: int, what: Callable[[], None]) -> None: ...
+    def when(self, step: int, action: Callable[[], None]) -> None: ...
 
     def touch(self, engine: Slots) -> None: ...
 
@@ -49,11 +49,10 @@ class Clock(Protocol):
 
 
 class Slots:
-    """``batch`` slots that give each running call one token a step.
+    """``batch`` slots that give each running call one token per step.
 
-    A running call gives way to a strictly better level only, and keeps its place, as in a real
-    engine, where a preemption costs something. ``busy_steps`` are those that its slots have
-    served, all together.
+    As in a real engine, where preemptions have a cost, a running call is preempted only for a
+    strictly better level. ``busy_steps`` is the sum of the served steps of all slots.
     """
 
     def __init__(self, clock: Clock, config: SchedulerConfig, policy: Policy, batch: int) -> None:
@@ -80,7 +79,7 @@ class Slots:
             self._stop(call)
         while len(self.running) < self._batch and self.core.queue.head() is not None:
             self._start(self.core.queue.take())
-        # A running call may be safe from preemption for some steps only: look again.
+        # A running call may be protected from preemption for some steps only, so choose again then.
         head = self.core.queue.head()
         if head is not None:
             if self._preemption and any(head.level < c.level for c in self.running):
@@ -90,7 +89,7 @@ class Slots:
                 self._wake(step_of(starving, clock.step_s))
 
     def _wake(self, step: int) -> None:
-        """Choose again at a step at which nothing else may happen."""
+        """Choose again at a step, even if nothing else happens then."""
         step = max(step, self._clock.at + 1)
         if step not in self._wakes:
             self._wakes.add(step)
@@ -129,7 +128,7 @@ class Slots:
     # -- service -----------------------------------------------------------------------
 
     def _watch(self, call: QueuedCall) -> None:
-        """Wake up when the call ends, or has used up its budget, whichever is first."""
+        """Wake up when the call ends or has spent its quantum, whichever is first."""
         job: Job = call.item
         clock = self._clock
         budget = job.left
@@ -144,7 +143,7 @@ class Slots:
             self._clock.served(self)
 
     def serve(self) -> None:
-        """End the calls whose service is over, then let those sink whose budget is."""
+        """End the calls whose service is over, then demote those whose quantum is spent."""
         over, self._over = sorted(self._over, key=_key), []
         for call in (call for call in over if call.item.ends_at == self._clock.at):
             self._settle(call)
@@ -171,7 +170,7 @@ class Slots:
 
 
 def step_of(seconds: float, step_s: float) -> int:
-    """The first step that begins at these seconds or later."""
+    """Return the first step that begins at ``seconds`` or later."""
     return math.ceil(seconds / step_s - 1e-9)
 
 

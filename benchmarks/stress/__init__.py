@@ -1,1 +1,1 @@
-"""Random programs, requests and engines on vLLM's real scheduler, and what must always hold."""
+"""Tests vLLM's real scheduler with random programs, requests and engines, and checks invariants."""

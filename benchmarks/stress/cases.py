@@ -1,4 +1,4 @@
-"""Runs one case, or many in processes of their own, and says what was wrong."""
+"""Runs single cases, or many in processes of their own, and reports what was wrong."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _LAST_EVENTS = 16
 _PIECE = 25
-"""Cases that a process runs before it says what came of them."""
+"""Number of cases that a process runs before it returns their outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case: nothing wrong, or the ``invariant`` that does not hold.
+    """The outcome of a case: success, or the ``invariant`` that was violated.
 
-    ``digest`` sums up all that happened; a case that is run again has the same.
+    ``digest`` is a hash of all events. A case that is run again must have the same digest.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def report(self) -> str:
-        """All that is known of what was wrong."""
+        """The full report of a failure."""
         head = f"seed {self.seed}: {self.policy}: {self.invariant}: {self.detail}"
         return "\n".join((head, *(f"    {line}" for line in self.story)))
 
@@ -64,7 +64,7 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
         watch.check_end()
     except Violation as violation:
         fault = violation
-    except Exception as error:  # whatever the scheduler raises would have killed an engine
+    except Exception as error:  # any error of the scheduler would have killed an engine
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
         fault = Violation("survives", f"{type(error).__name__}: {error} ({places})")
@@ -85,7 +85,7 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
 
 
 def _silence() -> None:
-    """Have vLLM not log each grammar that rejects a token: they are part of the cases."""
+    """Silence vLLM's log of grammars that reject a token, because many cases have such grammars."""
     logger = logging.getLogger("vllm")
     if logger.level != logging.CRITICAL:
         logger.setLevel(logging.CRITICAL)
@@ -102,7 +102,7 @@ def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
 
 
 def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
-    """Leave out of a case that fails all programs and disturbances that its failure needs not."""
+    """Remove from a failing case all programs and disturbances that its failure does not need."""
     outcome = run_case(plan)
     smaller = True
     while smaller and outcome.invariant:
@@ -116,7 +116,7 @@ def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
 
 
 def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
-    """The case without one of its disturbances, or without one of its programs."""
+    """Yield the case without each of its disturbances, and without each of its programs."""
     for at in range(len(plan.disturbances)):
         rest = plan.disturbances[:at] + plan.disturbances[at + 1 :]
         yield replace(plan, disturbances=rest)
@@ -127,7 +127,7 @@ def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
 def run_seeds(
     seeds: Iterable[int], *, twice: int = 0, without: Collection[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the case of each seed; each ``twice``-th runs again, and has to do the same."""
+    """Run the case of each seed. Every ``twice``-th case runs again and must be equal."""
     for seed in seeds:
         outcome = run_case(draw_case(seed, without))
         if twice and seed % twice == 0 and not outcome.invariant:
@@ -143,7 +143,7 @@ def run_seeds(
 def run_cases(
     seeds: range, jobs: int, *, twice: int = 0, without: Collection[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the cases of all seeds in so many processes; with one, the outcomes are in order."""
+    """Run the cases of all seeds in ``jobs`` processes. With one process, outcomes are in order."""
     run = partial(_run_piece, twice=twice, without=without)
     if jobs == 1:
         yield from run_seeds(seeds, twice=twice, without=without)

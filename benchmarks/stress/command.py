@@ -24,9 +24,9 @@ from benchmarks.stress.plans import FEATURES, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
-"""Failed cases of one invariant that are shown in full."""
+"""Number of failed cases of each invariant that are shown in full."""
 _TWICE = 20
-"""Every so many-th case runs twice, to see that it does the same."""
+"""Every 20th case runs twice, to check that both runs are equal."""
 _EPILOG = """\b
 Examples:
   python -m benchmarks stress --cases 10000 --jobs 2
@@ -91,7 +91,7 @@ def stress(
 
 
 class _Cases:
-    """Counts cases, and those that failed by their invariant."""
+    """Counts the cases, and the failed ones by their invariant."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -99,7 +99,7 @@ class _Cases:
         self._firsts: dict[str, int] = {}
 
     def add(self, outcome: Outcome) -> bool:
-        """Count a case. Returns whether it failed."""
+        """Count a case, and return whether it failed."""
         self.number += 1
         if outcome.invariant:
             self.failed[outcome.invariant] += 1
@@ -114,7 +114,7 @@ class _Cases:
 
 
 def _line(seed: int, without: tuple[str, ...]) -> str:
-    """The command that runs one case again."""
+    """Return the command that runs a case again."""
     options = "".join(f" --without {feature}" for feature in without)
     return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
 
@@ -134,11 +134,11 @@ def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
 )
 @count_option("--worst", "Number of workloads in the table of the worst.", default=10)
 def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int) -> int:
-    """The time until random workloads have ended, beside stock's scheduler.
+    """Compare the total time of random workloads with that under stock's scheduler.
 
     Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
-    with stock under the defaults, or more than 1.5 times under another policy; the worst are shown
-    with what explains them.
+    with stock under the defaults, or more than 1.5 times under another policy. The worst workloads
+    are shown with explanations.
     """
     policies = check_names("--policy", policy, POLICIES)
     silence_vllm()

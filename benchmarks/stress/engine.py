@@ -26,7 +26,7 @@ from benchmarks.stress.runner import ModelRunner
 
 STALL_S = 60.0
 _ARRIVES, _FAILS = 0.3, 0.3
-"""The chance that a transfer ends in a step, and that one that ends has failed."""
+"""The probability that a transfer ends in a step, and that an ended transfer has failed."""
 _WINDOWS: dict[str, tuple[int | None, ...]] = {
     "full": (0,),
     "sliding": (WINDOW,),
@@ -55,7 +55,7 @@ class StressEngine(HeadlessEngine):
 
     @property
     def busy(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is in flight."""
         return bool(self._queue)
 
     def _seconds(self, work: StepWork) -> float:
@@ -102,7 +102,7 @@ class StressEngine(HeadlessEngine):
 def make_engine(
     cls: type[Any], plan: EnginePlan, settings: Mapping[str, Any] | None, seed: int
 ) -> StressEngine:
-    """An engine of a plan with a scheduler of class ``cls``."""
+    """Make the engine of a plan with a scheduler of class ``cls``."""
     scheduler = make_scheduler(
         cls,
         max_num_seqs=plan.slots,
@@ -147,7 +147,7 @@ def _kinds(layers: str) -> tuple[Any, ...]:
 
 
 def _vllm(plan: EnginePlan) -> dict[str, Any]:
-    """Fields of vLLM's configuration."""
+    """Return fields of vLLM's configuration."""
     fields: dict[str, Any] = {}
     if plan.connector is not None:
         fields["kv_transfer_config"] = KVTransferConfig(

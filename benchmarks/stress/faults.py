@@ -1,4 +1,4 @@
-"""How a case fails."""
+"""The error of a failed case."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Programs that are made up after published ones: importing this package makes their names known.
+"""Generators of programs after published ones. Importing this package registers their names.
 
-A generator makes programs of any number from a seed; ``--workload NAME`` of a benchmark means it.
+A generator makes any number of programs from a seed. ``--workload NAME`` of a benchmark selects it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Agents that hold much memory for long: one that codes, one with sub-agents; and named tools.
+"""Agents that hold much memory for long: a coding agent, and an agent with sub-agents; and tools.
 
-What is published of a workload is named beside its sizes; the rest is ours.
+Sizes that come from a publication name it; all others are our assumptions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool's time is lognormal: its median, its spread, and how often it is used."""
+    """A tool with a lognormal time: its median, its spread, and its relative frequency."""
 
     median: float
     spread: float
@@ -24,19 +24,19 @@ class Tool:
 
 
 TOOLS = {"search": Tool(1.0, 0.5, 6), "shell": Tool(3.0, 0.8, 3), "build": Tool(20.0, 0.7, 1)}
-"""Ours; medians are multiples of the commonest's."""
+"""Our assumptions. The medians are multiples of that of the commonest tool."""
 
 
 def with_tools(programs: Sequence[ProgramShape], tool_s: float, seed: int) -> list[ProgramShape]:
-    """The programs with a tool before each call that a tool's gap or none was drawn for.
+    """Return the programs with a named tool in each gap that is not a human's.
 
-    The commonest tool takes ``tool_s`` seconds in the median; at 0 all answer at once. A tool that
-    has a name already takes ``tool_s`` times as long as it did.
+    The commonest tool takes ``tool_s`` seconds in the median; with 0, all tools answer at once. The
+    time of a tool that already has a name is multiplied by ``tool_s``.
     """
     rng = Random(f"tools/{seed}")
     return [
-        replace(one, calls=tuple(_tool(call, tool_s, rng) for call in one.calls))
-        for one in programs
+        replace(program, calls=tuple(_tool(call, tool_s, rng) for call in program.calls))
+        for program in programs
     ]
 
 
@@ -62,7 +62,7 @@ prompt, 44 calls in the median (fewer here), prompts of 100,000 and outputs of 2
 
 
 def coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A coding agent: a large context that grows by a little with each tool's result."""
+    """Make a coding agent: a large context that grows a little with each result of a tool."""
     builder = ProgramBuilder(rng, system_tokens=CODING_SYSTEM)
     last = builder.call("code", CODING_OUTPUT, CODING_FIRST)
     for _ in range(CODING_CALLS.draw(rng) - 1):
@@ -84,9 +84,9 @@ DEEP_TASK = Sizes(mean=200, spread=0.6, high=1000)
 
 
 def deep_agent(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A lead agent that plans, sends sub-agents out, and reads their reports.
+    """Make a lead agent that plans, starts sub-agents, and reads their reports.
 
-    Sub-agents are chains with a context of their own; they share the lead's system prompt only.
+    Sub-agents are chains with contexts of their own, which share only the lead's system prompt.
     """
     builder = ProgramBuilder(rng, system_tokens=DEEP_SYSTEM)
     lead = builder.call("plan", DEEP_PLAN, DEEP_TASK)
@@ -116,23 +116,23 @@ _RESULT = Sizes(mean=580, spread=1.0, low=5, high=6000)
 
 
 def swe_smith(per_s: float, seed: int) -> list[ProgramShape]:
-    """Coding agents whose sizes are those that others published of SWE-smith's trajectories: `JOBS`
-    of them, which arrive as a Poisson process of ``per_s`` jobs a second.
+    """Make `JOBS` coding agents with the published sizes of SWE-smith's trajectories, which arrive
+    as a Poisson process of ``per_s`` jobs per second.
 
-    Not the trajectories: 100 jobs with 17.9 turns each, of 6,945 prompt and 30 output tokens in the
-    median, after a system prompt of 604 and an issue of 1,498 tokens; no job goes beyond 16,384
-    tokens, and a tool takes a second (``matrix-100job`` of the survey that
-    `benchmarks.external` names). The spreads are ours. So is the mean of the outputs, which
-    nobody published: it is the one that gives that survey's time where nothing waits, on its H200
-    with one job a second. Jobs beyond the limit are drawn again, so the means here are a little
-    above those that come out.
+    The trajectories themselves are not used. The published sizes are: 100 jobs with 17.9 turns on
+    average, a median of 6,945 prompt and 30 output tokens, a system prompt of 604 and an issue of
+    1,498 tokens, at most 16,384 tokens in a job, and one second for a tool (``matrix-100job`` of
+    the survey that `benchmarks.external` names). The spreads are our assumptions. The mean of the
+    outputs was not published; it is fitted to the survey's time without waiting, on an H200 with
+    one job per second. Jobs beyond the limit are drawn again, so the parameters here are a little
+    above the resulting means.
     """
     jobs = [_job(Random(f"swe-smith/{seed}/{i}"), f"job-{i}") for i in range(JOBS)]
     return poisson(jobs, per_s, seed)
 
 
 def _job(rng: Random, name: str) -> ProgramShape:
-    """One that fits: a longer one is drawn again."""
+    """Draw a job. A job that is too long is drawn again."""
     while True:
         builder = ProgramBuilder(rng, system_tokens=_SYSTEM, shared=0.0)
         last = builder.call("turn", _OUTPUT, _ISSUE)

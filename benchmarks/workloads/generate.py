@@ -1,9 +1,9 @@
-"""Programs by the name of their workload: those of the paper's evaluation, and eight types.
+"""Generators of programs by the name of the workload: the paper's workloads, and eight types.
 
-`chat` is after ShareGPT, `react` after BFCL v3, and `lats`, in its own module, after LATS on
-HotpotQA: their means are those of Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the
-others are ours, chosen so that the types' work differs by up to two orders of magnitude (means of
-about 200 to 10,000 output tokens) and each has its own joins.
+`chat` follows ShareGPT, `react` BFCL v3, and `lats`, in its own module, LATS on HotpotQA; their
+means are those of Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the other types are
+our assumptions, chosen such that the work of the types differs by up to two orders of magnitude
+(means of about 200 to 10,000 output tokens), and that their joins differ.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _QUESTION = Sizes(mean=256, spread=1.0, high=2048)
 
 
 def chat(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A chat: a few turns, many in some; short prompts and long answers, each extending the last.
+    """Make a chat: usually a few turns, sometimes many; short messages and long answers.
 
-    Published: 6.66 calls per program, at most 80, long-tailed; 277 output and 256 prompt tokens
-    per call. We read the 256 as what the human adds in a turn. No context limit cuts a chat off:
+    Published: 6.66 calls per program, at most 80, long-tailed; 277 output and 256 prompt tokens per
+    call. We take the 256 as the tokens that the human adds in a turn. No context limit ends a chat:
     one prompt in a hundred is longer than 34,000 tokens.
     """
     turns = _TURNS.draw(rng)
@@ -49,11 +49,11 @@ def chat(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 _ASSISTANTS, _ASSISTANT_SYSTEM = 4, 2000
-"""Ours: so many kinds of chat, each with a system prompt of so many tokens."""
+"""Our assumptions: the number of kinds of chat, and the tokens of their system prompts."""
 
 
 def assistant(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A chat under the long system prompt of one of several assistants."""
+    """Make a chat with the long system prompt of one of several assistants."""
     kind = f"assistant-{rng.randrange(_ASSISTANTS)}"
     shape = chat(rng, program_id, gaps)
     calls = tuple(
@@ -66,25 +66,26 @@ _STEPS = Sizes(mean=10.75, spread=0.65, high=70)
 _THOUGHT = Sizes(mean=34.14, spread=0.6, high=512)
 _PROMPT_MEAN = 735.06
 _SYSTEM_TOKENS = 320
-"""Ours: instructions and the signatures of the tools."""
+"""Our assumption: tokens of the instructions and of the signatures of the tools."""
 _TASK = Sizes(mean=45, spread=0.5, high=400)
 
 _BEFORE = (_STEPS.square() / _STEPS.mean - 1) / 2
-"""How many steps lie before a call, averaged over calls: E[n (n - 1) / 2] / E[n]."""
+"""The mean number of steps before a call, over all calls: E[n (n - 1) / 2] / E[n]."""
 _RESULT = Sizes(
     mean=(_PROMPT_MEAN - _SYSTEM_TOKENS - _TASK.mean) / _BEFORE - _THOUGHT.mean,
     spread=0.8,
     high=1024,
 )
-"""A tool's result: what must come with each step for prompts to have the published mean."""
+"""The tokens of a tool's result, chosen such that prompts have the published mean."""
 
 
 def react(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A ReAct agent: a chain of calls with a tool's time between two.
+    """Make a ReAct agent: a chain of calls with a tool between each two.
 
     Published: 10.75 calls per program, at most 70, less long-tailed than chats; 735.06 prompt and
-    34.14 output tokens per call. We read the 735 as the whole prompt, since the paper puts it down
-    to the system prompt and the tools' signatures: those, the task, and the steps so far.
+    34.14 output tokens per call. We take the 735 as the whole prompt (system prompt, signatures of
+    tools, task and earlier steps), because the paper explains the number by the system prompt and
+    the signatures.
     """
     steps = _STEPS.draw(rng)
     builder = ProgramBuilder(rng, system_tokens=_SYSTEM_TOKENS)
@@ -97,7 +98,7 @@ def react(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def rag(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A short rewrite, a retrieval, and an answer over a long prompt."""
+    """Make a RAG program: a short rewrite, a retrieval, and an answer to a long prompt."""
     builder = ProgramBuilder(rng, system_tokens=150)
     query = builder.call("rewrite", Sizes(25, 0.4, high=200), Sizes(60, 0.7, high=1000))
     found = Sizes(1800, 0.4, low=200, high=6000)
@@ -113,7 +114,7 @@ def rag(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def chain(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """Three to six steps, each a prompt of its own that quotes the step before."""
+    """Make a chain of three to six steps, each with a prompt that quotes the step before."""
     builder = ProgramBuilder(rng, system_tokens=100)
     draft = Sizes(140, 0.6, high=1500)
     last = builder.call("step", draft, Sizes(400, 0.8, high=4000))
@@ -123,7 +124,7 @@ def chain(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def plan_execute(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A plan, one to five layers of parallel steps with tools, and a report on all."""
+    """Make a plan, one to five layers of parallel steps with tools, and a report on all of them."""
     builder = ProgramBuilder(rng, system_tokens=400)
     plan = builder.call("plan", Sizes(220, 0.5, high=1500), Sizes(150, 0.7, high=2000))
     layer, steps = [plan], []
@@ -145,7 +146,7 @@ def plan_execute(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def best_of_n(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """4, 8 or 16 samples of one prompt in parallel, and a judge who reads them all."""
+    """Make 4, 8 or 16 parallel samples of one prompt, and a judge that reads all of them."""
     builder = ProgramBuilder(rng, system_tokens=120, shared=0.7)
     task = builder.draw(Sizes(300, 0.8, high=4000))
     samples = [
@@ -157,7 +158,7 @@ def best_of_n(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def debate(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """Three to five agents, two to four rounds, all against all; then a verdict."""
+    """Make a debate of three to five agents over two to four rounds, and a verdict."""
     builder = ProgramBuilder(rng, system_tokens=150)
     agents = range(rng.randint(3, 5))
     topic = builder.draw(Sizes(120, 0.6, high=1500))
@@ -180,7 +181,7 @@ def debate(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def map_reduce(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A map over 4 to 96 chunks of a document, then reductions of up to eight at a time."""
+    """Make a map over 4 to 96 chunks of a document, then reductions of up to eight at a time."""
     builder = ProgramBuilder(rng, system_tokens=80)
     chunks = Sizes(28, 0.7, low=4, high=96).draw(rng)
     level = [
@@ -197,7 +198,9 @@ def map_reduce(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def tree_search(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """A beam of two to four over three to six levels; proposals and scores in parallel."""
+    """Make a beam search with a beam of two to four over three to six levels, with parallel
+    proposals and scores.
+    """
     builder = ProgramBuilder(rng, system_tokens=250)
     beam, fan = rng.randint(2, 4), rng.randint(3, 6)
     task = builder.draw(Sizes(100, 0.5, high=1000))
@@ -226,7 +229,7 @@ def tree_search(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 Generator = Callable[[Random, str, Gaps], ProgramShape]
-"""Makes the program with this id; all that is random comes from the first argument."""
+"""Makes the program with an id. All randomness comes from the first argument."""
 
 _AS_IN_PAPER = Gaps()
 WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
@@ -258,13 +261,13 @@ def generate(
     gaps: Gaps = _AS_IN_PAPER,
     known: Mapping[str, tuple[Generator, ...]] = WORKLOADS,
 ) -> list[ProgramShape]:
-    """``n`` programs of one of the ``known`` workloads, all arriving at 0.
+    """Make ``n`` programs of one of the ``known`` workloads, which all arrive at 0.
 
-    Program i of a seed is the same whatever ``n`` is. A workload of several types has
-    them in equal shares (programs, not calls): each once, in random order, in every
-    block of as many programs as there are types.
+    Program i of a seed does not depend on ``n``. A workload of several types has the same number of
+    programs of each: each block of as many programs as there are types has every type once, in
+    random order.
 
-    Raises `ConfigError` for a name that is not known.
+    Raises `ConfigError` for an unknown name.
     """
     if name not in known:
         near = get_close_matches(name, known, n=1)

@@ -1,13 +1,13 @@
-"""Monte Carlo tree search after LATS on HotpotQA: wide, iterative, large.
+"""Monte Carlo tree search after LATS on HotpotQA: large programs with wide iterations.
 
-Published (Agentix, §6.1, Fig. 11): 159.7 calls per program; 467.2 prompt and 72.6 output
-tokens per call. We read the 467 as the whole prompt of a call: instructions, question, and
-the way through the tree to its node.
+Published (Agentix, §6.1, Fig. 11): 159.7 calls per program; 467.2 prompt and 72.6 output tokens per
+call. We take the 467 as the whole prompt of a call: instructions, question, and the path through
+the tree to its node.
 
-An iteration selects a node of the tree, expands it by parallel calls, evaluates each child
-by a call of its own (once its tool is done), and backs the values up. Selecting and backing
-up need no model and take no time here; they are the joins. A reflection on what went wrong
-lies between two iterations. The search ends when it has the answer, or at a limit.
+An iteration selects a node of the tree, expands it with parallel calls, evaluates each child with a
+call of its own (after its tool), and backs the values up. Selection and backup need no model and
+take no time here; they are the joins. Between two iterations there is a reflection on the failure.
+The search ends with the answer, or at a limit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ OUTPUT_MEAN = 72.6
 WIDTH = 5
 """Children per expansion (LATS, arXiv 2310.04406: n = 5)."""
 LIMIT = 30
-"""Iterations before the search gives up. Ours: 50 would make most programs end early."""
+"""Maximum number of iterations. Our assumption: with 50, most programs would end earlier."""
 DEPTH = 7
-"""Longest way from the root (LATS's depth limit on HotpotQA)."""
+"""Maximum depth of the tree (LATS's limit on HotpotQA)."""
 _HARDNESS = 1.0
-"""Spread of the questions' hardness: of the logarithm of the chance to solve one per
-iteration. At 0 all are alike and the search is memoryless up to its limit."""
+"""Spread of the hardness of questions: the standard deviation of the logarithm of the probability
+to solve a question in an iteration. With 0, all questions are equally hard.
+"""
 _DEEPER = 0.2
-"""Chance that the next node is a child of the last, rather than any of the tree."""
+"""Probability that the next node is a child of the last node, and not any node of the tree."""
 
 # I iterations make 2 WIDTH I calls and I - 1 reflections.
 _ITERATIONS_MEAN = (CALLS_MEAN + 1) / (2 * WIDTH + 1)
@@ -48,18 +49,20 @@ VALUE = Sizes(
     spread=0.4,
     high=512,
 )
-"""An evaluation's output: what is left for the mean over all calls to be as published."""
+"""The output of an evaluation, chosen such that the mean over all calls is the published one."""
 SYSTEM_TOKENS = 110
 QUESTION = Sizes(mean=24, spread=0.3, low=5, high=100)
 ASK = 20
-"""Tokens that ask for a value or a reflection."""
+"""Tokens of the instruction to give a value or a reflection."""
 OBSERVATION = Sizes(mean=49.0, spread=0.7, high=1024)
-"""A tool's result. Its mean is calibrated on 20,000 programs for prompts of 467.2 in the mean."""
+"""The tokens of a tool's result. The mean is calibrated on 20,000 programs for a mean prompt of
+467.2 tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A node of the tree: the call that made it (None for the root), and what a tool said."""
+    """A node of the tree: the call that made it (None for the root), and the tool's result."""
 
     call: int | None
     depth: int
@@ -67,7 +70,7 @@ class _Leaf:
 
 
 def lats(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """One search: iterations of parallel expansions and evaluations, joined by reflections."""
+    """Make a search: iterations of parallel expansions and evaluations, joined by reflections."""
     iterations = _iterations(rng)
     builder = ProgramBuilder(rng, system_tokens=SYSTEM_TOKENS)
     tree = [_Leaf(None, 0, builder.draw(QUESTION))]
@@ -87,7 +90,7 @@ def lats(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 def _iterate(
     builder: ProgramBuilder, rng: Random, gaps: Gaps, node: _Leaf, join: int | None
 ) -> tuple[list[_Leaf], list[int]]:
-    """Expand and evaluate ``node``: its children, and the calls that evaluated them."""
+    """Expand ``node``, and return its children and the calls that evaluate them."""
     after = () if join is None else (join,)
     calls = [
         builder.call("expand", THOUGHT, node.observation, after=after, extends=node.call)
@@ -116,7 +119,7 @@ def _select(rng: Random, tree: list[_Leaf], best: _Leaf) -> _Leaf:
 
 
 def _iterations(rng: Random) -> int:
-    """Until solved or at the limit; the chance to solve is the question's own."""
+    """Draw the number of iterations until the question is solved, or the limit."""
     chance = _chance(_base_chance(), rng.gauss(0.0, 1.0))
     solved = 1 + math.floor(math.log(1.0 - rng.random()) / math.log1p(-chance))
     return min(solved, LIMIT)
@@ -128,7 +131,9 @@ def _chance(base: float, hardness: float) -> float:
 
 @lru_cache(maxsize=1)
 def _base_chance() -> float:
-    """The chance of the median question that gives the published number of calls."""
+    """Return the solving probability of the median question that gives the published number of
+    calls.
+    """
     hardness = [NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)]
     low, high = 1e-4, 0.9
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What generators draw from: sizes with a published mean, gaps, and a program's calls so far."""
+"""Distributions of sizes and gaps for generators, and the builder of programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _NORMAL = NormalDist()
 _EDGE = 1e-12
-"""As near as a probability may come to 0 and 1 for its quantile to be finite."""
+"""Minimum distance of a probability from 0 and 1, so that its quantile is finite."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A lognormal on [``low``, ``high``] whose mean, with both ends cut off, is ``mean``.
+    """A lognormal distribution, truncated to [``low``, ``high``], whose mean is ``mean``.
 
-    ``spread`` is the standard deviation of the logarithm before the cut: 0.3 is narrow,
-    1 long-tailed.
+    ``spread`` is the standard deviation of the logarithm before the truncation: 0.3 is narrow, 1 is
+    long-tailed.
     """
 
     mean: float
@@ -31,25 +31,27 @@ class Sizes:
     high: float = 1e5
 
     def at(self, z: float) -> float:
-        """The value as far up this distribution as ``z`` is up the standard normal."""
+        """Return the value at the quantile that ``z`` has in the standard normal distribution."""
         location, bottom, width = self._cut
         share = min(max(bottom + _NORMAL.cdf(z) * width, _EDGE), 1 - _EDGE)
         value = math.exp(location + self.spread * _NORMAL.inv_cdf(share))
         return min(max(value, self.low), self.high)
 
     def draw(self, rng: Random, z: float | None = None) -> int:
-        """A whole number with this mean: rounded up or down by chance, so not biased."""
+        """Draw a whole number. It is rounded up or down at random, so that the mean is unbiased."""
         value = self.at(rng.gauss(0.0, 1.0) if z is None else z)
         return math.floor(value + rng.random())
 
     def square(self) -> float:
-        """The mean of the squares of what `draw` gives, without the bits lost to rounding."""
-        # Rounding by chance adds f (1 - f) for a fraction f: about 1/6 over all fractions.
+        """Return the mean of the squares of drawn numbers, including the effect of rounding."""
+        # Random rounding adds f (1 - f) for a fraction f, which is about 1/6 on average.
         return _moment(self, self._cut[0], 2) + 1 / 6
 
     @cached_property
     def _cut(self) -> tuple[float, float, float]:
-        """The location that gives the mean; the probability below ``low``; that inside."""
+        """Return the location that gives the mean, and the probabilities of values below ``low``
+        and inside the limits.
+        """
         if not (0 < self.low < self.mean < self.high and self.spread > 0):
             raise ConfigError(f"no lognormal has these sizes: {self}")
         reach = 6 * self.spread
@@ -64,47 +66,47 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """How long programs are outside the engine: medians of lognormals, in seconds.
+    """The times of programs outside the engine: medians of lognormal distributions, in seconds.
 
-    ``human_s`` is 0 by default: programs are replayed without thinking time, as in the
-    paper's experiments (Agentix, §6.1).
+    ``human_s`` is 0 by default, because the paper's experiments have no thinking time (Agentix,
+    §6.1).
     """
 
     tool_s: float = 1.0
     human_s: float = 0.0
 
     def tool(self, rng: Random) -> float:
-        """One tool's time: median ``tool_s``, one in a hundred ten times as long."""
+        """Draw the time of a tool: median ``tool_s``, and one in a hundred ten times as long."""
         return self.tool_s * rng.lognormvariate(0.0, 1.0)
 
     def human(self, rng: Random) -> float:
-        """One human's pause: median ``human_s``, with a longer tail than a tool's."""
+        """Draw the pause of a human: median ``human_s``, with a longer tail than that of tools."""
         return self.human_s * rng.lognormvariate(0.0, 1.3)
 
 
 def _moment(sizes: Sizes, location: float, order: int) -> float:
-    """The mean of the ``order``-th power under the cut: textbook truncated lognormal."""
+    """Return the moment of this order of the truncated lognormal distribution."""
     spread = sizes.spread
     low = (math.log(sizes.low) - location) / spread
     high = (math.log(sizes.high) - location) / spread
     shift = order * spread
     inside = _NORMAL.cdf(high) - _NORMAL.cdf(low)
     moved = _NORMAL.cdf(high - shift) - _NORMAL.cdf(low - shift)
-    if inside <= 0 or moved <= 0:  # all the mass is at one end
+    if inside <= 0 or moved <= 0:  # almost all probability is outside one limit
         return (sizes.low if high > 0 else sizes.high) ** order
     return math.exp(order * location + shift * shift / 2) * moved / inside
 
 
 _SHARED = 0.4
-"""How much of the spread of a program's sizes is its own: a verbose user, a terse model."""
+"""Correlation of a program's sizes, because users and models are verbose or terse."""
 
 
 class ProgramBuilder:
-    """The calls of one program so far. All that is random about them comes from ``rng``.
+    """The calls of one program so far. All randomness comes from ``rng``.
 
-    Token counts of one program go up and down together: each is as far up its
-    distribution as a normal with correlation ``shared`` to the program's own says. The
-    distributions themselves do not change by that.
+    The token counts of one program are correlated: the quantile of each comes from a normal
+    variable with correlation ``shared`` to that of the program. This does not change the
+    distributions.
     """
 
     def __init__(self, rng: Random, *, system_tokens: int = 0, shared: float = _SHARED) -> None:
@@ -134,9 +136,9 @@ class ProgramBuilder:
     ) -> int:
         """Add a call and return its index.
 
-        Its prompt is that of the call which it ``extends`` with the output of that (or
-        the program's system prompt), then the outputs of the calls that it ``quotes``,
-        then ``fresh`` tokens.
+        Its prompt consists of the prompt and the output of the call that it ``extends`` (or of the
+        program's system prompt), then the outputs of the calls that it ``quotes``, then ``fresh``
+        tokens.
         """
         new = fresh if isinstance(fresh, int) else self.draw(fresh)
         prompt = self._begin(extends) + sum(self.calls[i].output_tokens for i in quotes) + new

@@ -420,13 +420,13 @@ def test_functions_that_are_no_scores(function: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "options", "says"),
     [
-        ([Item("a", 1, 1), Item("a", 2, 2)], {}, "is there twice"),
+        ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
         ([1], {"samples": 0}, "samples must be at least 1"),
         ([1], {"max_calls": 0}, "max_calls must be above 0"),
         ([1], {"stop_when": "99"}, "give a share such as 99%"),
         ([1], {"retry": "all"}, "name it with out="),
-        ([1], {"out": "/no/such/folder/r.jsonl"}, "there is no folder"),
+        ([1], {"out": "/no/such/folder/r.jsonl"}, "does not exist"),
     ],
 )
 async def test_mistakes(inputs: Any, options: dict[str, Any], says: str) -> None:

@@ -73,7 +73,7 @@ def test_two_runs_are_compared_and_their_programs(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--out", "{tmp}/no/r.jsonl"], "there is no folder"),
+        (["--out", "{tmp}/no/r.jsonl"], "does not exist"),
         ([], "give --out FILE"),
         (["--out", "{tmp}"], "is a folder"),
         (["--out", "{inputs}"], "not a result"),
@@ -120,7 +120,7 @@ def test_each_broken_record_is_a_line(write: Write, command: Run, tmp_path: Path
     assert ran.code == 2
     first, second, last = ran.err.splitlines()
     assert "line 2: not JSON" in first
-    assert "line 3: id '1' is there twice; it was first in line 1" in second
+    assert "line 3: id '1' occurs twice, first in line 1" in second
     assert "2 of 3 records cannot be used; nothing was run" in last
 
 

@@ -119,7 +119,7 @@ def test_two_processes_cannot_write_a_file(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        with pytest.raises(UsageError, match="another process is writing it"):
+        with pytest.raises(UsageError, match="being written by another process"):
             ResultFile(path)
         holder.communicate("\n")
     ResultFile(path).close()

@@ -83,5 +83,7 @@ def test_a_file_of_what_was_printed_is_read(tmp_path: Path) -> None:
 def test_any_other_file_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "before.txt"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"before\.txt.*save all that a run prints with --json"):
+    with pytest.raises(
+        ConfigError, match=r"before\.txt.*save the whole output of a run with --json"
+    ):
         read_earlier(file)

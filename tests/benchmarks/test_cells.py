@@ -77,7 +77,7 @@ def test_a_signal_leaves_the_cells_that_are_done_to_be_told_and_is_raised_then(
     cells = cells_of(WORKS, NAMES, SEEDS)
     reported = list[Any]()
     with (
-        pytest.raises(StoppedError, match="2 of 12 runs were done"),
+        pytest.raises(StoppedError, match="2 of 12 runs were finished"),
         measured(cells, figures, 1) as runs,
     ):
         reported += runs.cells

@@ -99,9 +99,9 @@ def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--gpu", "B200"], "--gpu B200: nothing was published of it; of H200, H100, A100"),
+        (["--gpu", "B200"], "--gpu B200: no published runs; available: H200, H100, A100"),
         (["--policy", "cap:3"], "unknown --policy 'cap:3'; available: stock, continuum-preview, "),
-        (["--rate", "2"], "--rate 2: nothing was published of it; of 1, 3, 6, 10"),
+        (["--rate", "2"], "--rate 2: no published runs; available: 1, 3, 6, 10"),
     ],
 )
 def test_what_nobody_measured_is_refused(

@@ -18,7 +18,7 @@ import pytest
 
 from agentrt.errors import EngineDiedError
 from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.__main__ import call
@@ -123,7 +123,7 @@ class Stand:
 
     async def serve(
         self, engine: Any, one: Contender, programs: Sequence[ProgramShape], **more: Any
-    ) -> Ran:
+    ) -> RunOutcome:
         if len(self.served) == self.last:
             await self.end()
         self.served.append(more["run"].removeprefix("/"))
@@ -242,7 +242,7 @@ def test_who_hangs_is_stopped_when_the_time_is_up(
     ("more", "words"),
     [
         (["--kv-blocks", "20"], "--kv-blocks 20: a call may fill 34; give as many"),
-        (["--goodput", "itl:5"], "give ms as in ttft:2000,tpot:100,jct:60000"),
+        (["--goodput", "itl:5"], "give milliseconds, as in ttft:2000,tpot:100,jct:60000"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -48,7 +48,7 @@ def test_held_out_seeds_begin_where_none_was_tuned_on() -> None:
 
 def test_recorded_sessions_need_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["memory", "--workload", "recorded"]) == 2
-    assert "--workload recorded: say what was recorded with --trace FILE" in capsys.readouterr().err
+    assert "--workload recorded needs a trace; add --trace FILE" in capsys.readouterr().err
     assert works(held_out=True)
     assert "'recorded' is left out" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends import serving
+from agentrt.lab.backends import real
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -215,7 +215,7 @@ async def test_an_engine_is_warm_and_knows_nothing_when_it_counts(
         asked.append(base)
         return engine
 
-    monkeypatch.setattr(serving, "lab_engine", made)
+    monkeypatch.setattr(real, "lab_engine", made)
     engines = Engines(EngineOptions("m", 4, flags=("--dtype", "float32")), "m", nullcontext)
     chain = tuple(CallShape(1, 9 + n, after=(n - 1,) if n else ()) for n in range(5))
     programs = [ProgramShape(name, "t", chain, arrives_s=0.01) for name in "abcd"]
@@ -303,5 +303,7 @@ def test_recorded_programs_are_drawn_without_return() -> None:
     assert len({program.program_id for program in drawn}) == 5
     assert [program.calls[1].gap_s for program in drawn] == pytest.approx([0.3] * 5)
     long = replace(trace[0], program_id="long", calls=(CallShape(1, 20000),))
-    with pytest.raises(ConfigError, match=r"the trace has 9 programs whose .* and 10 are asked"):
+    with pytest.raises(
+        ConfigError, match=r"the trace has only 9 programs whose .* but 10 are requested"
+    ):
         Memory(count=10, trace=(*trace, long)).programs(Setup("recorded", 1.0, 0.1), 0)

@@ -101,4 +101,4 @@ def test_the_depth_of_a_simulation_is_no_choice_in_the_wheel(
         assert "'python -m benchmarks simulate run --depth steps'" in error
     else:
         assert "--depth virtual is the only depth now" in said[0]
-        assert "--workload: give recorded programs" in error
+        assert "--workload is missing; give recorded programs" in error

@@ -108,7 +108,7 @@ def test_a_case_worked_out_by_hand(
         (["--quick", "--policy", "priority-path"], ["'priority-path'", "adaptive"]),
         (["--workload", "tea"], ["'tea'", "chat"]),
         (["--load", "fast"], ["'fast'", "0.9"]),
-        (["--load", "b0.8"], ["b0.8", "no bursts"]),
+        (["--load", "b0.8"], ["b0.8", "bursts are not allowed"]),
         (["--plot", "curves.txt"], ["--plot", ".png"]),
         (["--step-time", "no.json"], ["no.json", "agentrt calibrate"]),
     ],

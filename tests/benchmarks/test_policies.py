@@ -76,15 +76,15 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--model-shape", "huge"], ["'huge'", "llama-8b, small, tiny"]),
         (["--model", "./no/such"], ["./no/such", "no such folder"]),
         (["--virtual", "--", "--dtype", "half"], ["'--dtype'", "--max-num-seqs"]),
-        (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "from 1 up"]),
-        (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "from 1 up"]),
+        (["--virtual", "--", "--max-num-seqs", "x"], ["--max-num-seqs 'x'", "at least 1"]),
+        (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "at least 1"]),
         (["--virtual", "0.9"], ["0.9", "python -m benchmarks policies --help"]),
         (["--vitual"], ["--vitual", "--virtual"]),
         (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
         (["memory", "--policy", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--policy", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
-        (["memory", "--trace", "none.jsonl"], ["'none.jsonl': there is no such file"]),
+        (["memory", "--trace", "none.jsonl"], ["the file 'none.jsonl' does not exist"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,13 +117,15 @@ def test_ctrl_c_keeps_what_is_done(
     some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
     def stopped(specs: list[RunSpec], jobs: int) -> Any:
-        return [RunResult(specs[0], some)], StoppedError(2, "interrupted: 1 of 8 runs were done")
+        return [RunResult(specs[0], some)], StoppedError(
+            2, "interrupted; 1 of 8 runs were finished"
+        )
 
     monkeypatch.setattr(policies, "do_runs", stopped)
     assert call(["policies", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert "| 1    | stock  |" in out
-    assert "interrupted: 1 of 8 runs" in err
+    assert "interrupted; 1 of 8 runs" in err
 
 
 RESULTS = (Path(__file__).parents[2] / "docs" / "results").glob("*.md")

@@ -57,7 +57,7 @@ def test_run_with_and_without_hints(capsys: pytest.CaptureFixture[str]) -> None:
     found = told_json(capsys, *args, "--hints", "0.7", "--json")
     assert [cell["policy"] for cell in found["cells"]] == ["fcfs", "plas", "plas+hints"]
     assert found["settings"]["hints"] == 0.7
-    assert "sizes are guessed with a correlation of 0.5" in told(capsys, *args)
+    assert "size hints have a correlation of 0.5" in told(capsys, *args)
 
 
 @pytest.mark.engine
@@ -142,7 +142,7 @@ def test_sweep_of_a_trace_tells_that_its_programs_sleep(
     log.write_text(json.dumps({"id": "a", "calls": calls}), encoding="utf-8")
     args = ["sweep", "--workload", str(log), "--load", "0.9", "--programs", "9", "--seeds", "1"]
     assert call(["simulate", *args, "--jobs", "1"]) == 0
-    assert "sessions at 0.9: programs sleep between their calls" in capsys.readouterr().err
+    assert "sessions at 0.9: programs pause between their calls" in capsys.readouterr().err
     assert call(["simulate", *args, "--jobs", "1", "--gap-scale", "0", "--max-num-seqs", "1"]) == 0
     assert "sleep" not in capsys.readouterr().err
 
@@ -169,7 +169,7 @@ def test_a_signal_keeps_what_is_done(
     assert call(["simulate", *args]) == 130
     out, err = capsys.readouterr()
     assert len(json.loads(out.splitlines()[-1])["cells"]) == 5
-    assert err == "interrupted: 5 of 5 runs were done\n"
+    assert err == "interrupted; 5 of 5 runs were finished\n"
 
 
 def test_ctrl_c_leaves_no_process_behind() -> None:
@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
-    assert err.decode().splitlines()[-1] == "interrupted: 0 of 15 runs were done"
+    assert err.decode().splitlines()[-1] == "interrupted; 0 of 15 runs were finished"
     assert _group(process.pid) == []
 
 
@@ -245,7 +245,7 @@ def _group(leader: int) -> list[int]:
         (["routing", "--router", "cost:colour=1"], ["'cost'", "colour"]),
         (["routing", "--replicas", "0"], ["--replicas '0'"]),
         (["routing", "--policy", "x"], ["unknown policy 'x'"]),
-        (["routing", "--workload", "x"], ["no workload is named 'x'"]),
+        (["routing", "--workload", "x"], ["unknown workload 'x'"]),
         (["routing", "--kv-blocks", "9"], ["--kv-blocks is for --depth virtual"]),
         (["run", "--router", "cost"], ["--replicas N"]),
         (["sweep", "--replicas", "2", "--router", "x"], ["router 'x'"]),

@@ -144,7 +144,7 @@ def test_bad_usage(write: Write, invoke: Invoke, refused: Refused, tmp_path: Pat
     assert invoke("run", path, "--journal", journal) == 0
     refused("run", path, "--journal", journal, "--input", "x", says=["another input", "'x'"])
     refused("run", path, "--journal-keep", 3, says=["--journal-keep", "--journal FILE"])
-    refused("run", path, "--journal", path, says=["that is no journal", str(path)])
+    refused("run", path, "--journal", path, says=["is not a journal", str(path)])
     refused("run", path, "--journal", tmp_path / "no" / "j", says=["name a file", "folder"])
     refused("run", path, "--journal", journal, "--journal-keep", 0, says=["--journal-keep"])
     digest: list[Any] = ["--journal", tmp_path / "d", "--journal-content", "digest"]

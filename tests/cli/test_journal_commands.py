@@ -179,7 +179,7 @@ def test_a_fork_of_a_journal_in_use_says_where_else_it_may_go(
         refused = runs("fork", journal, "main-1", prog, "--at", "human")
         holder.communicate()
     assert refused.code == 2
-    assert "another process writes it" in refused.said
+    assert "is being written by another process" in refused.said
     assert "--into OTHER.journal" in refused.said
 
 
@@ -210,8 +210,8 @@ def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
 def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "prog.py"
     fork: list[Any] = ["journal", "fork", journal, "main-1", path]
-    refused("journal", "ls", tmp_path / "no", says=["no such file"])
-    refused("journal", "ls", path, says=["that is no journal"])
+    refused("journal", "ls", tmp_path / "no", says=["does not exist"])
+    refused("journal", "ls", path, says=["is not a journal"])
     refused("journal", "lss", journal, says=["did you mean 'ls'?"])
     refused("journal", journal, says=[f"did you mean 'agentrt journal ls {journal}'?"])
     refused("journal", "show", journal, "main-2", says=["did you mean 'main-1'?"])
@@ -222,13 +222,13 @@ def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path)
         "main-1",
         "--node",
         "0#9",
-        says=["never came to", "did you mean"],
+        says=["has no node", "did you mean"],
     )
     refused("journal", "show", journal, "main-1", "--dag", "d.png", says=["--dag", ".mmd"])
     refused(*fork, says=["--at"])
     refused(*fork, "--at", "llm", says=["several nodes", "0#0, 0.0#0"])
     refused(*fork, "--at", "0#1", "--set", "tea", says=["--set 'tea'", "NODE=VALUE"])
-    refused(*fork, "--at", "0#1", "--set", "0#2=x", says=["began after --at 0#1"])
+    refused(*fork, "--at", "0#1", "--set", "0#2=x", says=["began after node 0#1"])
     refused("journal", "fork", "postgresql://h/d", "a-1", path, "--at", "0#1", says=["--into FILE"])
     write("@program\nasync def main(ctx): return ctx.now()\n")
     refused(*fork, "--at", "0#1", says=["takes no input"])

@@ -37,8 +37,8 @@ def test_simulate_says_where_its_studies_are(study: str, command: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--workload: give recorded programs as FILE or FORMAT:FILE"),
-        (("--workload", "mixed"), "'mixed': there is no such file"),
+        ((), "--workload is missing; give recorded programs as FILE or FORMAT:FILE"),
+        (("--workload", "mixed"), "the file 'mixed' does not exist"),
     ],
 )
 def test_simulate_wants_recorded_programs(words: tuple[str, ...], said: str) -> None:

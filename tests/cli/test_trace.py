@@ -225,7 +225,7 @@ def test_what_cannot_be_is_refused(
     refused: Refused, invoke: Invoke, write: Write, tmp_path: Path
 ) -> None:
     there, out = tmp_path / "j", tmp_path / "t.json"
-    refused("journal", "trace", there, out, says=["no such file"])
+    refused("journal", "trace", there, out, says=["does not exist"])
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
     refused("journal", "trace", there, out, "--program", "main-9", says=["main-9"])
     refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["OUT", "does not exist"])

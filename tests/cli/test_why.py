@@ -76,12 +76,12 @@ def test_a_program_that_runs_and_has_no_texts(tmp_path: Path, why: Callable[...,
     made = Made(None, content="none").node("0#0", "tool", 0.0, 2.0)
     text = why(made.write(tmp_path / "j"), "p-1")
     assert "p-1 (open, so far)" in text
-    assert "recorded with --journal-content none: there are no texts" in text
+    assert "recorded with --journal-content none, without texts" in text
 
 
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
     refused("journal", "why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
-    refused("journal", "why", journal, "other", says=["there is: p-1"])
-    refused("journal", "why", tmp_path / "none", "p-1", says=["there is no such file"])
+    refused("journal", "why", journal, "other", says=["available: p-1"])
+    refused("journal", "why", tmp_path / "none", "p-1", says=["does not exist"])
     (tmp_path / "text").write_text("hello " * 100)
-    refused("journal", "why", tmp_path / "text", "p-1", says=["that is no journal"])
+    refused("journal", "why", tmp_path / "text", "p-1", says=["is not a journal"])

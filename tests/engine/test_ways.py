@@ -102,7 +102,7 @@ async def test_a_journal_adds_its_emitter_alone(runtime: Runtime, tmp_path: Path
             await recorded.start(asks).wait()
     await journal.close()
     added = [function for _, function in set(way.hops) - set(bare.hops)]
-    assert sorted(added) == ["Recorded._through", "Recorded.call"]
+    assert sorted(added) == ["Recorded._recall_or_run", "Recorded.call"]
     assert len(way.hops) == len(bare.hops) + len(added)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrt.journal.analysis.wall import Recorded, read_program
+from agentrt.journal.analysis.wall import RecordedTime, read_program
 from agentrt.journal.codec import dumps
 from agentrt.journal.schema import DONE, ROOT, Change, EndRow, RecordedProgram, StartRow
 from agentrt.journal.sketch import digest_of
@@ -79,7 +79,7 @@ class Made:
             store.write(rows)
         return path
 
-    def read(self, path: Path) -> Recorded:
+    def read(self, path: Path) -> RecordedTime:
         """What is recorded."""
         with closing(SQLiteStore(self.write(path))) as store:
             return read_program(store, self.id)

@@ -117,7 +117,7 @@ async def test_not_beside_other_tasks(tmp_path: Path) -> None:
 
     async def code(ctx: Context) -> Any:
         checkpoint, beside = ctx.checkpoint(), ctx.spawn(elsewhere)
-        wrong: Any = pytest.raises(UsageError, match="no other task")
+        wrong: Any = pytest.raises(UsageError, match="other tasks of the program")
         for number, expected in enumerate((wrong, contextlib.nullcontext())):
             with expected:
                 state = checkpoint(number)
@@ -139,9 +139,9 @@ async def test_each_loop_has_its_own(tmp_path: Path) -> None:
     async def code(ctx: Context) -> Any:
         kept = ctx.checkpoint()
         await loop(kept, 3)
-        with pytest.raises(UsageError, match="make another"):
+        with pytest.raises(UsageError, match="for each loop"):
             await loop(kept, 2)
-        with pytest.raises(UsageError, match="make another"):
+        with pytest.raises(UsageError, match="for each loop"):
             kept(1)
 
     assert (await lived(tmp_path / "j", code)).error is None

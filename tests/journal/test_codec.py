@@ -257,7 +257,7 @@ def test_a_part_of_an_error_that_cannot_be_kept() -> None:
     assert repr(again) == repr(error) == "KeyError('tea', <answer 404>)"
     assert type(again.args[1]).__name__ == "Answer"
     for use in (lambda: again.answer.status, lambda: bool(again.answer), lambda: again.answer == 1):
-        with pytest.raises(UnrecordableError, match="Answer, could not be kept"):
+        with pytest.raises(UnrecordableError, match="Answer, could not be recorded"):
             use()
     with pytest.raises(UnkeptError):  # an error may have it, a value may not
         dumps({"answer": again.answer})

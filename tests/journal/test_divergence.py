@@ -35,7 +35,7 @@ async def test_code_that_asks_for_something_else(tmp_path: Path) -> None:
         await ctx.human("one")
 
     run = await lived(path, other)
-    assert "'call llm' is recorded there, and the code now asks for 'human human'" in str(run.error)
+    assert "the journal has 'call llm' there, but the code now runs 'human human'" in str(run.error)
 
 
 async def test_a_program_that_catches_its_divergence_has_still_diverged(tmp_path: Path) -> None:

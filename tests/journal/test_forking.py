@@ -166,12 +166,12 @@ async def test_nodes_that_cannot_be_had(tmp_path: Path) -> None:
     path = tmp_path / "j"
     await lived(path, code, options=JournalOptions(skips=True))
     old = read(path, "main-1")
-    for name, words in (("llm", "several nodes 'llm': name one of 0#1, 0#2"), ("lok", "'look'")):
+    for name, words in (("llm", "several nodes 'llm'; name one of 0#1, 0#2"), ("lok", "'look'")):
         with pytest.raises(UsageError, match=words):
             find(old, name)
-    with pytest.raises(UsageError, match=r"could not be kept.* --set 0#0=JSON"):
+    with pytest.raises(UsageError, match=r"could not be recorded.* --set 0#0=JSON"):
         fork(path, old, "0#1")
-    with pytest.raises(UsageError, match="--set 0#2: that node began after --at 0#1"):
+    with pytest.raises(UsageError, match="--set 0#2: this node began after node 0#1"):
         fork(path, old, "0#1", {"0#0": "1", "0#2": "1"})
     row = fork(path, old, find(old, "0#1"), {"0#0": '"seen"'})
     end = read(path, row.id).nodes["0#0"].end

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from agentrt.journal import order as order_module
-from agentrt.journal.order import Begun, Ended, Order, active, group_of, place_of
+from agentrt.journal.order import Begun, Ended, Order, group_of, lived_seconds, place_of
 
 
 async def answered(order: Order, node: str, seen: list[str]) -> None:
@@ -65,7 +65,7 @@ async def test_an_answer_waits_for_what_had_happened_before_it() -> None:
     seen: list[str] = []
     tasks = [asyncio.create_task(answered(order, node, seen)) for node in "ab"]
     await tasks[0]
-    for happens in (order.entered, order.caused):
+    for happens in (order.entered, order.ended_by_code):
         for _ in range(100):
             await asyncio.sleep(0)
         assert seen == ["a"]
@@ -152,7 +152,7 @@ async def test_one_that_will_never_answer_holds_nobody_up(monkeypatch: pytest.Mo
 async def test_an_answer_that_is_made_again_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "SLACK_S", 0.001)
     order, seen = Order(ended=[Ended("a", 1, 0.0), Ended("b", 2, 0.0)]), list[str]()
-    order.runs("a")
+    order.runs_again("a")
     later = asyncio.create_task(answered(order, "b", seen))
     await asyncio.sleep(0.05)
     assert seen == []
@@ -168,6 +168,6 @@ def test_ends_of_older_journals_are_groups_of_their_own() -> None:
 
 
 def test_pauses_between_lives_do_not_count() -> None:
-    times = active([100.0, 500.0, 900.0], [103.0, 501.0, 110.0, 905.0])
+    times = lived_seconds([100.0, 500.0, 900.0], [103.0, 501.0, 110.0, 905.0])
     assert times == {103.0: 3.0, 110.0: 10.0, 501.0: 11.0, 905.0: 16.0}
-    assert active([100.0], [50.0, 90.0]) == {50.0: 0.0, 90.0: 0.0}
+    assert lived_seconds([100.0], [50.0, 90.0]) == {50.0: 0.0, 90.0: 0.0}

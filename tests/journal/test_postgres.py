@@ -68,7 +68,7 @@ def test_another_version_and_another_host(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other:
         change = "UPDATE agentrt_journal SET value = %s WHERE key = 'version'"
         other.execute(change, [str(VERSION + 1)])
-        with pytest.raises(JournalError, match="a newer agentrt wrote it"):
+        with pytest.raises(JournalError, match="written by a newer agentrt"):
             store(url)
         other.execute(change, [str(VERSION)])
     with pytest.raises(JournalError, match="postgresql://here"):

@@ -54,7 +54,7 @@ def refused(path: Path, *words: str) -> None:
 
 async def test_a_file_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("tea\n" * 1000)
-    refused(tmp_path / "text", "that is no journal", "name another file")
+    refused(tmp_path / "text", "is not a journal", "name another file")
     execute(tmp_path / "other", "CREATE TABLE tea (cups)")
     refused(tmp_path / "other", "a database of another program")
     refused(tmp_path, "not a regular file")
@@ -71,7 +71,7 @@ async def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
 async def test_another_version(tmp_path: Path) -> None:
     await made(tmp_path / "j", calls=1)
     execute(tmp_path / "j", f"PRAGMA user_version={VERSION + 1}")
-    refused(tmp_path / "j", "a newer agentrt wrote it", f"reads {VERSION}", "install")
+    refused(tmp_path / "j", "written by a newer agentrt", f"reads format {VERSION}", "install")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
@@ -79,7 +79,7 @@ async def test_a_file_that_was_cut_off(tmp_path: Path, share: float) -> None:
     await made(tmp_path / "j")
     whole = (tmp_path / "j").read_bytes()
     (tmp_path / "j").write_bytes(whole[: int(len(whole) * share)])
-    refused(tmp_path / "j", "damaged or cut off", "whole copy")
+    refused(tmp_path / "j", "damaged or cut off", "undamaged copy")
 
 
 async def test_a_file_with_a_damaged_page(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         os._exit(0 if store.name else 1)
     try:
         os.read(ready[0], 1)
-        with pytest.raises(JournalError, match="another process writes it"):
+        with pytest.raises(JournalError, match="is being written by another process"):
             SQLiteStore(path)
     finally:
         os.write(done[1], b"1")
@@ -135,7 +135,7 @@ async def test_a_file_that_another_program_has_locked(
     with closing(sqlite3.connect(tmp_path / "j", isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(JournalError, match="has it locked"):
+        with pytest.raises(JournalError, match="is locked by another program"):
             SQLiteStore(tmp_path / "j")
 
 
@@ -178,7 +178,7 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
     run = await ended(path, world, made=Program(main), given=None, opened=Small)
     assert isinstance(run.error, JournalWriteError)
     assert "full" in str(run.error)
-    assert "goes on from there" in str(run.error)
+    assert "resumes from them" in str(run.error)
     assert 1 < len(world.calls) < 20
     run = await ended(path, again := World(), made=Program(main), given=None)
     assert run.result == 20

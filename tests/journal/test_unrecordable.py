@@ -93,7 +93,7 @@ async def test_a_program_that_a_refusal_ends_can_go_on_once_it_is_mended(
         assert again.result == 3
     else:
         assert isinstance(again.error, ToolLostError)
-        assert "could not be kept" in str(again.error)
+        assert "could not be recorded" in str(again.error)
     assert len(ran) == 1 + idempotent
 
 
@@ -204,7 +204,7 @@ async def test_a_value_that_cannot_be_read_again_ends_the_program(
     monkeypatch.setattr("agentrt.journal.codec._CODECS_BY_NAME", {})
     run = await lived(tmp_path / "j", fails)
     assert "no codec is registered for" in str(run.error)
-    assert "node 0#0 of main-1 cannot be read again" in str(run.error)
+    assert "node 0#0 of main-1 cannot be read back" in str(run.error)
 
 
 def test_what_is_registered_comes_first() -> None:

@@ -8,7 +8,7 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import SchedulerConfig
@@ -21,11 +21,11 @@ def run_virtual(
     *,
     engine: VirtualOptions | None = None,
     step_time: StepTimeModel | None = None,
-) -> Ran:
+) -> RunOutcome:
     return drive(Virtual(scheduling, engine, step_time), programs)
 
 
 def simulate(
     programs: Sequence[ProgramShape], config: SchedulerConfig, *, batch: int, step_s: float
-) -> Ran:
+) -> RunOutcome:
     return drive(Steps(config, batch, step_s), programs)

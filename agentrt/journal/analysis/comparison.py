@@ -1,4 +1,4 @@
-"""Where two recorded programs part, node by node at the same places, and what each cost."""
+"""Compares two recorded programs: the nodes at the same places, and the costs."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from agentrt.journal.past import PastNode
 from agentrt.journal.sketch import difference
 
 _OF_A_RUN = ("report", "node", "program_id")
-"""What a reply has of how it came about."""
+"""Fields of a reply that depend on the run and not on the answer."""
 _TOTALS = ("id", "state", "content", "wall_s", "nodes", "calls", "prompt_tokens", "cached_tokens")
 _MORE = ("output_tokens", "waiting_s", "service_s", "preemptions")
 
 
-def comparison(one: History, other: History) -> dict[str, Any]:
-    """Both programs' totals, and where they differ, in the order of the first one's nodes, as JSON.
-    ``input`` says how their inputs differ, if they do.
+def comparison(first: History, second: History) -> dict[str, Any]:
+    """Return the totals of two programs and their differences as JSON, in the order of the nodes of
+    the first program. ``input`` says how their inputs differ, if they do.
     """
-    places = [*one.nodes, *(place for place in other.nodes if place not in one.nodes)]
-    each = [{"node": place, "what": list(_differences(one, other, place))} for place in places]
-    found = [difference for difference in each if difference["what"]]
-    told = [program_json(history) for history in (one, other)]
-    inputs = one.program.input, other.program.input
+    places = [*first.nodes, *(place for place in second.nodes if place not in first.nodes)]
+    each = [{"node": place, "what": list(_differences(first, second, place))} for place in places]
+    changed = [difference for difference in each if difference["what"]]
+    totals = [program_json(history) for history in (first, second)]
+    inputs = first.program.input, second.program.input
     is_other = all(inputs) and inputs[0] != inputs[1]
     return {
-        "programs": [{name: row[name] for name in (*_TOTALS, *_MORE)} for row in told],
+        "programs": [{name: row[name] for name in (*_TOTALS, *_MORE)} for row in totals],
         "input": difference(*inputs) if is_other else None,
-        "same": len(each) - len(found),
-        "differences": found,
+        "same": len(each) - len(changed),
+        "differences": changed,
     }
 
 
-def _differences(one: History, other: History, place: str) -> Iterator[str]:
-    a, b = one.nodes.get(place), other.nodes.get(place)
+def _differences(first: History, second: History, place: str) -> Iterator[str]:
+    a, b = first.nodes.get(place), second.nodes.get(place)
     if a is None or b is None:
-        there, node = (one, a) if b is None else (other, b)
+        there, node = (first, a) if b is None else (second, b)
         assert node is not None
-        said = ": ".join(filter(None, (_what(node), short(question_of(node), 160))))
-        yield f"only in {there.program.id}: {said}"
+        description = ": ".join(filter(None, (_kind_and_name(node), short(question_of(node), 160))))
+        yield f"only in {there.program.id}: {description}"
         return
-    if _what(a) != _what(b):
-        yield f"was {_what(a)} and is {_what(b)}"
-    elif len({a.start.digest, b.start.digest, ""}) > 2:  # both are kept
-        kept = a.start.asked and b.start.asked
-        yield f"asked: {difference(a.asked_text, b.asked_text) if kept else 'something else'}"
+    if _kind_and_name(a) != _kind_and_name(b):
+        yield f"was {_kind_and_name(a)} and is {_kind_and_name(b)}"
+    elif len({a.start.digest, b.start.digest, ""}) > 2:  # both have a digest, and they differ
+        has_both = a.start.request and b.start.request
+        change = difference(a.request_text, b.request_text) if has_both else "something else"
+        yield f"asked: {change}"
     if a.state != b.state:
         yield f"was {a.state} and is {b.state}"
     before, after = _answer(a), _answer(b)
@@ -55,18 +56,18 @@ def _differences(one: History, other: History, place: str) -> Iterator[str]:
         yield f"answered: {difference(before, after)}"
 
 
-def _what(node: PastNode) -> str:
+def _kind_and_name(node: PastNode) -> str:
     return f"{node.start.kind} {node.start.name}"
 
 
 def _answer(node: PastNode) -> str:
-    """An answer as JSON, without how it came about; "" for none."""
+    """Return an answer as JSON without the fields that depend on the run; "" for no answer."""
     if node.end is None or not node.end.outcome:
         return ""
-    return json.dumps(json.loads(node.end.outcome, object_hook=_bare))
+    return json.dumps(json.loads(node.end.outcome, object_hook=_without_costs))
 
 
-def _bare(value: dict[str, Any]) -> dict[str, Any]:
+def _without_costs(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("$") != REPLY:
         return value
-    return {name: one for name, one in value.items() if name not in _OF_A_RUN}
+    return {name: field for name, field in value.items() if name not in _OF_A_RUN}

@@ -1,4 +1,4 @@
-"""Another program out of a recorded one: what had ended before one of its nodes, under a new id."""
+"""Forks a recorded program: makes a new one with the nodes that had ended before a given node."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from agentrt.journal.store import Store, clock_of, shift_of
 
 _FORK = re.compile(r"-fork-\d+$")
 _SETTABLE = ("call", "tool", "human", "event", "value")
-_SET = "that of a call (its text), a tool, a question, an event or a value"
+_SET = "the answer of a call (its text), a tool, a question, an event or a value"
 
 
 def base_of(program_id: str) -> str:
-    """The program that a fork came from in the end; itself, if it is none."""
+    """Return the id of the program that a fork, or a fork of a fork, was made from. For a program
+    that is not a fork, return its own id.
+    """
     return _FORK.sub("", program_id)
 
 
@@ -30,12 +32,15 @@ def fork_in(
     old: History,
     at: str,
     answers: Mapping[str, str],
-    given: str,
+    input: str,
     how: Mapping[str, Any],
 ) -> RecordedProgram:
-    """The fork of ``old`` at the node ``at`` that ``store`` has: one that was made in this way
-    (``how``, plain JSON) and is not done, or a new one. ``given`` is its input, and ``answers``
-    are those of nodes that are to have had another one: all JSON. Raises `UsageError`.
+    """Return a fork of ``old`` at the node ``at``.
+
+    A fork that was made with the same options (``how``) and is not done is returned again;
+    otherwise a new fork is written to ``store``. ``input`` is its input, and ``answers`` replace
+    the answers of nodes, by their places; both are JSON texts. Raises `UsageError` for an answer
+    that cannot be set.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))
@@ -46,7 +51,7 @@ def fork_in(
     while (name := f"{base}-fork-{number}") in known:
         number += 1
     row = old.program._replace(
-        id=name, number=FORKED, input=given, options=options, started=clock_of(store).now()
+        id=name, number=FORKED, input=input, options=options, started=clock_of(store).now()
     )
     store.write([row, *_past_of(old, name, at, answers, shift_of(store))])
     return row
@@ -55,8 +60,9 @@ def fork_in(
 def _past_of(
     old: History, name: str, at: str, answers: Mapping[str, str], shift: float
 ) -> list[Change]:
-    """The rows of what had ended when ``at`` began. What was still under way then is begun anew.
-    The journal that they are for is ``shift`` seconds behind the time of day.
+    """Return the rows of all nodes that had ended when ``at`` began. Other nodes run anew.
+
+    The clock of the journal is ``shift`` seconds behind the time of day.
     """
     begun, rows = old.nodes[at].start.started, list[Change]()
     kept = {
@@ -72,7 +78,10 @@ def _past_of(
         start, end = node.start, node.end
         if place in answers:
             if start.started > begun:
-                raise UsageError(f"--set {place}: that node began after --at {at}: give that --at")
+                raise UsageError(
+                    f"--set {place}: this node began after node {at}, where the fork starts; fork "
+                    f"with --at {place}, or set an earlier node"
+                )
             group += 1
             order = place_of(group, 0)
             new = EndRow(name, place, start.attempt, DONE, order, "", "", "", start.started)
@@ -81,12 +90,13 @@ def _past_of(
             continue
         elif end.state == LOST and start.kind != "spawn":
             raise UsageError(
-                f"the result of node {place} ({start.kind} {start.name}) could not be kept, and "
-                f"it comes before {at}: fork there, or give it by --set {place}=JSON"
+                f"the result of node {place} ({start.kind} {start.name}), which comes before {at}, "
+                f"could not be recorded; fork with --at {place}, or set it with --set {place}=JSON"
             )
-        # Where an earlier question is not there any more, or has another answer, it is whole.
-        if any((row, attempt) not in kept for row, attempt, _ in node.questions.of(start)):
-            start = start._replace(asked=node.asked_text)
+        # Write the whole request if an earlier request that it builds on is not in the fork, or
+        # has another answer there.
+        if any((row, attempt) not in kept for row, attempt, _ in node.requests.pieces_of(start)):
+            start = start._replace(request=node.request_text)
         rows += [
             start._replace(program=name, started=start.started - shift),
             end._replace(program=name, ended=end.ended - shift).marked(),
@@ -94,41 +104,44 @@ def _past_of(
     return rows
 
 
-def answer_of(node: PastNode, given: Any) -> str:
-    """Another answer of a node, as JSON: of a call its text, or the JSON that it was to give; else
-    a JSON value, also as text, unless the node had answered with text. What has types is given as
-    it is recorded. Raises `UsageError`.
+def answer_of(node: PastNode, answer: Any) -> str:
+    """Return a new answer of a node in its recorded form.
+
+    For a call, ``answer`` is the text of the reply, or the JSON value of a structured reply. For
+    any other node it is a value, or JSON text of a value; if the old answer was a text, it is the
+    new text. An object with the key ``$`` is taken as a value in its recorded form. Raises
+    `UsageError` for an answer that cannot be set.
     """
     start, is_call = node.start, node.start.kind == "call"
-    what = f"--set {start.node}: {start.kind} {start.name}"
+    place_and_name = f"--set {start.node}: {start.kind} {start.name}"
     before = json.loads(node.end.outcome) if node.end and node.end.outcome else None
-    if start.kind not in _SETTABLE or (is_call and _is_more(node.asked, before)):
-        raise UsageError(f"{what} has no answer that can be set; set {_SET}")
-    if isinstance(given, str):
-        given = _value(given, is_text=is_call or isinstance(before, str))
+    if start.kind not in _SETTABLE or (is_call and _is_more(node.request, before)):
+        raise UsageError(f"{place_and_name} has no answer that can be set; set {_SET}")
+    if isinstance(answer, str):
+        answer = _value(answer, is_text=is_call or isinstance(before, str))
     try:
-        if isinstance(given, dict) and "$" in given:
+        if isinstance(answer, dict) and "$" in answer:
             pass
         elif is_call:
-            text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
             parsed = {"parsed": json.loads(text)} if "parsed" in (before or {}) else {}
-            given = {"$": REPLY, "text": text, **parsed}
+            answer = {"$": REPLY, "text": text, **parsed}
         elif start.kind == "event":
             kind = "agentrt.interrupts.events:Event"
-            given = {"$": kind, "topic": start.name, "payload": given}
-        return dumps(loads(json.dumps(given)))
+            answer = {"$": kind, "topic": start.name, "payload": answer}
+        return dumps(loads(json.dumps(answer)))
     except (UnkeptError, ValueError) as error:
-        raise UsageError(f"{what}: {error}") from error
+        raise UsageError(f"{place_and_name}: {error}") from error
 
 
-def _is_more(asked: Any, before: Any) -> bool:
-    """Whether a call answers with more than a text: with tokens, or with several texts."""
-    return "prompt_token_ids" in asked or "choices" in (before or {})
+def _is_more(request: Any, before: Any) -> bool:
+    """Return whether a call has an answer that is not a single text: tokens, or several choices."""
+    return "prompt_token_ids" in request or "choices" in (before or {})
 
 
-def _value(given: str, *, is_text: bool) -> Any:
+def _value(text: str, *, is_text: bool) -> Any:
     try:
-        value = json.loads(given)
+        value = json.loads(text)
     except ValueError:
-        return given
-    return value if isinstance(value, str) or not is_text else given
+        return text
+    return value if isinstance(value, str) or not is_text else text

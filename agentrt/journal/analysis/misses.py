@@ -1,9 +1,9 @@
-"""Why the prefix cache did not have what a call of a recorded program asked.
+"""Explains why the prefix cache did not have the whole prompt of a recorded call.
 
-A call's text is compared with those of the program's earlier calls, answers included: where it
-leaves the closest of them, all that follows is computed, even what is the same again. Texts are
-what the journal has, messages with their roles and tools, not what a chat template makes of them;
-contexts are recorded as token ids, and compared as these.
+The prompt of a call is compared with those of the program's earlier calls, including their answers.
+After the first difference from the closest earlier prompt, all tokens must be computed, even where
+the prompts are equal again. Chats are compared as the journal has them, as messages with roles and
+tools, and not as their chat template writes them. Contexts of tokens are compared as token ids.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrt.journal.analysis.wall import Recorded, Stay
+from agentrt.journal.analysis.wall import RecordedTime, Stay
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.request import CallReport, Reply
 from agentrt.request.spans import RECOMPUTE, Cause, read_spans
 
 EVICTED, CHANGED, SALTED, NEW = "evicted", "changed", "salted", "new"
-"""The blocks were there and were taken; the prompt left the earlier ones and has their text again
-after that; it has another ``cache_salt``; or what it adds was never there."""
+"""Causes of a miss: the blocks were cached and evicted; the prompt differs from an earlier prompt,
+but is equal to it again later; it has another ``cache_salt``; or its new part was never computed.
+"""
 _AROUND = 40
-"""Characters that are shown on each side of a change, or a quarter so many tokens."""
+"""Characters that are shown on each side of a change, or a quarter as many tokens."""
 _AGAIN = 64
-"""So many characters have to come again after a change to be worth a word, or a quarter so many
-tokens."""
+"""Smallest number of equal characters after a change for which the change is reported, or a quarter
+as many tokens.
+"""
 _IDS = "I"
 _WIDTH = array(_IDS).itemsize
 _COMPARED = 64
-"""So many earlier calls of a program are compared with each one: the last."""
+"""Number of a program's latest earlier calls that are compared with each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A call whose prompt had to be computed, in part at least.
+    """A call whose prompt was not, or not wholly, in the prefix cache.
 
-    ``earlier`` is the node whose prompt is the closest, and ``at`` the first place where this one
-    leaves it (``unit`` says in what); after the text ``before``, the earlier one had ``was`` and
-    this one has ``now``. So much of the earlier one comes ``again`` after that. Where texts are not
-    kept these are empty.
+    ``verdict`` is the cause. ``earlier`` is the node with the closest earlier prompt, and ``at`` is
+    the offset of the first difference from it, in ``unit``. After the text ``before``, the earlier
+    prompt had ``was`` and this prompt has ``now``. After the difference, ``again`` units are equal
+    again. These fields are empty if the journal has no texts. ``by`` are the programs for which
+    blocks were evicted.
     """
 
     node: str
@@ -64,7 +67,7 @@ class Miss:
 
 
 class _Prompt(ABC):
-    """What a call asked, and then its answer. The ``size`` is that of what it asked."""
+    """The prompt of a call, followed by its answer. ``size`` is the size of the prompt."""
 
     unit: str
     around: int
@@ -76,20 +79,22 @@ class _Prompt(ABC):
 
     @abstractmethod
     def common(self, earlier: Any) -> int:
-        """How much this prompt and an earlier one, with its answer, have in common."""
+        """Return the length of the common beginning of this prompt and an earlier one with its
+        answer.
+        """
 
     @abstractmethod
     def part(self, begin: int, end: int) -> str:
-        """A part of the prompt and its answer, for people."""
+        """Return a part of the prompt and its answer, for people."""
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:
-        """How much of an earlier prompt comes again in this one, after ``at``."""
+        """Return how much of an earlier prompt is equal again in this one, after ``at``."""
 
 
 class _Chat(_Prompt):
-    """A prompt as the texts of its messages. Those of several prompts are the same objects, so that
-    all prompts together are about as large as the last one.
+    """A prompt as the texts of its messages. Equal texts of several prompts are one object, so that
+    all prompts together take about as much memory as the last one.
     """
 
     unit, around, least = "characters", _AROUND, _AGAIN
@@ -102,7 +107,7 @@ class _Chat(_Prompt):
 
     def common(self, earlier: _Chat) -> int:
         count = _common(earlier.whole, self.parts)
-        if count < self._most:  # another one is closer
+        if count < self._most:  # another prompt is closer
             return 0
         self._most, rest = count, self.parts[count:]
         return sum(map(len, self.parts[:count])) + _common_text(earlier.whole[count:], rest)
@@ -120,7 +125,9 @@ class _Chat(_Prompt):
         return _common(was[::-1], now[::-1]) + sum(len(text) for text in new[1:] if text in later)
 
     def after(self, at: int) -> tuple[str, list[str]]:
-        """What is left of the message at this place; and that message, with those after it."""
+        """Return the rest of the message at this offset, and the list of that message and all later
+        ones.
+        """
         for index, text in enumerate(self.parts):
             if at < len(text):
                 return text[at:], self.parts[index:]
@@ -129,7 +136,7 @@ class _Chat(_Prompt):
 
 
 class _Ids(_Prompt):
-    """A prompt as token ids: as bytes, which are compared at once."""
+    """A prompt as token ids, stored as bytes, which are fast to compare."""
 
     unit, around, least = "tokens", _AROUND // 4, _AGAIN // 4
 
@@ -148,7 +155,7 @@ class _Ids(_Prompt):
             rest = end - most
         else:
             rest = _common(earlier._whole[most:end], self._whole[most:end])
-        if not earlier._whole.startswith(self._whole[:most]):  # another one is closer
+        if not earlier._whole.startswith(self._whole[:most]):  # another prompt is closer
             return 0
         self._most = max(0, (most + rest)) // _WIDTH
         return self._most
@@ -164,9 +171,9 @@ class _Ids(_Prompt):
         return array(_IDS, self._whole[begin * _WIDTH : end * _WIDTH])
 
 
-def misses_of(recorded: Recorded) -> list[Miss]:
-    """The calls of which something had to be computed that was there, or could have been: those
-    with the most tokens first.
+def misses_of(recorded: RecordedTime) -> list[Miss]:
+    """Return the calls that computed tokens which were, or could have been, in the prefix cache.
+    The calls with the most computed tokens come first.
     """
     ended = [
         (stay, report)
@@ -174,20 +181,20 @@ def misses_of(recorded: Recorded) -> list[Miss]:
         for stay in life.stays
         if stay.start.kind == "call" and (report := stay.report) is not None
     ]
-    ended.sort(key=lambda one: one[0].start.started)
-    texts, found = _Texts(), list[Miss]()
+    ended.sort(key=lambda ended_call: ended_call[0].start.started)
+    texts, misses = _Texts(), list[Miss]()
     recent: list[tuple[Stay, _Prompt | None]] = []
     for stay, report in ended:
         prompt, began = _prompt(recorded, stay, texts), stay.start.started
         before = [at for at, (earlier, _) in enumerate(recent) if earlier.until <= began]
-        # No later call is compared with more, either.
+        # Later calls are not compared with the older ones, either.
         recent = recent[before[-_COMPARED] :] if len(before) >= _COMPARED else recent
         last = (other for earlier, other in reversed(recent) if earlier.until <= began)
         miss = _miss(stay, report, prompt, last)
         recent.append((stay, prompt))
         if miss.verdict != NEW and miss.computed_tokens > 0:
-            found.append(miss)
-    return sorted(found, key=lambda miss: -miss.computed_tokens)
+            misses.append(miss)
+    return sorted(misses, key=lambda miss: -miss.computed_tokens)
 
 
 def _miss(
@@ -196,16 +203,18 @@ def _miss(
     lost = report.lost_tokens
     spans = read_spans(report.spans) if lost else []
     causes = {cause.program: cause for s in spans if s.reason == RECOMPUTE for cause in s.by}
-    told = (report.prompt_tokens, report.cached_tokens, lost, tuple(causes.values()))
+    counts = (report.prompt_tokens, report.cached_tokens, lost, tuple(causes.values()))
     left = _left(prompt, before) if prompt is not None else None
     where: tuple[Any, ...] = () if left is None else left[1:]
     if lost:
-        return Miss(stay.start.node, EVICTED, *told, *where)
-    return Miss(stay.start.node, NEW if left is None else left[0], *told, *where)
+        return Miss(stay.start.node, EVICTED, *counts, *where)
+    return Miss(stay.start.node, NEW if left is None else left[0], *counts, *where)
 
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:
-    """Where a prompt left the closest of the earlier ones; None if it did not leave it."""
+    """Return the first difference from the closest earlier prompt, as the fields of a `Miss` from
+    ``verdict`` and ``earlier`` on; None if there is no difference.
+    """
     closest, at = None, -1
     for earlier in before:
         if earlier is None or type(earlier) is not type(prompt) or at == prompt.size:
@@ -227,42 +236,42 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
     return (CHANGED, closest.node, at, prompt.unit, *shown, again)
 
 
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The length of the common beginning: by halves, since slices are compared at once."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _common_text(one: Sequence[str], other: Sequence[str]) -> int:
-    """The same of texts in parts, whose borders do not matter."""
-    total, first, second = 0, "", ""
-    ones, others = iter(one), iter(other)
+def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int:
+    """Return the length of the common beginning of two texts that are split into parts anywhere."""
+    total, left, right = 0, "", ""
+    lefts, rights = iter(first_parts), iter(second_parts)
     while True:
-        first, second = first or next(ones, ""), second or next(others, "")
-        size = min(len(first), len(second))
-        if not size or first[:size] != second[:size]:
-            return total + _common(first, second)
-        total, first, second = total + size, first[size:], second[size:]
+        left, right = left or next(lefts, ""), right or next(rights, "")
+        size = min(len(left), len(right))
+        if not size or left[:size] != right[:size]:
+            return total + _common(left, right)
+        total, left, right = total + size, left[size:], right[size:]
 
 
-# -- what was asked --------------------------------------------------------------------------------
+# -- prompts of recorded calls ---------------------------------------------------------------------
 
 
 def array_of(ids: array[int]) -> array[int]:
-    """Token ids as they are in memory."""
+    """Return token ids unchanged."""
     return ids
 
 
 class _Texts:
-    """The texts of messages: those of equal messages are there once."""
+    """The texts of messages, with a single object for equal texts."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str]] = {}
@@ -278,20 +287,20 @@ class _Texts:
         return self._once.setdefault(text, text)
 
 
-def _prompt(recorded: Recorded, stay: Stay, texts: _Texts) -> _Prompt | None:
-    """None where the journal does not say."""
+def _prompt(recorded: RecordedTime, stay: Stay, texts: _Texts) -> _Prompt | None:
+    """Return the prompt of a call; None if the journal does not have its request."""
     try:
-        asked = recorded.questions.asked(stay.start, array_of)
+        request = recorded.requests.whole(stay.start, array_of)
     except ValueError:
         return None
-    if not isinstance(asked, Mapping):
+    if not isinstance(request, Mapping):
         return None
-    node, salt, ids = stay.start.node, asked.get("cache_salt"), asked.get("prompt_token_ids")
+    node, salt, ids = stay.start.node, request.get("cache_salt"), request.get("prompt_token_ids")
     reply = _reply(stay)
     if isinstance(ids, array):
         return _Ids(node, salt, ids, () if reply is None else reply.token_ids)
     parts = [
-        texts.once(text) if isinstance(text, str) else texts.of(text) for text in _parts(asked)
+        texts.once(text) if isinstance(text, str) else texts.of(text) for text in _parts(request)
     ]
     answer = "" if reply is None else texts.once(_message(reply.message))
     return _Chat(node, salt, parts, answer)
@@ -306,19 +315,19 @@ def _reply(stay: Stay) -> Reply | None:
     return value if isinstance(value, Reply) else None
 
 
-def texts_of(asked: Mapping[str, Any]) -> Iterator[str]:
-    """A chat request as text: most templates put its tools first."""
-    for part in _parts(asked):
+def texts_of(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a chat request, tools first, as in most chat templates."""
+    for part in _parts(request):
         yield part if isinstance(part, str) else _message(part)
 
 
-def _parts(asked: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
-    """A request's tools as text, and its messages."""
-    if tools := asked.get("tools"):
+def _parts(request: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
+    """Yield the tools of a request as text, and its messages."""
+    if tools := request.get("tools"):
         yield f"[tools] {json.dumps(tools, ensure_ascii=False)}\n"
-    messages = asked.get("messages")
+    messages = request.get("messages")
     yield from (
-        (one for one in messages or () if isinstance(one, Mapping))
+        (message for message in messages or () if isinstance(message, Mapping))
         if isinstance(messages, list)
         else ()
     )

@@ -1,6 +1,6 @@
-"""Reads a journal, also while another process writes it: which programs it has, and their nodes.
+"""Reads programs and their nodes from a journal, even while another process writes it.
 
-All times are times of day, in seconds since 1970, as the clock of whoever writes it is set now.
+All times are times of day in seconds since 1970, by the clock of the process that writes it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started, {_
             FROM agentrt_starts s WHERE s.program = p.id AND s.node = '{ROOT}')"""
 _SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "waiting_s", "service_s", "preemptions")
 REPLY = "agentrt.request:Reply"
-"""How a journal names the answer of a call."""
+"""The type name of a call's answer in a journal."""
 _NAMED = 5
 
 
 class ReadingStore(SQLiteStore):
-    """A file that is there, and is only read, as it is now. It takes no lock."""
+    """An SQLite journal that is only read, as it was when it was opened. It takes no lock."""
 
     def _open(self) -> None:
         path = self._path.absolute()
         if not path.is_file():
-            what = "that is a folder" if path.is_dir() else "there is no such file"
-            raise JournalError(f"journal {self.name}: {what}; name a journal")
-        # A folder that cannot be written has no place for what SQLite keeps beside the file.
+            reason = "is a folder" if path.is_dir() else "does not exist"
+            raise JournalError(f"journal {self.name} {reason}; name the file of a journal")
+        # SQLite needs a second file beside the journal, which a read-only folder cannot hold.
         beside = path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK)
         address = f"{path.as_uri()}?{'mode=ro' if beside else 'immutable=1'}"
         self._connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False
         )
-        self._connection.execute("BEGIN")  # what is dropped meanwhile is still there for us
+        self._connection.execute("BEGIN")  # rows that are deleted meanwhile stay readable
         self._check()
 
 
 class Listed(NamedTuple):
-    """A program without its nodes. ``options`` (how it was started) are JSON."""
+    """A program without its nodes. ``options``, with which it was started, are JSON."""
 
     id: str
     type: str
@@ -63,8 +63,10 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All that is recorded of one program: its ``nodes`` by their places, in the order in which
-    they began, and the program itself as a node. ``journal`` is the name of where it is.
+    """A recorded program with all its nodes.
+
+    ``nodes`` are by their places, in the order in which they began. ``root`` is the program itself
+    as a node. ``journal`` is the name of the journal.
     """
 
     journal: str
@@ -78,15 +80,15 @@ class History:
 
     @property
     def ended(self) -> float | None:
-        """The time of day; None if it is open."""
+        """The time of day at which the program ended; None if it is open."""
         return self.root.end.ended if self.root and self.root.end else None
 
     def totals(self) -> dict[str, float]:
-        """What its calls cost that have answered: tokens, and sums of seconds."""
+        """Return sums over the answered calls: tokens, seconds, and preemptions."""
         ends = [node.end for node in self.nodes.values() if node.start.kind == "call"]
-        said = [json.loads(end.account) for end in ends if end is not None and end.account]
-        sums = {name: sum(one.get(name, 0) for one in said) for name in _SUMS}
-        return {"nodes": len(self.nodes), "calls": len(said), **sums}
+        accounts = [json.loads(end.account) for end in ends if end is not None and end.account]
+        sums = {name: sum(account.get(name, 0) for account in accounts) for name in _SUMS}
+        return {"nodes": len(self.nodes), "calls": len(accounts), **sums}
 
 
 def listed(
@@ -97,9 +99,11 @@ def listed(
     type: str | None = None,
     state: str | None = None,
 ) -> list[Listed]:
-    """The last ``limit`` programs to start, the newest first. Raises `JournalError`."""
-    given = {"p.tenant": tenant, "p.type": type, _STATE: state}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    """Return the ``limit`` programs that started last, newest first. ``tenant``, ``type`` and
+    ``state`` filter them. Raises `JournalError`.
+    """
+    filters = {"p.tenant": tenant, "p.type": type, _STATE: state}
+    wanted = {name: value for name, value in filters.items() if value is not None}
     where = " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)])
     query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
     shift = shift_of(store)
@@ -113,13 +117,15 @@ def listed(
 
 
 def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[History]:
-    """All of them that is recorded; ``only`` as in `listed`. Raises `JournalError`."""
+    """Yield the programs of `listed` with all their nodes. ``only`` are the filters of `listed`.
+    Raises `JournalError`.
+    """
     for row in listed(store, limit=limit, **only):
         yield history(store, row.id)
 
 
 def history(store: Store, program_id: str) -> History:
-    """What is recorded of a program. Raises `JournalError` if it is not there, or damaged."""
+    """Return a program with all its nodes. Raises `JournalError` if it is missing or damaged."""
     program, nodes = read_row(store, program_id), read_nodes(store, program_id)
     root = nodes.pop(ROOT, None)
     ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, numbers(item[0])))
@@ -127,24 +133,26 @@ def history(store: Store, program_id: str) -> History:
 
 
 def read_row(store: Store, program_id: str) -> RecordedProgram:
-    """A program's own row. Raises `JournalError` if there is none."""
+    """Return the row of a program. Raises `JournalError` if there is none."""
     fields = ", ".join(RecordedProgram._fields)
-    found = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
-    if not found:
+    rows = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
+    if not rows:
         ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
-        way = _near(program_id, ids) if ids else "it has none"
+        way = _suggestion(program_id, ids) if ids else "it has no programs"
         raise JournalError(f"journal {store.name} has no program {program_id!r}; {way}")
-    row = RecordedProgram(*found[0])
+    row = RecordedProgram(*rows[0])
     return row._replace(started=row.started + shift_of(store))
 
 
 def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
-    """A program's nodes by their places, itself with them. Raises `JournalError`."""
+    """Return the nodes of a program by their places, including the root. Raises `JournalError`."""
     return nodes_of(store.name, *read_rows(store, program_id))
 
 
 def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
-    """All attempts at a program's nodes, itself with them. Raises `JournalError`."""
+    """Return the starts and ends of all attempts at the nodes of a program, including the root.
+    Raises `JournalError`.
+    """
     (starts, ends), shift = raw_rows(store, program_id), shift_of(store)
     if not shift:
         return starts, ends
@@ -155,31 +163,38 @@ def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRo
 
 
 def find(old: History, name: str) -> str:
-    """The place of the node that is there, or that alone has this name. Raises `UsageError`."""
+    """Return the place of a node, given its place or a name that only this node has.
+
+    Raises `UsageError` if there is no such node, or several.
+    """
     if name in old.nodes:
         return name
-    who = f"program {old.program.id}"
+    program = f"program {old.program.id}"
     if not old.nodes:
-        raise UsageError(f"{who} has no nodes that are kept (--journal-keep): name another program")
+        raise UsageError(
+            f"{program} has no nodes any more (--journal-keep deleted them); name another program"
+        )
     places = [place for place, node in old.nodes.items() if node.start.name == name]
     if len(places) > 1:
-        raise UsageError(f"{who} has several nodes {name!r}: name one of {', '.join(places[:9])}")
+        raise UsageError(
+            f"{program} has several nodes {name!r}; name one of {', '.join(places[:9])}"
+        )
     if not places:
         names = dict.fromkeys(node.start.name for node in old.nodes.values())
         raise UsageError(
-            f"{who} never came to a node {name!r}; {_near(name, [*names, *old.nodes])}"
+            f"{program} has no node {name!r}; {_suggestion(name, [*names, *old.nodes])}"
         )
     return places[0]
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    """The way out of a name that is not among those that are known: what is like it, or there."""
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """Suggest a similar name for an unknown one, or list the last of the known names."""
     if alike := get_close_matches(name, known, n=1):
         return f"did you mean {alike[0]!r}?"
-    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-    return f"there is: {', '.join(known[-_NAMED:])}{more}"
+    rest = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    return f"available: {', '.join(known[-_NAMED:])}{rest}"
 
 
 def numbers(place: str) -> list[int]:
-    """What the places of a program's nodes are sorted by."""
+    """Return the numbers in a place, by which the places of a program's nodes are sorted."""
     return [int(number) for number in re.findall(r"\d+", place)]

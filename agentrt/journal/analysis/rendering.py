@@ -1,4 +1,4 @@
-"""Recorded programs and their nodes as JSON, as texts for people, and as a DAG."""
+"""Shows recorded programs and their nodes as JSON, as text and as a DAG."""
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ _SHORT = 40
 _JSON = ("input", "options", "asked", "outcome", "account")
 
 
-def program_json(found: History) -> dict[str, Any]:
-    """A program as JSON, without its nodes; times of day are seconds since 1970.
+def program_json(program: History) -> dict[str, Any]:
+    """Return a program as JSON without its nodes. Times of day are in seconds since 1970.
 
-    It takes time from when it first begins: a fork is there before its engine.
+    ``wall_s`` counts from the first attempt, because a fork is recorded before its engine starts.
     """
-    root, ended = found.root, found.ended
+    root, ended = program.root, program.ended
     wall_s = None if root is None or ended is None else ended - root.first
-    told = {**found.program._asdict(), "state": found.state, "ended": ended, "wall_s": wall_s}
-    return {name: parsed(name, value) for name, value in told.items()} | found.totals()
+    fields = {**program.program._asdict(), "state": program.state, "ended": ended, "wall_s": wall_s}
+    return {name: parsed(name, value) for name, value in fields.items()} | program.totals()
 
 
 def parsed(name: str, value: Any) -> Any:
-    """A field of a row: those that hold JSON as values, None for an empty one."""
+    """Return the value of a row's field; for a field with JSON the parsed value, None if empty."""
     return (json.loads(value) if value else None) if name in _JSON else value
 
 
-# -- what was asked and answered --------------------------------------------------------------
+# -- requests and answers ---------------------------------------------------------------------
 
 
 def question_of(node: PastNode, *, whole: bool = False) -> str:
-    """What a node was asked, for people; "" if that is its name, or was not kept. Of a chat that is
-    its last message, or the ``whole`` of it.
+    """Return the request of a node as text for people; "" if it was not recorded.
+
+    For a chat, return its last message, or with ``whole`` all messages.
     """
-    asked = parsed("asked", node.start.asked)
-    if whole or (isinstance(asked, dict) and "prompt_token_ids" in asked):
-        asked = node.asked
-    if isinstance(asked, dict):
-        if whole and (texts := [*texts_of(asked)]):
+    request = parsed("asked", node.start.request)
+    if whole or (isinstance(request, dict) and "prompt_token_ids" in request):
+        request = node.request
+    if isinstance(request, dict):
+        if whole and (texts := [*texts_of(request)]):
             return "".join(texts)
-        if messages := asked.get("messages"):
-            asked = messages[-1].get("content")
-        elif "prompt_token_ids" in asked:
-            asked = f"{len(asked['prompt_token_ids'])} tokens"
+        if messages := request.get("messages"):
+            request = messages[-1].get("content")
+        elif "prompt_token_ids" in request:
+            request = f"{len(request['prompt_token_ids'])} tokens"
         else:
-            asked = asked.get("arguments", asked.get("question", asked))
-    return _as_text(asked)
+            request = request.get("arguments", request.get("question", request))
+    return _as_text(request)
 
 
 def answer_of(node: PastNode) -> str:
-    """What a node answered, for people; "" if that was nothing, or was not kept."""
+    """Return the answer of a node as text for people; "" if no answer was recorded."""
     value = parsed("outcome", node.end.outcome) if node.end else None
     if isinstance(value, dict) and "$" in value:
         if {"value", "state", "text"} <= value.keys():
             return f"{re.split('[.:]', value['$'])[-1]}: {value['text']}"
         if value["$"] == REPLY:
             calls = value.get("tool_calls", {}).get("value", ())
-            asked = [f"{one['name']}({_as_text(one.get('arguments'))})" for one in calls]
-            return " ".join(filter(None, (value["text"], *asked)))
+            tools = [f"{call['name']}({_as_text(call.get('arguments'))})" for call in calls]
+            return " ".join(filter(None, (value["text"], *tools)))
         value = value.get("payload", value.get("value", value))
     return _as_text(value)
 
@@ -76,7 +77,7 @@ def _as_text(value: Any) -> str:
 
 
 def short(text: str, most: int = _SHORT) -> str:
-    """A text in one line of at most so many characters."""
+    """Return a text as one line of at most ``most`` characters."""
     flat = " ".join(text[: 9 * most].split())
     return flat if len(flat) <= most else f"{flat[: most - 1]}…"
 
@@ -84,14 +85,15 @@ def short(text: str, most: int = _SHORT) -> str:
 # -- as a DAG ---------------------------------------------------------------------------------
 
 
-def dag_of(found: History) -> ExecutionDAG:
-    """A program's execution DAG. Times are seconds since 1970."""
-    dag, ids = ExecutionDAG(found.program.id, found.program.type), dict[str, int]()
-    for place, node in found.nodes.items():
+def dag_of(program: History) -> ExecutionDAG:
+    """Return the execution DAG of a program. Times are in seconds since 1970."""
+    dag, ids = ExecutionDAG(program.program.id, program.program.type), dict[str, int]()
+    for place, node in program.nodes.items():
         start, end = node.start, node.end
         if (kind := KINDS.get(start.kind)) is None:
             continue
-        before = () if end is None else tuple(ids[one] for one in end.parents.split() if one in ids)
+        places = () if end is None else end.parents.split()
+        before = tuple(ids[parent] for parent in places if parent in ids)
         made = dag.add(kind, start.name, start.scope, before, start.started)
         dag.start(made.id, start.started)
         if end is None:

@@ -1,4 +1,4 @@
-"""The pieces of a program's wall time summed up: by reason, and in each by who caused it."""
+"""Sums up the wall time of a program by reason, and within each reason by the causing program."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from agentrt.journal.analysis.wall import ALL_REASONS, Piece
 
 @dataclass(slots=True)
 class Blame:
-    """``program`` was a cause for so many ``seconds``, perhaps together with others. It was at
-    ``level``, and had attained so much service; who waited for it was at ``own_level``, and had
-    ``own_attained_s``: as it was when that began for the first time.
+    """The time for which one program was a cause, perhaps together with others.
+
+    When it first was a cause, ``program`` was at queue ``level`` and had attained ``attained_s``
+    seconds of service. The waiting program was at ``own_level`` with ``own_attained_s``.
     """
 
     program: str
@@ -26,7 +27,7 @@ class Blame:
 
 @dataclass(slots=True)
 class Share:
-    """So many ``seconds`` of the wall time had this ``reason``; the causes of most of it first."""
+    """The ``seconds`` of the wall time with one ``reason``. ``by`` has the largest cause first."""
 
     reason: str
     seconds: float = 0.0
@@ -35,7 +36,7 @@ class Share:
 
 
 def shares_of(pieces: Iterable[Piece]) -> list[Share]:
-    """One for each reason that there is, in the order of `ALL_REASONS`."""
+    """Return a share for each reason that occurs, in the order of `ALL_REASONS`."""
     shares: dict[str, Share] = {}
     blames: dict[tuple[str, str], Blame] = {}
     for piece in pieces:
@@ -55,8 +56,10 @@ def shares_of(pieces: Iterable[Piece]) -> list[Share]:
 
 
 def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
-    """The pieces, as long as there are not more. Else those of ``most / 10`` equal parts of the
-    time: the reasons of each one after the other, as long as they took in it together.
+    """Return at most about ``most`` pieces for a drawing.
+
+    If there are more, the time is divided into ``most / 10`` equal parts, and the pieces within
+    each part are joined by reason.
     """
     if len(pieces) <= most:
         return pieces
@@ -69,9 +72,9 @@ def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
             begin = since + part * step
             inside = min(piece.until, begin + step) - max(piece.since, begin)
             sums[part][piece.reason] += max(0.0, inside)
-    found, at = list[Piece](), since
-    for reason, seconds in chain.from_iterable(one.items() for one in sums):
+    sampled, at = list[Piece](), since
+    for reason, seconds in chain.from_iterable(sums_of_part.items() for sums_of_part in sums):
         if seconds:
-            found.append(Piece(at, at + seconds, reason))
+            sampled.append(Piece(at, at + seconds, reason))
             at += seconds
-    return found
+    return sampled

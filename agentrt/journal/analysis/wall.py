@@ -1,10 +1,11 @@
-"""Where a recorded program's wall time went: each instant has exactly one reason.
+"""Explains where the wall time of a recorded program went. Each instant has exactly one reason.
 
-The time is followed backwards from the end, along the critical path: from a node to the one of its
-recorded parents that ended last, and so on. A call's time in the engine is split as its engine said
-(`agentrt.request.spans`); what is left of it came before. Between a parent's end and the node's
-beginning other nodes count that ended then, the last of them first: a program waits there for a
-place of its own, such as a semaphore. The rest is its own code.
+The time is followed backwards from the program's end, along the critical path: from a node to the
+parent that ended last, and so on. A call's time in the engine is divided by the spans that the
+engine reported (`agentrt.request.spans`); any time before the first span is the way to the engine.
+Between the end of a parent and the start of a node, other nodes count that ended in between, the
+last first, because the program may have waited for them, for example at a semaphore. All remaining
+time is that of the program's own code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentrt.errors import JournalError
 from agentrt.journal.analysis.reading import read_row, read_rows
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import nodes_of, without_gone
-from agentrt.journal.questions import QuestionRows
+from agentrt.journal.requests import RecordedRequests
 from agentrt.journal.schema import (
     CANCELLED,
     DONE,
@@ -35,18 +36,26 @@ from agentrt.request.spans import QUEUED, REASONS, STARTING, Cause, Span, read_s
 ENGINE, TOOL, HUMAN, EVENT, OWN, STOPPED = "engine", "tool", "human", "event", "own code", "stopped"
 TURN = "turn"
 ALL_REASONS = (*REASONS, ENGINE, TURN, TOOL, HUMAN, EVENT, OWN, STOPPED)
-"""``starting`` is also what lies between the program and the engine. ``engine``: in one that does
-not say more, or has not ended the call. ``turn``: a tool waited for others, by a limit of how many
-run at once. ``event``: an event or a sleep. ``stopped``: its process was gone."""
+"""All reasons, in the order of reports.
+
+- ``starting``: on the way between the program and the engine.
+- ``engine``: in an engine that reports no spans, or that had not ended the call.
+- ``turn``: a tool waited for other tools, because of a limit on concurrent tools.
+- ``event``: an event or a sleep.
+- ``own code``: the program's own code.
+- ``stopped``: no process ran the program.
+"""
 _KINDS = {"tool": TOOL, "tools": TOOL, "human": HUMAN, "event": EVENT, "sleep": EVENT}
 _WAITED_FOR = (*_KINDS, "call")
 
 
 class Piece(NamedTuple):
-    """The wall time from ``since`` to ``until`` (time of day, seconds) has one ``reason``.
+    """A part of the wall time with one ``reason``, from ``since`` to ``until`` (times of day in
+    seconds).
 
-    It was spent in a ``node``, "" for none, whose call had ``tokens`` computed and came after those
-    of ``by``; it was at ``level`` then, its program had attained ``attained_s``.
+    ``node`` is the place of the node that took the time, "" for none. For a call, ``tokens`` is the
+    number of computed tokens, ``by`` are the programs that were served first, ``level`` is the
+    call's queue level, and ``attained_s`` the service that its program had attained.
     """
 
     since: float
@@ -65,7 +74,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An attempt at a node: from its beginning to its end, or to that of its process' life."""
+    """An attempt at a node, from its start to its end. Without an end, it lasts until the end
+    of its process.
+    """
 
     start: StartRow
     until: float
@@ -77,15 +88,20 @@ class Stay:
 
     @property
     def report(self) -> CallReport | None:
-        """What the engine said of a call. Raises `JournalError` for what cannot be read."""
-        found = self._account()
-        return found if isinstance(found, CallReport) else None
+        """The engine's report of a call; None if there is none. Raises `JournalError` if it cannot
+        be read.
+        """
+        account = self._account()
+        return account if isinstance(account, CallReport) else None
 
     @property
-    def asked(self) -> float:
-        """When a tool was to begin, before it waited for its turn. Raises `JournalError`."""
-        found = self._account()
-        return self.start.started - (found.get("turn_s", 0.0) if isinstance(found, dict) else 0.0)
+    def asked_at(self) -> float:
+        """The time at which a tool was called, before it waited for its turn. Raises
+        `JournalError`.
+        """
+        account = self._account()
+        turn_s = account.get("turn_s", 0.0) if isinstance(account, dict) else 0.0
+        return float(self.start.started - turn_s)
 
     def _account(self) -> Any:
         if self.end is None or not self.end.account:
@@ -99,7 +115,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The time in which a process ran the program, and how the program ended then."""
+    """The time in which one process ran the program, and the state of the program at its end."""
 
     since: float
     until: float
@@ -108,12 +124,14 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A program with its ``lives``, the first one first, and what its ``questions`` were."""
+class RecordedTime:
+    """The wall time of a recorded program, divided into its ``lives`` (one for each process that
+    ran it, in order), with the ``requests`` of its nodes.
+    """
 
     program: RecordedProgram
     lives: list[Life]
-    questions: QuestionRows
+    requests: RecordedRequests
 
     @property
     def since(self) -> float:
@@ -121,7 +139,7 @@ class Recorded:
 
     @property
     def until(self) -> float:
-        """Its end, or its last row if it has none."""
+        """The time of its end, or of its last row if it has not ended."""
         return self.lives[-1].until
 
     @property
@@ -129,7 +147,7 @@ class Recorded:
         return self.lives[-1].state
 
     def pieces(self) -> list[Piece]:
-        """Its wall time in pieces, without gaps, from its start to its end."""
+        """Return the wall time in pieces, without gaps, from the start to the end."""
         pieces: list[Piece] = []
         by_place = {stay.start.node: stay for life in self.lives for stay in life.stays}
         before: float | None = None
@@ -143,20 +161,20 @@ class Recorded:
         return pieces
 
 
-def read_program(store: Store, program_id: str) -> Recorded:
-    """What a journal has of a program. Raises `JournalError` if it is not there, or damaged."""
+def read_program(store: Store, program_id: str) -> RecordedTime:
+    """Return the wall time of a program. Raises `JournalError` if it is missing or damaged."""
     program, (starts, ends) = read_row(store, program_id), read_rows(store, program_id)
-    if ROOT not in nodes_of(store.name, starts, ends):  # which checks them
-        raise JournalError(f"journal {store.name}: program {program_id} has not begun")
-    questions = QuestionRows(starts, ends)
-    return Recorded(program, _lives(*without_gone(starts, ends)), questions)
+    if ROOT not in nodes_of(store.name, starts, ends):  # also checks the rows for damage
+        raise JournalError(f"journal {store.name}: program {program_id} has not started yet")
+    requests = RecordedRequests(starts, ends)
+    return RecordedTime(program, _lives(*without_gone(starts, ends)), requests)
 
 
 def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
-    ended = {(one.node, one.attempt): one for one in ends}
-    roots = sorted((one for one in starts if one.node == ROOT), key=lambda one: one.started)
+    ended = {(end.node, end.attempt): end for end in ends}
+    roots = sorted((row for row in starts if row.node == ROOT), key=lambda row: row.started)
     begun = [root.started for root in roots]
-    times = sorted([*(one.started for one in starts), *(one.ended for one in ends)])
+    times = sorted([*(row.started for row in starts), *(row.ended for row in ends)])
     lives = []
     for root, until in zip(roots, [*begun[1:], float("inf")], strict=True):
         end = ended.get((ROOT, root.attempt))
@@ -174,12 +192,12 @@ def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
 
 
 class _Walk:
-    """One life of a program, from its end back to its beginning."""
+    """The walk through one life of a program, backwards from its end to its start."""
 
     def __init__(self, life: Life, by_place: Mapping[str, Stay]) -> None:
         self._life, self._by_place = life, by_place
         counts = [stay for stay in life.stays if stay.start.kind in _WAITED_FOR]
-        # What was left open by a program that is done, nobody waited for.
+        # Nodes that were still open when the program was done did not delay it.
         kept = [stay for stay in counts if life.state != DONE or stay.end is not None]
         self._stays = sorted(kept, key=lambda stay: (stay.until, stay.start.started))
         self._ends = [stay.until for stay in self._stays]
@@ -190,17 +208,19 @@ class _Walk:
 
     @property
     def goes_on_with(self) -> str:
-        """What the program waits for while its process is gone: what needs none, if it can."""
+        """The reason for the time until the next process: a human or an event if the program waited
+        for one, because these need no process; otherwise `STOPPED`.
+        """
         last = self._last()
         reason = None if last is None or last.end else _KINDS.get(last.start.kind)
         return reason if reason in (HUMAN, EVENT) else STOPPED
 
     def pieces(self) -> list[Piece]:
-        found = [piece for piece in self._back() if piece.until > piece.since]
-        return found[::-1]
+        pieces = [piece for piece in self._back() if piece.until > piece.since]
+        return pieces[::-1]
 
     def _back(self) -> Iterator[Piece]:
-        """The pieces, the last first."""
+        """Yield the pieces, the last first."""
         life, at = self._life, self._life.until
         stay, later = self._last(), None
         while stay is not None and stay.until > life.since:
@@ -211,35 +231,39 @@ class _Walk:
         yield from self._before(later, life.since, at)
 
     def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[Piece]:
-        """What lies before a node, the last first; None is the program's end."""
+        """Yield the pieces between a parent and a node, the last first. Without a node, they end at
+        the program's end.
+        """
         place, at = "", until
         if stay is not None:
-            place, at = stay.start.node, min(max(stay.asked, since), until)
+            place, at = stay.start.node, min(max(stay.asked_at, since), until)
         yield from self._cover(self._ended_in(at, until), at, until, TURN, place)
         yield from self._cover(self._ended_in(since, at), since, at, OWN)
 
     def _last(self) -> Stay | None:
-        """The node that the program ended with."""
+        """Return the node that ended last before the program did."""
         if self._life.state in (OPEN, CANCELLED):
             return self._stays[-1] if self._stays else None
         ended = (stay for stay in reversed(self._stays) if stay.state not in (OPEN, CANCELLED))
         return next(ended, None)
 
     def _parent(self, stay: Stay) -> Stay | None:
-        """The node before that ended last, as far as it is recorded."""
+        """Return the recorded parent that ended last."""
         places = [] if stay.end is None else stay.end.parents.split()
         known = [self._by_place[place] for place in places if place in self._by_place]
-        before = [one for one in known if one.until <= stay.start.started]
-        return max(before, key=lambda one: one.until, default=None)
+        before = [parent for parent in known if parent.until <= stay.start.started]
+        return max(before, key=lambda parent: parent.until, default=None)
 
     def _ended_in(self, since: float, until: float) -> Sequence[Stay]:
-        """The nodes that ended after ``since``, and not after ``until``."""
+        """Return the nodes that ended after ``since`` and not after ``until``."""
         return self._stays[bisect_right(self._ends, since) : bisect_right(self._ends, until)]
 
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
     ) -> Iterator[Piece]:
-        """Of this time, what the nodes account for that ended in it; the ``rest`` is between."""
+        """Yield the pieces of the nodes that ended in this time, and between them pieces with the
+        reason ``rest``; the last first.
+        """
         at = until
         for stay in reversed(stays):
             if at <= since or stay.until <= since:
@@ -254,7 +278,7 @@ class _Walk:
             yield Piece(since, at, rest, node)
 
     def _of(self, stay: Stay, since: float, until: float) -> Iterator[Piece]:
-        """A node's time between these, the last first."""
+        """Yield the pieces of a node in this time, the last first."""
         place, reason = stay.start.node, _KINDS.get(stay.start.kind)
         if reason is not None:
             inner = self._inner.get(place, ())
@@ -272,14 +296,14 @@ class _Walk:
 
 
 def _around(place: str) -> str | None:
-    """The node that a node is inside of: ``0#2`` of ``0#2.1#0``."""
+    """Return the place of the node that contains a node: ``0#2`` for ``0#2.1#0``."""
     path = place.rpartition("#")[0]
     before, mark, after = path.rpartition("#")
     return f"{before}#{after.partition('.')[0]}" if mark else None
 
 
 def _spans(stay: Stay) -> Sequence[Span]:
-    """A call's time in its engine; of one that has not ended, or does not tell, what is known."""
+    """Return the spans of a call in its engine; a single span for a call without a report."""
     report = stay.report
     if report is None:
         return [Span(ENGINE, stay.until - stay.start.started)]
@@ -287,7 +311,9 @@ def _spans(stay: Stay) -> Sequence[Span]:
 
 
 def engine_spans(report: CallReport, where: str) -> Sequence[Span]:
-    """A call's time in its engine: in its spans, or two sums. Raises `JournalError`."""
+    """Return the spans of a call in its engine, or without spans its total waiting and service
+    times. Raises `JournalError` if the report cannot be read.
+    """
     waited = Span(QUEUED, report.waiting_s, report.level)
     sums = [waited, Span(ENGINE, report.service_s, report.level)]
     try:

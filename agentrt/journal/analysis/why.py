@@ -1,4 +1,4 @@
-"""Where a recorded program's time went, and why its cache missed: in words, and as JSON."""
+"""Says in words and in JSON where a recorded program's time went, and why its cache missed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrt.journal.analysis.wall import (
     TOOL,
     TURN,
     Piece,
-    Recorded,
+    RecordedTime,
 )
 from agentrt.request.spans import (
     ADMISSION,
@@ -45,12 +45,16 @@ WORDS = {
     OWN: "its own code",
     STOPPED: "its process was gone",
 }
-"""Each reason, for people."""
+"""The words for each reason."""
 _FAR = 1 << 32
 
 
-def why_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]) -> dict[str, Any]:
-    """All of it, in numbers and in words. Times of day are seconds since 1970."""
+def why_json(
+    recorded: RecordedTime, pieces: Sequence[Piece], misses: Sequence[Miss]
+) -> dict[str, Any]:
+    """Return the reasons, pieces and misses in numbers and words. Times of day are in seconds since
+    1970.
+    """
     reasons = []
     for share in shares_of(pieces):
         by = [{**asdict(blame), "words": blamed(blame, recorded.program.id)} for blame in share.by]
@@ -70,16 +74,16 @@ def why_json(recorded: Recorded, pieces: Sequence[Piece], misses: Sequence[Miss]
 
 
 def piece_json(piece: Piece) -> dict[str, Any]:
-    """A piece of the wall time."""
+    """Return a piece of the wall time as JSON."""
     return {**piece._asdict(), **_by(piece)}
 
 
-def _by(one: Piece | Miss) -> dict[str, Any]:
-    return {"by": [cause._asdict() for cause in one.by]}
+def _by(item: Piece | Miss) -> dict[str, Any]:
+    return {"by": [cause._asdict() for cause in item.by]}
 
 
 def blamed(blame: Blame, waiting: str) -> str:
-    """Say which program the program ``waiting`` waited for, how long, and what put that first."""
+    """Say which program the program ``waiting`` waited for, how long, and why it went first."""
     if blame.program.startswith("("):
         return f"{blame.program} {blame.seconds:.2f} s"
     if blame.program == waiting:
@@ -100,23 +104,23 @@ def _ranked(blame: Blame) -> str:
 
 
 def level_name(level: int, before: str = "level ") -> str:
-    """A queue's level in words; promoted calls are before all levels."""
+    """Return the level of a queue in words. Promoted calls come before all levels."""
     return f"{before}{level}" if level > -_FAR else "promoted"
 
 
-def note_of(recorded: Recorded) -> str:
-    """What cannot be known of it; "" for nothing."""
+def note_of(recorded: RecordedTime) -> str:
+    """Say what the journal cannot tell about a program; "" if it can tell everything."""
     content = recorded.program.content
     if content == "full":
         return ""
     return (
-        f"recorded with --journal-content {content}: there are no texts, so changes of prompts are "
-        "not found"
+        f"recorded with --journal-content {content}, without texts, so changes of prompts cannot "
+        "be detected"
     )
 
 
 def missed(miss: Miss) -> Iterator[str]:
-    """Lines that say what a call computed, and why."""
+    """Yield lines that say how many tokens a call computed, and why."""
     yield (
         f"node {miss.node}: {miss.computed_tokens} of {miss.prompt_tokens} prompt tokens "
         f"computed, {_reason_of(miss)}"
@@ -131,8 +135,8 @@ def missed(miss: Miss) -> Iterator[str]:
 
 def _reason_of(miss: Miss) -> str:
     if miss.verdict == EVICTED:
-        who = ", ".join(cause.program for cause in miss.by) or "others, long before"
-        return f"{miss.lost_tokens} of them known before: evicted for {who}"
+        causes = ", ".join(cause.program for cause in miss.by) or "others, long before"
+        return f"{miss.lost_tokens} of them known before: evicted for {causes}"
     if miss.verdict == CHANGED:
         return "never there: the prompt has changed"
     return f"never there: cache_salt is {miss.now} and was {miss.was} in node {miss.earlier}"

@@ -1,1 +1,1 @@
-"""Where programs of the laboratory run: engines in virtual time, and real ones."""
+"""The backends that run the programs of the laboratory: virtual and real engines."""

@@ -1,4 +1,4 @@
-"""What the driver asks of whatever serves calls: simulated steps, virtual engines, a real one."""
+"""The interface between the driver and a backend that serves calls."""
 
 from __future__ import annotations
 
@@ -15,71 +15,76 @@ from agentrt.router import Dispatcher, RoutedCall, RouterCall, make_router
 from agentrt.router.speed import Speed
 
 CallEnded = Callable[[LiveProgram, int, CallReport], None]
-"""How a backend says that a call has ended: the program, the call's index, what it used."""
+"""Called by a backend when a call has ended, with the program, the call's index and its report."""
 
 
 class Backend(ABC):
-    """One engine or several. Moments are on the backend's own scale: seconds, or whole steps.
+    """One or several engines. Moments are on the backend's own scale: seconds, or whole steps.
 
-    At each moment the driver has it `serve`, hands it what arrives, and has it `choose`.
+    At each moment, the driver calls `serve`, then `submit` for each call that arrives, then
+    `choose`.
     """
 
     same_moment: ClassVar[bool] = False
-    """Whether a call without a gap comes as its last parent ends, before what else happens then."""
+    """Whether a call without a gap arrives as its last parent ends, before all other arrivals."""
     run_name: str = ""
-    """What programs' names end in, so that runs on one engine differ."""
+    """The suffix of the programs' names, so that runs on the same engine have different names."""
     words: Words = staticmethod(plain_words)
-    """What prompts are made of."""
+    """Makes the token ids of prompts."""
 
     @abstractmethod
     def next_moment(self, arrival: float) -> float:
-        """When something happens next, if the next arrival is at ``arrival``; inf for never."""
+        """Return the next moment at which something happens; inf for never. The next arrival is at
+        ``arrival``.
+        """
 
     @abstractmethod
     def serve(self, moment: float, ended: CallEnded) -> None:
-        """It is ``moment``: report the calls that are over to ``ended``."""
+        """Advance to ``moment``, and report the calls that have ended to ``ended``."""
 
     @abstractmethod
     def submit(self, live: LiveProgram, index: int) -> None:
-        """A program makes a call."""
+        """Submit a call of a program."""
 
     def choose(self) -> None:
-        """All is in that comes at this moment: decide who runs."""
+        """Decide which calls run, after all arrivals of this moment."""
 
     def moments(self, seconds: float) -> float:
-        """So many seconds on the backend's scale."""
+        """Convert seconds to the backend's scale."""
         return seconds
 
     def seconds(self, moment: float) -> float:
-        """A moment in seconds."""
+        """Convert a moment to seconds."""
         return moment
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Seconds from start to end with an engine to itself; NaN where nobody knows."""
+        """Return the latency of a program that has an engine to itself, in seconds; NaN if this is
+        unknown.
+        """
         return math.nan
 
-    # -- events that it may ignore -----------------------------------------------------
+    # -- events that a backend may ignore ----------------------------------------------
 
     def expect(self, program: ProgramShape) -> None:
-        """A program will come. Raises `ConfigError` for one that cannot be served."""
+        """Prepare for a program that will arrive. Raises `ConfigError` if it cannot be served."""
 
     def program_started(self, live: LiveProgram) -> None:
-        """A program has arrived."""
+        """Handle the arrival of a program."""
 
-    def boundary(self, program_id: str, what: str, name: str) -> None:
-        """A program began to wait for a tool or a human, or was answered."""
+    def boundary(self, program_id: str, change: str, name: str) -> None:
+        """Handle the start or the end of a program's wait for a tool or a human."""
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        """The process table knows of a call's end now."""
+        """Handle the end of a call, after the process table was updated."""
 
     def program_ended(self, live: LiveProgram) -> None:
-        """A program has ended."""
+        """Handle the end of a program."""
 
-    # -- what it has counted -----------------------------------------------------------
+    # -- counts ------------------------------------------------------------------------
 
     @property
     def counts(self) -> list[EngineCounts]:
-        """What each engine counted; none where engines are too simple to count."""
+        """The counts of each engine; empty for engines that are too simple to count."""
         return []
 
     @property
@@ -88,7 +93,7 @@ class Backend(ABC):
 
 
 class Replicas:
-    """The router before several engines: where each call went, and who has served whom."""
+    """The router in front of several engines, and the engines that have served each program."""
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class Replicas:
         self._served: dict[str, dict[int, None]] = {}
 
     def send(self, call_id: str, question: RouterCall) -> int:
-        """The number of the engine that a call goes to."""
+        """Choose an engine for a call, and return its index."""
         routed = self._calls[call_id] = self.dispatcher.send(question, self.views)
         index = routed.replica.index
         self._served.setdefault(question.program_id, {})[index] = None
@@ -114,7 +119,7 @@ class Replicas:
         self.dispatcher.ended(self._calls.pop(call_id), report)
 
     def served(self, program_id: str) -> list[int]:
-        """The engines that have served a program, the first one first."""
+        """Return the engines that have served a program, in order."""
         return list(self._served.get(program_id, ()))
 
     def program_ended(self, program_id: str) -> None:

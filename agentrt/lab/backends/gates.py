@@ -1,6 +1,6 @@
-"""What may stand before an engine and hold programs' calls back, as a proxy does.
+"""Gates in front of an engine that hold back calls of programs, as a proxy would.
 
-It sees requests and their ends only.
+A gate sees requests and their ends only.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import ClassVar
 
 
 class Gate(ABC):
-    """Says which programs may call the engine now."""
+    """Decides which programs may call the engine."""
 
     every_s: ClassVar[float] = math.inf
-    """How often `tick` wants to be asked, in seconds."""
+    """Seconds between two calls of `tick`."""
 
     @abstractmethod
     def called(self, program_id: str, tokens: int, now: float) -> bool:
-        """A program makes a call with a prompt of so many tokens: whether it may go now."""
+        """Return whether a call may go to the engine now. ``tokens`` is its prompt's length."""
 
-    def answered(self, program_id: str, tokens: int, now: float) -> None:  # noqa: B027  # most count programs
-        """A call ended, with so many tokens of prompt and output."""
+    def answered(self, program_id: str, tokens: int, now: float) -> None:  # noqa: B027  # optional
+        """Handle the end of a call. ``tokens`` is the length of its prompt and output."""
 
     @abstractmethod
     def ended(self, program_id: str) -> Iterable[str]:
-        """A program ended. The programs whose calls may go now."""
+        """Handle the end of a program, and return the programs whose calls may go now."""
 
     def tick(self, now: float) -> Iterable[str]:
-        """Time has passed. The programs whose calls may go now."""
+        """Return the programs whose calls may go now, because time has passed."""
         return ()

@@ -1,7 +1,8 @@
-"""A real engine, in real time: shapes get words, and outputs have the lengths that they say.
+"""Runs programs on a real engine in real time, under one contender after the other.
 
-A prompt is what came before in its program, the model's own output included, and then text of
-its own. How calls fared is what a `Probe` in the engine core saw, for every scheduler alike.
+A prompt consists of the earlier prompt and the model's own output, and then of made-up text.
+Outputs have the lengths that the shapes say. A `Probe` in the engine core measures the calls, in
+the same way for every scheduler.
 """
 
 from __future__ import annotations
@@ -9,80 +10,87 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
 from agentrt.executors.base import Chunk, Notification, last_reply
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.base import Backend, CallEnded
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.driver import Driver
-from agentrt.lab.engine.virtual import EngineCounts, tokens
-from agentrt.lab.outcome import Outcome, Ran
+from agentrt.lab.engine.engines import LabEngine, lab_engine
+from agentrt.lab.engine.virtual import EngineCounts, StockPolicy, tokens
+from agentrt.lab.outcome import Outcome, RunOutcome
 from agentrt.lab.program import LiveProgram, Stock
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.machine import vllm_version
+from agentrt.lab.workloads.arrivals import at_once
+from agentrt.lab.workloads.shape import Cut, ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 
 _FIRST, _VOCABULARY = 1_000, 40_000
-"""Token ids that every model of interest has, and that are no special ones."""
+"""The first token id, and the number of ids, that ordinary text of every usual model has."""
 _MADE_UP = 1 << 32
-"""Above the ids of any vocabulary: those of traces are (`CallShape.prompt_ids`)."""
+"""Token ids from here on are made up by traces (`CallShape.prompt_ids`): no vocabulary has them."""
 
 
-class Watched(Protocol):
-    """What is asked of an engine: an `Executor` whose scheduler can be watched."""
+class ProbedEngine(Protocol):
+    """An `Executor` with a probe in its scheduler."""
 
     async def probe(self, op: str) -> Any:
-        """``start`` or ``stop`` watching."""
+        """Start or stop the probe: ``op`` is ``start`` or ``stop``."""
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """As an `Executor`."""
+        """See `Executor.generate`."""
 
     def notify(self, note: Notification) -> None:
-        """As an `Executor`."""
+        """See `Executor.notify`."""
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> object:
-        """As an `Executor`."""
+        """See `Executor.end_program`."""
 
 
 async def run_real(
-    engine: Watched,
+    engine: ProbedEngine,
     programs: Sequence[ProgramShape],
     *,
     stock: Stock | None = None,
     gate: Gate | None = None,
     run: str = "",
     ended: Callable[[int], object] = lambda count: None,
-) -> Ran:
-    """Run all programs to their end. Their names end in ``run``, so that runs differ.
+) -> RunOutcome:
+    """Run all programs to their end.
 
-    A ``gate`` before the engine holds calls back. ``ended`` hears how many have ended.
+    ``run`` is a suffix of their names, so that runs on the same engine differ. A ``gate`` may hold
+    back calls. ``ended`` is called with the number of programs that have ended.
 
-    Raises the engine's own error when a call fails; the engine is still watched then.
+    Raises the engine's error if a call fails. The probe is not stopped in this case.
     """
     await engine.probe("start")
-    backend = Real(engine, stock, run, ended)
+    backend = RealBackend(engine, stock, run, ended)
     try:
         ran = await backend.run(programs, gate)
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        raise _first_error(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first that went wrong; the tasks beside it were cancelled."""
+def _first_error(error: BaseException) -> BaseException:
+    """Return the first error of a group; the other tasks were cancelled because of it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-class Real(Backend):
-    """One started engine; a moment is so many seconds after the run's start."""
+class RealBackend(Backend):
+    """A started engine. Moments are in seconds after the start of the run."""
 
     words = staticmethod(lambda name, count: _words(name, count))
 
     def __init__(
-        self, engine: Watched, stock: Stock | None, run: str, ended: Callable[[int], object]
+        self, engine: ProbedEngine, stock: Stock | None, run: str, ended: Callable[[int], object]
     ) -> None:
         self.run_name = run
         self._tell = ended
@@ -90,15 +98,15 @@ class Real(Backend):
         self._stock = stock
         self._tasks: asyncio.TaskGroup
         self._replies: asyncio.Queue[tuple[LiveProgram, int, Reply]] = asyncio.Queue()
-        self._under_way = 0
+        self._in_flight = 0
         self._ended: list[LiveProgram] = []
         self._began = 0.0
 
-    async def run(self, programs: Sequence[ProgramShape], gate: Gate | None = None) -> Ran:
+    async def run(self, programs: Sequence[ProgramShape], gate: Gate | None = None) -> RunOutcome:
         driver = Driver(self, programs, gate)
         self._began = self._clock()
         async with asyncio.TaskGroup() as self._tasks:
-            while (arrival := self.next_moment(driver.next_arrival)) < math.inf or self._under_way:
+            while (arrival := self.next_moment(driver.next_arrival)) < math.inf or self._in_flight:
                 await self._wait_until(arrival)
                 driver.advance(self._clock() - self._began)
         return driver.result()
@@ -108,7 +116,7 @@ class Real(Backend):
         return asyncio.get_running_loop().time()
 
     async def _wait_until(self, moment: float) -> None:
-        """Until then, or until a reply is there."""
+        """Wait until a moment, or until a reply arrives."""
         deadline = None if moment == math.inf else self._began + moment
         try:
             async with asyncio.timeout_at(deadline):
@@ -122,26 +130,26 @@ class Real(Backend):
     def serve(self, moment: float, ended: CallEnded) -> None:
         while not self._replies.empty():
             live, index, reply = self._replies.get_nowait()
-            self._under_way -= 1
+            self._in_flight -= 1
             live.outputs[index] = reply.token_ids
             ended(live, index, reply.report)
 
     def submit(self, live: LiveProgram, index: int) -> None:
-        self._under_way += 1
+        self._in_flight += 1
         self._tasks.create_task(self._call(live, index))
 
     async def _call(self, live: LiveProgram, index: int) -> None:
         priority = 0 if self._stock is None else self._stock.priority(live, index)
         call = live.call(index, priority, with_prompt=True)
         prompt = call.spec.prompt_token_ids or ()
-        if any(token >= _MADE_UP for token in prompt):  # they say what is alike, and no more
-            said = tuple(_word(token) if token >= _MADE_UP else token for token in prompt)
-            call = replace(call, spec=replace(call.spec, prompt_token_ids=said))
+        if any(token >= _MADE_UP for token in prompt):
+            ids = tuple(_word(token) if token >= _MADE_UP else token for token in prompt)
+            call = replace(call, spec=replace(call.spec, prompt_token_ids=ids))
         reply = await last_reply(self._engine.generate(call, stream=False))
         self._replies.put_nowait((live, index, reply))
 
-    def boundary(self, program_id: str, what: str, name: str) -> None:
-        self._engine.notify(Notification(program_id, what, name))
+    def boundary(self, program_id: str, change: str, name: str) -> None:
+        self._engine.notify(Notification(program_id, change, name))
 
     def program_ended(self, live: LiveProgram) -> None:
         self._ended.append(live)
@@ -152,8 +160,8 @@ class Real(Backend):
     async def _end(self, totals: ProgramTotals) -> None:
         await self._engine.end_program(totals.program_id, totals)
 
-    def as_seen(self, ran: Ran, seen: Mapping[str, Any]) -> Ran:
-        """The run as the probe saw it."""
+    def as_seen(self, ran: RunOutcome, seen: Mapping[str, Any]) -> RunOutcome:
+        """Return the run with the measurements of the probe."""
         counts = EngineCounts(steps=seen["steps"], cpu_us=seen["cpu_us"])
         outcomes: list[Outcome] = []
         for live, outcome in zip(self._ended, ran.outcomes, strict=True):
@@ -163,6 +171,69 @@ class Real(Backend):
             times = outcome.arrived_s, outcome.ended_s
             outcomes.append(Outcome.of(live.shape, *times, live.reports))
         return replace(ran, outcomes=outcomes, engines=[counts])
+
+
+# -- contenders on a real engine ------------------------------------------------------------
+
+Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
+"""Starts an engine for a body, and stops it after the body, even after an error."""
+_WARM_UP = 3
+"""Number of programs that warm an engine up, and of the calls that each of them makes."""
+_REAL = """**Real time**: engines of vLLM {} on {}, one after the other;
+other load on the machine affects the results."""
+_SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {block_size} tokens,
+{max_num_batched_tokens} tokens a step at most, calls of up to {max_model_len}{}."""
+
+
+def by_engine(contenders: Sequence[Contender]) -> list[list[Contender]]:
+    """Group the contenders that can share an engine, in the order of the first of each group."""
+    groups: dict[StockPolicy | None, list[Contender]] = {}
+    for contender in contenders:
+        key = None if contender.stock is None else contender.stock.scheduling
+        groups.setdefault(key, []).append(contender)
+    return list(groups.values())
+
+
+def about_engine(name: str, flags: Sequence[str], sizes: Mapping[str, Any], machine: str) -> str:
+    """Describe the real engine ``name`` and its ``machine``, for the head of a table."""
+    shown_flags = f", {' '.join(flags)}" if flags else ""
+    return f"{_REAL.format(vllm_version(), machine)}\n{_SIZES.format(name, shown_flags, **sizes)}"
+
+
+def engine_for(contender: Contender, base: EngineOptions) -> LabEngine:
+    """Return an engine with the contender's scheduler."""
+    stock = contender.stock
+    return lab_engine(base, contender.config or (stock.scheduling if stock else "fcfs"))
+
+
+async def warm_up(
+    engine: LabEngine, contender: Contender, programs: Sequence[ProgramShape]
+) -> None:
+    """Run a few short programs, because the first steps of an engine are slow."""
+    short = [Cut(calls=_WARM_UP).of(program) for program in programs[:_WARM_UP]]
+    await run_real(engine, at_once(short), stock=contender.stock, run="/warm-up")
+
+
+async def serve(
+    engine: LabEngine,
+    contender: Contender,
+    programs: Sequence[ProgramShape],
+    *,
+    run: str = "",
+    gate: Gate | None = None,
+    ended: Callable[[int], object] = lambda count: None,
+) -> RunOutcome:
+    """Run the programs under a contender, with an empty prefix cache and without learned history.
+
+    The arguments are those of `run_real`.
+    """
+    if contender.config is not None:
+        await engine.configure(contender.config)
+    await engine.forget_prefixes()
+    return await run_real(engine, programs, stock=contender.stock, gate=gate, run=run, ended=ended)
+
+
+# -- made-up text ---------------------------------------------------------------------------
 
 
 def _words(name: str, count: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Virtual engines: vLLM's real scheduling in virtual time, behind the real router if several.
+"""Virtual engines: vLLM's real scheduler in virtual time, behind the real router if several.
 
-Each engine is a scheduler over a KV cache of its own, and publishes what it holds as KV events.
-An engine's step begins when the one before it has ended; what arrives in between is let in
-before the next, as its outcome is known to the others when it is over.
+Each engine is a scheduler with its own KV cache, whose contents it publishes as KV events. A step
+begins when the previous step has ended. Calls that arrive during a step are submitted before the
+next one, and the results of a step are known at its end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agentrt.scheduler.table import ProgramTotals
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """An engine, and its step under way; ``stepping`` while one is or is about to begin.
+    """An engine and its current step. ``stepping`` says that a step runs or is about to begin.
 
-    One that stands still, since its calls may not begin yet, looks again at every moment.
+    An engine whose calls may not begin yet tries again at every moment.
     """
 
     engine: VirtualEngine
@@ -43,11 +43,10 @@ class _Lane:
 
 
 class Virtual(Backend):
-    """``replicas`` virtual engines, all alike; with a ``router`` they stand behind it.
+    """A backend of ``replicas`` equal virtual engines behind a ``router``.
 
-    Without one there is one engine, under our scheduler or vLLM's own, and nobody is let in
-    during its steps. Raises `ConfigError` for a router that there is not, and for a call that
-    does not fit an engine.
+    Without a router there is a single engine, with our scheduler or vLLM's own. Raises
+    `ConfigError` for an unknown router, and for a call that does not fit an engine.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Virtual(Backend):
         config = scheduling.scheduling if isinstance(scheduling, Stock) else scheduling
         self._replicas: Replicas | None = None
         reads = False
-        # Beside a full batch of others that decode.
+        # Seconds for a token of a call in a full batch of decoding calls.
         self._token_s = step_time.base_s + options.max_num_seqs * step_time.per_decode_s
         self._left_s: dict[str, float] = {}
         self._laws = Laws(self._token_s)
@@ -145,7 +144,9 @@ class Virtual(Backend):
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Seconds with the engine to itself and all shared prefixes cached."""
+        """Return the latency with an engine to itself and all shared prefixes cached, in
+        seconds.
+        """
         chunk = self._options.max_num_batched_tokens
 
         def alone_s(call: CallShape) -> float:
@@ -155,7 +156,7 @@ class Virtual(Backend):
         return max(program.ends(alone_s))
 
     def remaining_s(self, row: EngineProgram) -> float:
-        """What a clairvoyant knows: about the seconds of service that a program still needs."""
+        """Return about how many seconds of service a program still needs, for `Srpt`."""
         return self._left_s.get(row.program_id, 0.0) - (row.attained_s - row.service_s)
 
     def _service_s(self, program: ProgramShape, call: CallShape) -> float:
@@ -174,9 +175,9 @@ class Virtual(Backend):
             if needed > most:
                 raise ConfigError(
                     f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
-                    f"prompt, {output} of output), and the virtual engine takes "
-                    f"{most}; raise kv_blocks and max_model_len, or "
-                    f"scale the program's tokens by {most / needed:.2f} or less"
+                    f"prompt, {output} of output), more than the {most} of the virtual engine; "
+                    f"raise kv_blocks and max_model_len, or scale the program's tokens by "
+                    f"{most / needed:.2f} or less"
                 )
 
     def program_started(self, live: LiveProgram) -> None:
@@ -212,20 +213,20 @@ class Virtual(Backend):
             self._beginning.append(lane)
 
     def _wake(self, lane: _Lane) -> None:
-        """The clock of an engine without calls has not gone on."""
+        """Set the clock of an engine without calls, whose clock stands still, to now."""
         if not lane.engine.busy:
             lane.engine.wait_until(self._now)
 
     def _had(self, program_id: str) -> list[_Lane]:
-        """The engines that have served a program."""
+        """Return the engines that have served a program."""
         if self._replicas is None:
             return self.lanes
         return [self.lanes[index] for index in sorted(self._replicas.served(program_id))]
 
-    def boundary(self, program_id: str, what: str, name: str) -> None:
+    def boundary(self, program_id: str, change: str, name: str) -> None:
         for lane in self._had(program_id):
             self._wake(lane)
-            lane.engine.boundary(program_id, what, name)
+            lane.engine.boundary(program_id, change, name)
 
     def program_ended(self, live: LiveProgram) -> None:
         del self._left_s[live.row.program_id]
@@ -237,7 +238,7 @@ class Virtual(Backend):
             self._wake(lane)
             lane.engine.end_program(totals)
 
-    # -- what it has counted -----------------------------------------------------------
+    # -- counts ------------------------------------------------------------------------
 
     @property
     def counts(self) -> list[EngineCounts]:

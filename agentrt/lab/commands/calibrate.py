@@ -1,7 +1,7 @@
-"""``agentrt calibrate``: how long an engine's steps take here, for studies in virtual time.
+"""``agentrt calibrate``: measures how long an engine's steps take, for studies in virtual time.
 
-A designed set of calls is run: prompts of several lengths, batches of several sizes, short and
-long contexts. Each step is timed, and a step-time model is fitted to them.
+It runs a designed set of calls, with prompts of several lengths, batches of several sizes, and
+short and long contexts. Each step is timed, and a step-time model is fitted to the times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentrt.lab.runs.machine import vllm_version
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler.config import SchedulerConfig
 
-# In every vocabulary, and seldom special.
+# Token ids that every vocabulary has, and that are rarely special tokens.
 _TOKENS = range(100, 500)
 _EPILOG = """\b
 Examples:
@@ -38,8 +38,8 @@ Examples:
   agentrt calibrate --json -- --dtype float32 | tail -n 1
 
 \b
-Let nothing else run meanwhile. Exit codes: 0 done; 1 the engine failed; 2 bad usage;
-130 Ctrl-C. The table goes to stdout, all else to stderr.
+Run nothing else on the machine meanwhile. Exit codes: 0 done; 1 the engine failed; 2 bad usage;
+130 Ctrl-C. The table goes to stdout, everything else to stderr.
 """
 
 
@@ -47,7 +47,7 @@ _measurement, _output = Options("Measurement"), Options("Output")
 
 
 class EngineCommand(RunCommand):
-    """A command about an engine, without a program."""
+    """A command with an engine and without a program."""
 
     TARGETS = ""
 
@@ -65,10 +65,10 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
     """Measure how long steps of an engine take on this machine.
 
     A designed set of calls runs on an embedded engine: batches of several sizes, prompts
-    of several lengths. To each step's seconds a line is fitted: so much for a step, and
-    for each token of prompt, each call that decodes, and each token of context.
+    of several lengths. A linear model is fitted to the seconds of the steps: a base for each step,
+    and a coefficient for each token of prompt, each call that decodes, and each token of context.
 
-    What follows -- goes to vLLM as it is, as flags of 'vllm serve'.
+    Arguments after -- are passed to vLLM, as flags of 'vllm serve'.
     """
     check_output("--out", options["out"], (".json",))
     if options["model"] is not None:
@@ -90,7 +90,7 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
     engine = LabEngine(options)
-    if find_spec("vllm") is None:  # what an engine says then names an option of other commands
+    if find_spec("vllm") is None:  # the engine's own error names an option of other commands
         raise ModuleNotFoundError("calibrate needs vLLM", name="vllm")
     note("loading the engine")
     async with started(engine, verbose=options.verbose):
@@ -99,7 +99,7 @@ async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` calls at once, with so many tokens of prompt and of output each."""
+    """``batch`` calls at a time, each with ``prompt`` and ``output`` tokens."""
 
     batch: int
     prompt: int
@@ -107,10 +107,10 @@ class Case:
 
 
 def design(max_num_seqs: int, max_model_len: int, *, large: bool = False) -> list[Case]:
-    """The cases for an engine of this size, each kind of work with little of the others.
+    """Return the cases for an engine of this size. Most cases have a single kind of work.
 
-    Long contexts are bounded, so that a CPU does not compute prompts for minutes; a ``large``
-    machine's steps say nothing of contexts that short.
+    Contexts are short by default, so that a CPU does not compute prompts for minutes. A ``large``
+    machine also gets long contexts, because short ones do not measurably lengthen its steps.
     """
     cases = [Case(batch, 16, 8) for batch in (1, 2, 4, 8, 16, max_num_seqs)]
     cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512)]
@@ -127,7 +127,7 @@ def design(max_num_seqs: int, max_model_len: int, *, large: bool = False) -> lis
 
 
 class Calibration:
-    """One calibration of a started engine, whose scheduler it sets to ``fcfs``."""
+    """A calibration of a started engine. It sets the engine's policy to ``fcfs``."""
 
     def __init__(self, engine: LabEngine) -> None:
         self._engine = engine
@@ -135,9 +135,11 @@ class Calibration:
         self._calls = 0
 
     async def run(self, rounds: int) -> StepTimeModel:
-        """Run the design ``rounds`` times and fit. Raises `ConfigError` if it cannot be."""
+        """Run the cases ``rounds`` times, and fit a model. Raises `ConfigError` for too few
+        steps.
+        """
         engine = self._engine
-        if not isinstance(engine, StockEngine):  # which has no other order
+        if not isinstance(engine, StockEngine):  # a stock engine has no other policy
             await engine.configure(SchedulerConfig(policy="fcfs"))
         sizes = engine.sizes()
         cases = design(sizes["max_num_seqs"], sizes["max_model_len"], large=has_gpus())
@@ -175,7 +177,7 @@ class Calibration:
 
 
 def table(model: StepTimeModel) -> str:
-    """The model as a Markdown table, in units that a person can read."""
+    """Return the model as a Markdown table, in readable units."""
     rows = [
         ("a step", f"{model.base_s * 1e3:.3f} ms"),
         ("a token of prompt", f"{model.per_prefill_token_s * 1e6:.1f} us"),

@@ -1,4 +1,4 @@
-"""``agentrt compare``: a user's own programs under stock vLLM's order and under agentrt's."""
+"""``agentrt compare``: compares stock vLLM's order of calls with agentrt's on a user's programs."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from agentrt.interrupts.questions import Answerer
 from agentrt.lab.commands.options import silence_vllm, write
 from agentrt.lab.commands.progress import Meter
 from agentrt.lab.commands.replay import SIZES
-from agentrt.lab.reports.orders import drawing, told, values
+from agentrt.lab.reports.orders import drawing, report_text, values
 from agentrt.lab.runs.comparison import (
     STOCK,
     Comparison,
-    Courses,
-    Past,
+    Learned,
+    ProgramRun,
     fitted,
     latencies,
     read,
@@ -71,19 +71,19 @@ Examples:
   agentrt compare mine.py --real -- --max-model-len 4096
 
 \b
-By default the programs run once on the engine, under stock's order. Then both orders are replayed,
-each time with others of the programs first, by vLLM's real scheduler in virtual time, with step
-times fitted to the run. That takes one run, and nothing differs but the order. --real runs both in
-turns on the engine, after a run to warm up and one to learn: 2 x --repeat + 2 runs, with the
-machine's noise, and sampled texts may differ. Use it to check.
+By default the programs run once on the engine, in stock's order. Then vLLM's real scheduler replays
+both orders in virtual time, with step times that are fitted to the run; each repeat starts the
+programs in another order. This takes a single run, and nothing differs but the order of calls.
+--real runs both orders in turns on the engine, after a run to warm up and a run to learn: 2 x
+--repeat + 2 runs. These have the machine's noise, and sampled texts may differ. Use it to check.
 
 \b
-agentrt learns how long programs are, and keeps it for later runs. What it gains is measured after
-it has run these once; beside it stands what it gains with what earlier runs have taught, which the
-last line names, or the first time. --history none compares as if there had been no run before.
-It is a gain if each pair of runs has one in the mean, and a larger one than the replay of stock's
-order is off the run. Else it is nothing: with 5 pairs, chance alone makes a gain once in 32 times.
-Exit codes: as those of agentrt run.
+agentrt learns how long programs are, and saves it for later runs. The main result is measured after
+agentrt has seen these programs once. The result beside it is for the first time, or with the
+history of earlier runs, which the last line names. --history none ignores earlier runs.
+The verdict is a gain if the mean time is shorter in every pair of runs, by more than the error of
+the replay. Otherwise it is nothing. With 5 pairs, chance alone makes a gain in 1 of 32 comparisons.
+Exit codes: those of agentrt run.
 """
 _UNASKED = {"answers": (), "thread": None, "checkpointer": None}
 _own, _output = Options("Comparison"), Options("Output")
@@ -100,22 +100,22 @@ class _Command(RunCommand):
     "--input",
     "inputs",
     "TEXT|JSON|@FILE",
-    "The input of programs without one of their own, as of agentrt run. Of several inputs each "
-    "instance has the next.",
+    "The input of programs without an input of their own, as for agentrt run. Repeat the option "
+    "to give each instance the next input in turn.",
 )
-@_own.flag("--real", "Run both orders on the engine; no replay.")
-@_own.count("--repeat", "Pairs of runs.", least=3, default=5)
+@_own.flag("--real", "Run both orders on the engine, without a replay.")
+@_own.count("--repeat", "Number of pairs of runs.", least=3, default=5)
 @seed_option
 @history_option
 @model_option
 @batch_option
 @_output.flag("--json", "Print one JSON object.", "as_json")
-@_output.file("--plot", "Draw who ends when, as a moving picture: an .svg file.", dir_okay=True)
+@_output.file("--plot", "Draw when each program ends, as an animated .svg file.", dir_okay=True)
 def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Compare stock vLLM's order of calls with agentrt's on your own programs.
 
-    Says of each program when it ends, how long it waits and for whom, and what
-    agentrt gains. That may be nothing: who waits for nobody ends no sooner.
+    Shows for each program when it ends, how long it waits and for which program, and what agentrt
+    gains. That may be nothing: programs that never queue gain nothing.
     """
     check_output("--plot", options["plot"], (".svg",))
     if options["model"] is not None:
@@ -131,14 +131,16 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
 
 
 def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
-    """Run the programs, and tell how they compare. Returns the exit code."""
+    """Run the programs, print the comparison, and return the exit code."""
     silence_vllm()
     with opened_output(verbose=False) as (log, screen, last_words):
         plan.engine = _Recorder(engine.VLLMEngine(job.options))
         outcome = Interrupts(last_words).run(execute(job, plan.engine, screen, log, Drain()))
         runs, bad = outcome.runs, [run for run in outcome.runs if run.state is not RunState.DONE]
         if asks := [run.id for run in bad if run.state is RunState.INTERRUPTED]:
-            raise UsageError(f"program {asks[0]} asks a human: compare programs that ask nobody")
+            raise UsageError(
+                f"program {asks[0]} asks a human; compare programs that ask no questions"
+            )
         if bad:
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
     each = [
@@ -147,36 +149,40 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
     past = plan.past
     past.open(plan.engine.info.history_key)
     if options["real"]:
-        found = Comparison(each[2::2], each[3::2], each[1:2])
+        comparison = Comparison(each[2::2], each[3::2], each[1:2])
     else:
-        found = _replayed(each[0], outcome.engine["sizes"], options["repeat"], past.values)
+        comparison = _replayed(each[0], outcome.engine["sizes"], options["repeat"], past.values)
         past.add(plan.engine.totals)
-    found = replace(found, past=past.of(dict.fromkeys(one.shape.type for one in each[0])))
-    click.echo(json.dumps(values(found)) if options["as_json"] else told(found))
-    write(options["plot"], drawing(found) if options["plot"] else "")
+    types = dict.fromkeys(program.shape.type for program in each[0])
+    comparison = replace(comparison, learned=past.of(types))
+    if options["as_json"]:
+        click.echo(json.dumps(values(comparison)))
+    else:
+        click.echo(report_text(comparison))
+    write(options["plot"], drawing(comparison) if options["plot"] else "")
     return 0
 
 
 def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[Plan]:
-    """One for each instance, with its own input if its target has one."""
-    asked = [target.partition("=") for target in targets]
-    programs = {name: load_program(name) for name, _, _ in asked}
+    """Return a plan for each instance, with the input of its target or a shared one."""
+    parts = [target.partition("=") for target in targets]
+    programs = {name: load_program(name) for name, _, _ in parts}
     shared = options["inputs"] or [None]
     terms = {**options, **_UNASKED, "journal": None, "n": turns}
     return [
         plan_of(programs[name], read_input(text if own else shared[number % len(shared)]), terms)
         for number in range(options["n"])
-        for name, own, text in asked
+        for name, own, text in parts
     ]
 
 
 def _replayed(
-    run: Courses, sizes: Mapping[str, Any], repeats: int, known: Values | None
+    run: Sequence[ProgramRun], sizes: Mapping[str, Any], repeats: int, known: Values | None
 ) -> Comparison:
     sizes = {name: sizes[name] for name in SIZES if name in sizes}
     machine = Machine(step_model=fitted(run), **sizes)
     ours, meter = SchedulerConfig(), Meter(repeats)
-    stock, first, again = (list[Courses]() for _ in range(3))
+    stock, first, again = (list[Sequence[ProgramRun]]() for _ in range(3))
     for repeat in range(repeats):
         stock.append(replay(run, STOCK, machine, repeat)[0])
         begun, learned = replay(run, ours, machine, repeat, known)
@@ -188,10 +194,10 @@ def _replayed(
 
 
 class _History:
-    """What earlier runs have taught, and what this comparison adds to it.
+    """The learned history of earlier runs, to which this comparison adds.
 
-    It is in the file that is ``named``; None is that of the engine's model and size. ``values`` is
-    what the file said when it was opened.
+    ``named`` is its file; None is the file for the engine's model and size. ``values`` are the
+    values of the file when it was opened.
     """
 
     def __init__(self, named: str | None) -> None:
@@ -200,7 +206,7 @@ class _History:
         self.values: Values | None = None
 
     def open(self, engine_key: str) -> None:
-        """Read the file, for an engine of this key. Once it is open, nothing more happens."""
+        """Read the file for an engine with this key. Idempotent."""
         if self._is_open:
             return
         self._is_open = True
@@ -209,28 +215,29 @@ class _History:
             self.values = read_history(self.file)
 
     def add(self, totals: Sequence[ProgramTotals]) -> None:
-        """Learn from programs that ran on the engine, and keep it."""
+        """Learn from programs that ran on the engine, and save the file."""
         if self.file is None:
             return
         policy = make_policy(SchedulerConfig())
         kept = HistoryFile(policy, str(self.file), learns=policy.learns, warn=say)
-        for one in totals:
-            kept.learn(one)
+        for program_totals in totals:
+            kept.learn(program_totals)
         kept.save()
 
-    def of(self, types: Iterable[str]) -> Past:
-        """Of which of these program types something was known, and of which nothing."""
+    def of(self, types: Iterable[str]) -> Learned:
+        """Return which of these program types had a history, and which were new."""
         rows = [] if self.values is None else self.values["service"]
-        seen = {name for _, name, what, *_ in rows if not what}
+        seen = {name for _, name, place, *_ in rows if not place}
         known = [name for name in types if name in seen]
         new = [name for name in types if name not in seen]
-        return Past(None if self.file is None else str(self.file), known, new)
+        return Learned(None if self.file is None else str(self.file), known, new)
 
 
 class _Turns(Plan):
-    """All programs at once in each turn, first under stock's order, then under ours, and so on.
-    They have the same ids, and with them the same seeds. Ours learns in the file of its ``past``,
-    or in one that goes with the command.
+    """A plan that runs all programs at once in each turn, alternately in stock's order and in ours.
+
+    The programs have the same ids in each turn, and therefore the same seeds. Our order learns in
+    the file of ``past``, or in a temporary file.
     """
 
     def __init__(self, plans: Sequence[Plan], turns: int, past: _History) -> None:
@@ -258,8 +265,8 @@ class _Turns(Plan):
             if turn:
                 await self.engine.begin_anew(self._ours() if turn % 2 else STOCK)
             self._left, self._over = self.size, asyncio.Event()
-            for number, one in enumerate(starts, 1):
-                yield replace(await anext(one), durable=Durable(number))
+            for number, starts_of_plan in enumerate(starts, 1):
+                yield replace(await anext(starts_of_plan), durable=Durable(number))
             await self._over.wait()
 
     def _ours(self) -> SchedulerConfig:
@@ -274,7 +281,7 @@ class _Turns(Plan):
 
 
 class _Recorder(ForwardingExecutor):
-    """The engine, which keeps the tokens of its calls and what programs came to."""
+    """The engine, which also records the tokens of its calls and the totals of its programs."""
 
     def __init__(self, inner: engine.VLLMEngine) -> None:
         super().__init__(inner)
@@ -296,6 +303,6 @@ class _Recorder(ForwardingExecutor):
         await super().end_program(program_id, totals)
 
     async def begin_anew(self, order: SchedulerConfig) -> None:
-        """With no call to be computed, under another order, with an empty cache."""
+        """Set another order, and empty the prefix cache. No call may be in flight."""
         await self._engine.configure(order)
         await self._engine.forget_prefixes()

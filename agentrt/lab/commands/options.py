@@ -1,7 +1,7 @@
-"""The options of the laboratory and of the benchmarks: one name for each thing, one form of lists.
+"""Command-line options that the laboratory and the benchmarks share.
 
-A list has commas between its values, or its option is repeated. Former names of an option still
-work, with a notice (`agentrt.cli.lazy`).
+The values of a list are separated by commas, or the option is repeated. Former names of an option
+still work, with a notice (`agentrt.cli.lazy`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Option = Callable[[Any], Any]
 
 
 class ManyCommand(click.Command):
-    """A command that still reads lists with blanks between the values, ``--load 0.8 0.9``.
+    """A command that still accepts lists separated by blanks, such as ``--load 0.8 0.9``.
 
-    Once it has all its arguments, what follows a value of such an option is one more value. A
-    notice says how lists are written.
+    When the command has all its positional arguments, further words after a value of such an option
+    count as further values. A notice says how lists are written now.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -40,13 +40,13 @@ class ManyCommand(click.Command):
         missing = sum(isinstance(param, click.Argument) for param in self.params)
         many: str | None = None
         is_value = False
-        words: list[str] = []
+        arguments: list[str] = []
         noticed = set[str]()
-        for word in args:
+        for argument in args:
             if is_value:
                 is_value = False
-            elif word.startswith("-") and word != "-":
-                name, equals, _ = word.partition("=")
+            elif argument.startswith("-") and argument != "-":
+                name, equals, _ = argument.partition("=")
                 option = options.get(name)
                 is_value = option is not None and not option.is_flag and not equals
                 many = name if option is not None and option.multiple else None
@@ -56,23 +56,24 @@ class ManyCommand(click.Command):
                 if many not in noticed:
                     noticed.add(many)
                     note(
-                        f"{many}: put commas between the values, as in {many} {words[-1]},{word}; "
+                        f"{many}: put commas between the values, as in {many} "
+                        f"{arguments[-1]},{argument}; "
                         f"blanks work until version {REMOVED_IN}"
                     )
-                words.append(many)
-            words.append(word)
-        return words
+                arguments.append(many)
+            arguments.append(argument)
+        return arguments
 
 
 def split_commas(
     ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> tuple[str, ...]:
-    """Split the values of an option that may be repeated: see `listed`."""
+    """Split the values of a repeated option, as `listed` does. A callback for click."""
     return listed(*values)
 
 
 def listed(*values: str) -> tuple[str, ...]:
-    """Return the parts of values such as ``a,b``, each once."""
+    """Return the parts of values such as ``a,b``, without duplicates."""
     parts = (part.strip() for value in values for part in value.split(","))
     return tuple(dict.fromkeys(part for part in parts if part))
 
@@ -87,46 +88,46 @@ def many(
     help: str,  # noqa: A002  # as click names it
     former: Sequence[str] = (),
 ) -> Option:
-    """An option for a list: commas between the values, or the option repeated."""
+    """Return an option for a list, with commas between the values or the option repeated."""
     return _plain(
         name, multiple=True, metavar=metavar, callback=split_commas, help=help, former=former
     )
 
 
-# -- the names -------------------------------------------------------------------------
+# -- shared options --------------------------------------------------------------------
 
 count_option, file, text_option = _plain.count, _plain.file, _plain.text
-"""An option for a whole number, one for a file's path, and one for a word or a number."""
+"""Make an option for a whole number, for the path of a file, and for a word or a number."""
 
 
 def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
-    """``--workload``: which programs run, several at will."""
+    """Return ``--workload``, a list of workloads whose programs run."""
     return many("--workload", metavar="NAME,…", help=about, former=former)
 
 
 def policy_option(about: str, *, former: Sequence[str] = ()) -> Option:
-    """``--policy``: whose orders of calls are compared."""
+    """Return ``--policy``, a list of policies to compare."""
     return many("--policy", metavar="NAME,…", help=about, former=former)
 
 
 def load_option(about: str, *, former: Sequence[str] = ()) -> Option:
-    """``--load``: arrivals, in shares of what the engine can do."""
+    """Return ``--load``, a list of arrival rates as shares of the engine's capacity."""
     return many("--load", metavar="X,…", help=about, former=former)
 
 
 def seeds_option(default: int | None = None, suffix: str = "") -> Option:
-    """``--seeds``: with how many seeds each workload is made; formerly ``--repeat``."""
-    about = f"Number of seeds, from --seed up.{suffix}"
+    """Return ``--seeds``, the number of seeds for each workload; formerly ``--repeat``."""
+    about = f"Number of seeds, starting with --seed.{suffix}"
     return count_option("--seeds", about=about, default=default, former=["--repeat"])
 
 
 def programs_option(about: str = "Number of programs.", default: int | None = None) -> Option:
-    """``--programs``: how many of them a workload has."""
+    """Return ``--programs``, the number of programs of a workload."""
     return count_option("--programs", about=about, default=default)
 
 
 def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
-    """``--max-num-seqs``: batch slots of an engine; formerly ``--batch``."""
+    """Return ``--max-num-seqs``, the number of batch slots of an engine; formerly ``--batch``."""
     about = f"Maximum number of calls that run at a time.{suffix}"
     return count_option(
         "--max-num-seqs", about=about, default=default, metavar="B", former=["--batch"]
@@ -134,27 +135,29 @@ def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
 
 
 def kv_blocks_option(about: str, default: int | None = None, least: int = 2) -> Option:
-    """``--kv-blocks``: the size of an engine's KV cache; formerly ``--blocks``."""
+    """Return ``--kv-blocks``, the size of an engine's KV cache in blocks; formerly ``--blocks``."""
     return count_option(
         "--kv-blocks", about=about, default=default, least=least, former=["--blocks"]
     )
 
 
 def step_time_option(suffix: str = "  [default: made up]") -> Option:
-    """``--step-time``: a file with how long steps take; formerly ``--step-model``."""
-    about = f"How long steps take: a file that agentrt calibrate wrote.{suffix}"
+    """Return ``--step-time``, a file with a step-time model; formerly ``--step-model``."""
+    about = f"File with the times of engine steps, written by agentrt calibrate.{suffix}"
     return file("--step-time", about=about, former=["--step-model"])
 
 
 def json_flag(about: str) -> Option:
-    """``--json``, a flag."""
+    """Return the flag ``--json``."""
     return _plain.flag("--json", about, "as_json")
 
 
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Number of processes.  [default: one per core]"
 )
-model_option = click.option("--model", metavar="MODEL", help="A folder or a Hugging Face name.")
+model_option = click.option(
+    "--model", metavar="MODEL", help="Model: a folder or a Hugging Face name."
+)
 json_option = json_flag("Print the medians as one JSON line.")
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed."
@@ -165,30 +168,32 @@ seed_option = click.option(
 
 
 def counts(option: str, texts: Sequence[str]) -> list[int]:
-    """The numbers that the values of an option name. Raises `ConfigError` for anything else."""
+    """Return the values of an option as numbers. Raises `ConfigError` for anything but a whole
+    number of at least 1.
+    """
     for text in texts:
         if not text.isdecimal() or int(text) < 1:
-            raise ConfigError(f"{option} {text!r}: give a number from 1 up")
+            raise ConfigError(f"{option} {text!r}: give a whole number of at least 1")
     return [int(text) for text in texts]
 
 
 def note(message: str) -> None:
-    """Say on stderr what runs now, if there is somebody to read it."""
+    """Print a message about the progress to stderr."""
     say(message)
 
 
-# -- where results go, checked before anything runs ------------------------------------------
+# -- output files, checked before anything runs ----------------------------------------------
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` for a drawing that could not be made, before anything runs."""
+    """Raise `ConfigError` if a drawing cannot be made."""
     if path is not None:
         check_output("--plot", path, SUFFIXES)
         check_matplotlib()
 
 
 def write(path: Path | None, text: str) -> None:
-    """Write a file, if one was asked for. Raises `ConfigError`."""
+    """Write a file, unless ``path`` is None. Raises `ConfigError` if it cannot be written."""
     if path is None:
         return
     try:
@@ -198,9 +203,9 @@ def write(path: Path | None, text: str) -> None:
 
 
 def silence_vllm() -> None:
-    """VLLM would log to stdout, which is the results'. The processes of a sweep inherit it.
+    """Send vLLM's log to stderr, because stdout has the results. Child processes inherit this.
 
-    On a CPU torch would warn each of them that Triton is not there.
+    Also suppress torch's warning in each process that a CPU has no Triton.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

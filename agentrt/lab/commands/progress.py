@@ -1,4 +1,4 @@
-"""Does runs, and says now and then how many are done; a signal keeps what is done."""
+"""Does runs in several processes and prints the progress. A signal keeps the finished runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _SAID_EVERY_S = 10.0
 def do_runs(
     specs: Sequence[RunSpec], jobs: int | None
 ) -> tuple[list[RunResult], StoppedError | None]:
-    """Do the runs of a grid as `do_all` does."""
+    """Do the runs of a grid; see `do_all`."""
     return do_all(specs, jobs, do)
 
 
 def do_all(
     specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
 ) -> tuple[list[Result], StoppedError | None]:
-    """Do the runs, in one process per core by default. A signal ends them early: it comes with
-    the results so far.
+    """Do all runs in ``jobs`` processes, by default one per core.
+
+    Return the results, and the error of the signal that ended the runs early, or None.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     done: list[Result] = []
@@ -55,8 +56,10 @@ def do_all(
 def do_on_engines(
     work: Coroutine[Any, Any, object], results: Sized, runs: int
 ) -> StoppedError | None:
-    """Do the ``work`` of so many runs on real engines. A signal ends it early: it is returned,
-    with how many ``results`` there are.
+    """Do the ``work`` of all ``runs`` on real engines.
+
+    Return the error of the signal that ended the work early, or None. The error names the number of
+    ``results`` so far.
     """
     try:
         Interrupts(say).run(work)
@@ -66,12 +69,14 @@ def do_on_engines(
 
 
 def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
-    return StoppedError(stop.code - 128, f"{stop}: {done} of {runs} runs were done")
+    return StoppedError(stop.code - 128, f"{stop}; {done} of {runs} runs were finished")
 
 
 @contextmanager
 def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Series]]:
-    """The runs as cells of a comparison, for the body to print; then a signal is raised."""
+    """Do the runs, and give the body the cells of their comparison to print. Afterwards raise the
+    error of a signal, if one ended the runs early.
+    """
     results, stop = do_runs(specs, jobs)
     settings = list(dict.fromkeys(spec.setting for spec in specs))
     names = list(dict.fromkeys(spec.contender.name for spec in specs))
@@ -81,8 +86,8 @@ def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Itera
 
 
 class _Raise:
-    """A first signal raises `StoppedError`, so that processes end and files close; a second one
-    ends all at once.
+    """A signal handler. The first signal raises `StoppedError`, so that processes end and files are
+    closed; the second one ends this process at once.
     """
 
     def __init__(self) -> None:
@@ -97,21 +102,23 @@ class _Raise:
 
 
 class Meter:
-    """Says on stderr how many runs, or others, are done, and the time left, judging by those."""
+    """Prints to stderr how many runs (or other units) are done, and the estimated time left."""
 
     def __init__(self, runs: int, of: str = "runs") -> None:
         self._runs, self._of = runs, of
         self._began = self._said = time.monotonic()
 
-    def now(self, done: int, what: str = "") -> None:
-        """So many are done. Said at once with ``what`` comes now, else every ten seconds."""
+    def now(self, done: int, message: str = "") -> None:
+        """Update the number of finished runs. It is printed at most every ten seconds, but at once
+        with a ``message`` about the next run.
+        """
         now = time.monotonic()
-        if not what and now - self._said < _SAID_EVERY_S:
+        if not message and now - self._said < _SAID_EVERY_S:
             return
         self._said = now
         each = (now - self._began) / max(1, done)
         left = f", about {each * (self._runs - done):.0f} s left" if done else ""
-        say(f"{done} of {self._runs} {self._of}{left}{': ' if what else ''}{what}")
+        say(f"{done} of {self._runs} {self._of}{left}{': ' if message else ''}{message}")
 
 
 # -- in processes that never outlive their parent --------------------------------------
@@ -121,17 +128,17 @@ Result = TypeVar("Result")
 
 
 def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:
-    """Do the runs with ``jobs`` processes; each result comes as its run ends.
+    """Do the runs in ``jobs`` processes, and yield each result as its run ends.
 
-    Whoever stops listening (an error, Ctrl-C, ``close()``) ends the processes at once.
-    Raises `EngineError` when one of them dies of itself.
+    The processes end at once when the generator ends early, by an error, Ctrl-C or ``close()``.
+    Raises `EngineError` if a process dies by itself.
     """
     jobs = min(jobs, len(specs))
     if jobs <= 1:
         yield from map(do, specs)
         return
     with _pool(jobs) as pool:
-        with interrupts_blocked():  # processes start as the first task comes
+        with interrupts_blocked():  # the first submitted tasks start the processes
             pending = [pool.submit(do, spec) for spec in specs]
         for future in as_completed(pending):
             yield future.result()
@@ -139,16 +146,16 @@ def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> G
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    # Not fork: whoever shows the progress has threads.
+    # Not fork, because this process has threads.
     context = multiprocessing.get_context("spawn")
-    # The processes watch this pipe. It closes when we say so, and when we are killed.
+    # The processes end when this pipe closes: when we close it, and when this process is killed.
     watched, held_open = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, context, _become_worker, (watched,))
     try:
         yield pool
     except BrokenProcessPool as error:
         raise EngineError(
-            "a process of the simulation died (out of memory?); try fewer --jobs"
+            "a process of the simulation died, perhaps because memory ran out; try fewer --jobs"
         ) from error
     except BaseException:
         held_open.close()

@@ -1,4 +1,4 @@
-"""``agentrt journal replay``: what recorded programs would have had under other policies."""
+"""``agentrt journal replay``: replays recorded programs under other policies."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ Examples:
   agentrt journal replay mine.journal --depth real -- --dtype float32
 
 \b
-Programs come when they came; tools, humans and their own code take as long as they took; calls
-are as long as they were, and prompts begin alike as far as the recorded texts do. vLLM's
-scheduler decides, in virtual time, on the recorded engine but for the options given here.
+Programs arrive as recorded. Tools, humans and the programs' own code take as long as recorded, and
+calls have the recorded lengths. Prompts share prefixes as far as the recorded texts do. vLLM's
+scheduler decides in virtual time, on an engine with the recorded sizes unless options change them.
 Policies are named as in agentrt simulate. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 
 \b
---depth real runs them on an embedded engine of the recorded model and sizes, once for each policy,
-in real time. Prompts are the recorded ones, with what tools said, so it needs --journal-content
-full. Outputs have as many tokens as recorded (ignore_eos), whatever the model says: so all do the
-same work. What it says stands in later prompts for what was recorded; nothing else comes of it.
+--depth real runs the programs on an embedded engine with the recorded model and sizes, in real
+time, once for each policy. It needs --journal-content full, because prompts are the recorded ones,
+with the answers of tools. Outputs have as many tokens as recorded (ignore_eos), so that all
+policies do the same work. Later prompts contain the new outputs in place of the recorded ones.
 """
 _DEPTHS = ("virtual", "real")
 _OF_DEPTH = {"step_time": "virtual", "model": "real", "engine_flags": "real"}
 _POLICIES = ("fcfs", "adaptive+cost+memory")
-_UNKNOWN = """{}: neither the engine nor its policy is recorded: sizes are those of the options,
-such as --max-num-seqs and --kv-blocks, or made up"""
-_SEVERAL = "{}: its programs ran under several policies: none is replayed as the recorded one"
+_UNKNOWN = """{}: the journal does not say which engine and policy were used. Sizes are those of
+options such as --max-num-seqs and --kv-blocks, or made up"""
+_SEVERAL = "{}: the programs ran under several policies, so no policy is shown as the recorded one"
 SIZES = (
     *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
     *("replicas", "router", "block_size", "in_flight"),
 )
-"""Sizes of a `Machine`, as a journal calls them, too."""
-_GIVEN = ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
+"""Fields of a `Machine` that have the same names in a journal."""
+_SIZE_OPTIONS = ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "replicas", "router")
 
 
 class ReplayCommand(RunCommand, ManyCommand):
-    """Policies go without commas, and vLLM's flags after ``--``."""
+    """A command that accepts policies without commas, and vLLM's flags after ``--``."""
 
     TARGETS = "FILE"
     format_options = click.Command.format_options
@@ -83,11 +83,13 @@ class ReplayCommand(RunCommand, ManyCommand):
     type=click.Choice(_DEPTHS),
     default=_DEPTHS[0],
     show_default=True,
-    help="In virtual time, or on a real engine, which takes as long as the recording.",
+    help="Replay in virtual time, or on a real engine, which takes as long as the recording.",
 )
-@click.option("--model", metavar="MODEL", help="The real engine's.  [default: the recorded one]")
+@click.option(
+    "--model", metavar="MODEL", help="Model of the real engine.  [default: the recorded one]"
+)
 @count_option("--replicas", about="Number of engines.  [default: as recorded]")
-@click.option("--router", metavar="NAME", help="What spreads the calls over replicas.")
+@click.option("--router", metavar="NAME", help="Router that spreads the calls over replicas.")
 @max_num_seqs_option(suffix="  [default: as recorded]")
 @kv_blocks_option("Size of the KV cache, in blocks.  [default: as recorded]")
 @count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
@@ -97,13 +99,13 @@ class ReplayCommand(RunCommand, ManyCommand):
 def replay(journal: Path, **options: Any) -> None:
     """Replay the programs of a journal under other policies, in virtual time or on an engine.
 
-    A line for the recording and for each policy, and one for each program. What follows --
-    goes to the real engine as it is, as flags of 'vllm serve'.
+    Prints a line for the recording and for each policy, and a line for each program. Arguments
+    after -- are passed to the real engine, as flags of 'vllm serve'.
     """
     check_plot(options["plot"])
     _check_depth(options)
     recording = _read(journal)
-    everyone = replays.policies(recording, options["policy"] or _POLICIES)
+    contenders = replays.policies(recording, options["policy"] or _POLICIES)
     sizes = _sizes(recording, options)
     times = options["step_time"] or step_time(call.account for call in recording.calls)
     machine = Machine(step_model=times, **sizes)
@@ -111,19 +113,19 @@ def replay(journal: Path, **options: Any) -> None:
     click.echo(setting.source.trace().report(), err=True)
     if "scheduler" not in recording.engine:
         click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
-    specs = grid([setting], everyone, [0], machine)
+    specs = grid([setting], contenders, [0], machine)
     if options["depth"] == "real":
         from agentrt.lab.runs.real import measure
 
-        head, settings, found, stop = measure(recording, everyone, specs[0], sizes, options)
+        head, settings, replayed, stop = measure(recording, contenders, specs[0], sizes, options)
     else:
         silence_vllm()
         head, settings = about_engine(machine), machine.to_dict()
-        found, stop = do_all(specs, 1, replays.replay)
-    runs = [replays.as_recorded(recording, specs[0]), *found]
+        replayed, stop = do_all(specs, 1, replays.replay)
+    runs = [replays.as_recorded(recording, specs[0]), *replayed]
     if options["as_json"]:
-        told = {"settings": settings, "engine": dict(recording.engine)}
-        click.echo(json.dumps({**told, "runs": replay_values(runs)}))
+        engine_values = {"settings": settings, "engine": dict(recording.engine)}
+        click.echo(json.dumps({**engine_values, "runs": replay_values(runs)}))
     else:
         click.echo(f"{head}\n\n{replay_tables(runs)}")
     if options["plot"]:
@@ -135,38 +137,40 @@ def replay(journal: Path, **options: Any) -> None:
 def _read(path: Path) -> Recording:
     if str(path).startswith(("postgresql:/", "postgres:/")):
         raise ConfigError(
-            f"{str(path)!r}: a replay reads files alone: record the programs with --journal FILE"
+            f"{str(path)!r}: a replay reads only files; record the programs with --journal FILE"
         )
     if path.is_file() and path.stat().st_size and not is_database(path):
         raise ConfigError(
-            f"{str(path)!r} is no journal: give a file of agentrt run --journal or agentrt serve; "
-            "other recordings are for agentrt simulate run --workload FILE --depth virtual"
+            f"{str(path)!r} is not a journal; name a journal of agentrt run --journal or agentrt "
+            "serve, or use agentrt simulate run --workload FILE for other recordings"
         )
     return read_recording(path)
 
 
 def _check_depth(options: Mapping[str, Any]) -> None:
-    """Refuse what the other depth alone takes."""
+    """Raise `ConfigError` for options that need the other depth."""
     for name, depth in _OF_DEPTH.items():
         if options[name] and depth != options["depth"]:
-            flag = "flags after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is for --depth {depth}; leave it out, or give that depth")
+            flag = "a flag after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} needs --depth {depth}; leave it out, or add --depth {depth}")
 
 
 def _differ(recording: Recording) -> list[str]:
-    """The options for sizes in which the recorded engines differ."""
-    told = [{name: one.get(name) for name in SIZES} for one in recording.engines]
-    return [name for name in _GIVEN if len({one[name] for one in told}) > 1]
+    """Return the size options in which the recorded engines differ."""
+    sizes = [{name: engine.get(name) for name in SIZES} for engine in recording.engines]
+    return [name for name in _SIZE_OPTIONS if len({engine[name] for engine in sizes}) > 1]
 
 
 def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the recorded engine that a `Machine` has, but for what is given."""
+    """Return the sizes of the recorded engine, changed by the options."""
     engine = recording.engine
     sizes = {name: engine[name] for name in SIZES if name in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
     if several := [name for name in _differ(recording) if name not in sizes]:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in several)
-        raise ConfigError(f"its programs ran on engines of several sizes: choose by {given}")
+        choices = ", ".join(f"--{name.replace('_', '-')}" for name in several)
+        raise ConfigError(f"the programs ran on engines of several sizes; set {choices}")
     if options["router"] is not None and sizes.get("replicas", 1) == 1:
-        raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
+        raise ConfigError(
+            "--router needs several replicas; add --replicas N, or leave --router out"
+        )
     return sizes

@@ -1,1 +1,1 @@
-"""Engines to measure with: without a model, with its own scheduler, recorded, in virtual time."""
+"""Engines for measurements: without a model, in virtual time, with a probe, and stock vLLM."""

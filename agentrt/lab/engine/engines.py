@@ -1,4 +1,4 @@
-"""The laboratory's embedded engines: one that can be watched, and one with vLLM's own scheduler."""
+"""The laboratory's embedded engines: with a probe, with our scheduler or vLLM's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[None]:
-    """The engine for the body; its own words go into a log."""
+    """Run the engine during the body. Its output goes into a log."""
     with EngineLog(verbose=verbose) as log:
         try:
             with log.collect():
@@ -45,7 +45,11 @@ async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[
 def engine_options(
     model: str | None, shape: str | None, slots: int | None, flags: Sequence[str]
 ) -> EngineOptions:
-    """Of a model, or of one that is a shape only. Checked before anything is loaded."""
+    """Return the options for a model, or for a ``shape`` with made-up weights.
+
+    ``slots`` is the maximum number of running calls. Raises `ModelLoadError` or `ConfigError` for
+    an unknown model or shape, before anything is loaded.
+    """
     if shape is not None:
         model, flags = shape_folder(shape), (*FLAGS, *flags)
     elif model is not None:
@@ -54,14 +58,14 @@ def engine_options(
 
 
 def model_in_words(model: str | None, shape: str | None) -> str:
-    """What a table's head calls it."""
+    """Name the model for the head of a table."""
     if shape is not None:
         return f"a model of the shape {shape} with made-up weights"
     return model or "the embedded default model"
 
 
 def lab_engine(base: EngineOptions, scheduling: SchedulerConfig | StockPolicy) -> LabEngine:
-    """An engine under our scheduler with these settings, or under vLLM's own."""
+    """Return an engine with our scheduler and these settings, or with vLLM's own scheduler."""
     if isinstance(scheduling, SchedulerConfig):
         return LabEngine(replace(base, scheduler=scheduling))
     return StockEngine(base, scheduling)
@@ -71,10 +75,10 @@ _SCHEDULERS = "agentrt.lab.engine.schedulers"
 
 
 class LabEngine(VLLMEngine):
-    """An embedded engine whose scheduler can be watched.
+    """An embedded engine with a probe.
 
-    It begins without what earlier engines have learned, and keeps nothing, unless its options name
-    a history file: what is measured does not depend on what ran before.
+    It neither reads nor writes the learned history, unless its options name a history file, so that
+    measurements do not depend on earlier runs.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -86,7 +90,7 @@ class LabEngine(VLLMEngine):
         config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.ProgramScheduler"
 
     def sizes(self) -> dict[str, Any]:
-        """What a table's head says of a running engine, as vLLM settled it."""
+        """Return the sizes of the running engine, as vLLM determined them."""
         config = self._engine().vllm_config
         return {
             "max_num_seqs": self.max_num_seqs,
@@ -98,16 +102,16 @@ class LabEngine(VLLMEngine):
         }
 
     async def probe(self, op: str, *, keep_steps: bool = False) -> Any:
-        """``start`` or ``stop`` watching the scheduler: `agentrt.lab.engine.probe`."""
-        from agentrt.lab.engine.probe import UTILITY  # it imports vLLM, which `--help` must not
+        """Start or stop the probe (`agentrt.lab.engine.probe`). ``op`` is ``start`` or ``stop``."""
+        from agentrt.lab.engine.probe import UTILITY  # imports vLLM, too slow for `--help`
 
         return await ask_scheduler(self._engine(), op, keep_steps, utility=UTILITY)
 
 
 class StockEngine(LabEngine):
-    """vLLM with its own scheduler, under its own ``policy``: what there is to compare with.
+    """An engine with vLLM's own scheduler and one of its own policies, as a baseline.
 
-    It knows no programs. Under the policy ``priority`` it ranks by the priority of a
+    It ignores programs. With the policy ``priority`` it orders calls by the priority of
     `PrioritizedCall`.
     """
 
@@ -118,7 +122,7 @@ class StockEngine(LabEngine):
     def _prepare(self, config: VllmConfig) -> None:
         scheduler = config.scheduler_config
         scheduler.policy, scheduler.scheduler_cls = self._policy, None
-        # The class that vLLM chooses itself, by a name that brings the probe with it.
+        # The class that vLLM would choose, imported from the module that installs the probe.
         scheduler.scheduler_cls = f"{_SCHEDULERS}.{scheduler.get_scheduler_cls().__name__}"
 
     def _submit(
@@ -133,7 +137,7 @@ class StockEngine(LabEngine):
         return llm.generate(prompt, params, call.call_id, priority=priority, **options)
 
     async def configure(self, config: SchedulerConfig) -> None:
-        raise ConfigError("vLLM's own scheduler has no settings of ours")
+        raise ConfigError("vLLM's own scheduler has no agentrt settings to configure")
 
     async def _control(self, op: str, argument: Any = None) -> None:
-        """It takes no messages: it knows no programs."""
+        """Ignore messages about programs."""

@@ -1,4 +1,4 @@
-"""What computes here, in words."""
+"""Names the hardware that computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def hardware() -> str:
-    """One line about what computes: the GPU, or else the processor and its cores."""
+    """Return the name of the GPU; without a GPU, that of the processor and its number of cores."""
     import torch
 
     if torch.cuda.is_available():
@@ -18,7 +18,7 @@ def hardware() -> str:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
-"""vLLM's scheduler and KV-cache manager without a model: steps on demand.
+"""vLLM's scheduler and KV-cache manager without a model, one step at a time.
 
-For tests, benchmarks and studies of scheduling decisions. The scheduler is the real one,
-over real blocks and a real prefix cache; each scheduled call simply gets a token.
+For tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks and the prefix
+cache are real. Each scheduled call gets a made-up token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 SchedulerT = TypeVar("SchedulerT", bound="AsyncScheduler")
 BLOCK_SIZE = 16
 TOKEN = 7
-"""What every call 'generates'. Prompts that avoid it share no output blocks."""
+"""The token that every call generates by default. Prompts without it share no output blocks."""
 
 
 @cache
 def base_config() -> VllmConfig:
-    """The configuration of every scheduler here, before its sizes are set."""
+    """Return vLLM's configuration for all schedulers here, before their sizes are set."""
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
@@ -59,12 +59,12 @@ def make_scheduler(
     kinds: Sequence[Any] = (),
     **engine: Any,
 ) -> SchedulerT:
-    """A scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
+    """Make a scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
-    With ``kv_events`` vLLM makes events of what its prefix cache stores and removes.
-    ``settings`` are those of `SchedulerConfig`, for our own scheduler; ``vllm`` are fields of
-    vLLM's configuration, and ``engine`` of its scheduler configuration. ``kinds`` are the
-    ``KVCacheSpec`` of a hybrid model's groups of layers; else there is one, of full attention.
+    With ``kv_events``, vLLM publishes the changes of its prefix cache. ``settings`` are those of
+    `SchedulerConfig`, for our own scheduler. ``vllm`` are fields of vLLM's configuration, and
+    ``engine`` fields of its scheduler configuration. ``kinds`` are the ``KVCacheSpec`` of the layer
+    groups of a hybrid model; by default there is one group, of full attention.
     """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -103,7 +103,7 @@ def make_scheduler(
 
 
 def stock_scheduler() -> type[AsyncScheduler]:
-    """vLLM's own scheduler class, to compare with."""
+    """Return vLLM's own scheduler class."""
     from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 
     return AsyncScheduler
@@ -122,10 +122,10 @@ def make_request(
     pooling: Any = None,
     **params: Any,
 ) -> Request:
-    """A request as the engine core makes it; ``params`` are vLLM's sampling parameters.
+    """Make a request as the engine core does. ``params`` are vLLM's sampling parameters.
 
-    A ``resumable`` one is an input chunk of a streaming session, which goes by the request's id.
-    ``lora`` is vLLM's request for an adapter; one for ``pooling`` has these parameters instead.
+    A ``resumable`` request is an input chunk of the streaming session with this id. ``lora`` is
+    vLLM's request for an adapter. ``pooling`` are pooling parameters in place of sampling ones.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -145,11 +145,11 @@ def make_request(
 
 
 def complete(
-    scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]], **more: Any
+    scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]], **fields: Any
 ) -> list[Any]:
-    """Give a step's sampled tokens to the scheduler. Its outputs for the clients.
+    """Give the sampled tokens of a step to the scheduler, and return its outputs for the clients.
 
-    ``more`` are other fields of what vLLM's model runner gives out.
+    ``fields`` are further fields of vLLM's ``ModelRunnerOutput``.
     """
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -158,17 +158,17 @@ def complete(
         req_ids=ids,
         req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
         sampled_token_ids=[sampled[request_id] for request_id in ids],
-        **more,
+        **fields,
     )
     outputs = scheduler.update_from_output(output, result)
-    return [one for engine in outputs.values() for one in engine.outputs]
+    return [output_of_call for engine in outputs.values() for output_of_call in engine.outputs]
 
 
 @dataclass(slots=True)
 class Step:
-    """What one step decided and did, by request id; ``reports`` are of those finished.
+    """The decisions of one step, by request id. ``reports`` are those of finished calls.
 
-    ``kv_events`` are the changes of the prefix cache (`KVEventBatch`), as they went out.
+    ``kv_events`` are the published changes of the prefix cache (`KVEventBatch`).
     """
 
     scheduled: dict[str, int]
@@ -179,12 +179,11 @@ class Step:
 
 @dataclass(slots=True)
 class HeadlessEngine:
-    """A scheduler with a stand-in for the model, one token a call and step.
+    """A scheduler with a stand-in for the model, which generates one token per call and step.
 
-    ``in_flight`` steps are scheduled before the first one's output comes back, as async
-    scheduling does on a GPU; they run one after the other. Our scheduler's clock is a
-    virtual one: a step takes ``step_s(work)`` seconds. ``token(request_id, index)`` is
-    what a call generates.
+    ``in_flight`` steps are scheduled before the output of the first one arrives, as in async
+    scheduling; they run one after the other. The clock of our scheduler is virtual: a step takes
+    ``step_s(work)`` seconds. ``token(request_id, index)`` returns the tokens of a call.
     """
 
     scheduler: AsyncScheduler
@@ -209,7 +208,9 @@ class HeadlessEngine:
         priority: int = 0,
         salt: str | None = None,
     ) -> None:
-        """Submit a call with its prompt's token ids. ``priority`` is vLLM's: lower goes first."""
+        """Submit a call with the token ids of its prompt. A lower ``priority`` goes first, as in
+        vLLM.
+        """
         self.submit(
             make_request(
                 request_id,
@@ -224,7 +225,7 @@ class HeadlessEngine:
         )
 
     def submit(self, request: Request) -> None:
-        """Submit a call that `make_request` made, or the next chunk of a streaming session."""
+        """Submit a call made by `make_request`, or the next chunk of a streaming session."""
         self.requests.setdefault(request.request_id, request)
         self.scheduler.add_request(request)
 
@@ -235,7 +236,7 @@ class HeadlessEngine:
         self.requests.pop(request_id, None)
 
     def step(self) -> Step:
-        """Schedule one step, and take in the output of the oldest one in flight."""
+        """Schedule one step, and process the output of the oldest step in flight."""
         from agentrt.executors.vllm._compat.scheduling import computed_before
 
         output = self.scheduler.schedule()
@@ -251,7 +252,7 @@ class HeadlessEngine:
         return step
 
     def run(self, limit: int = 100_000) -> list[Step]:
-        """Step until nothing is left. Raises `RuntimeError` past ``limit`` steps."""
+        """Step until no call is left. Raises `RuntimeError` after ``limit`` steps."""
         steps: list[Step] = []
         while self.scheduler.has_unfinished_requests() or self._queue:
             if len(steps) >= limit:
@@ -260,7 +261,7 @@ class HeadlessEngine:
         return steps
 
     def _scheduled(self, output: Any) -> None:
-        """A step was scheduled; its output is not complete yet. For subclasses."""
+        """Handle a step that was scheduled and has no output yet. For subclasses."""
 
     def _complete(
         self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
@@ -270,18 +271,20 @@ class HeadlessEngine:
             request_id: self._sample(request_id, computed[request_id] + count)
             for request_id, count in output.num_scheduled_tokens.items()
         }
-        for one in complete(self.scheduler, output, sampled, **self._beside_tokens(output)):
-            # To a streaming session's client, each of its turns finishes.
-            if one.finished and self.requests[one.request_id].is_finished():
-                step.finished.append(one.request_id)
-                params = one.kv_transfer_params or {}
-                step.reports[one.request_id] = params.get("agentrt") or {}
+        for output_of_call in complete(
+            self.scheduler, output, sampled, **self._beside_tokens(output)
+        ):
+            # In a streaming session, each turn finishes for the client, but not the request.
+            if output_of_call.finished and self.requests[output_of_call.request_id].is_finished():
+                step.finished.append(output_of_call.request_id)
+                params = output_of_call.kv_transfer_params or {}
+                step.reports[output_of_call.request_id] = params.get("agentrt") or {}
                 if KV_EVENTS in params:
                     step.kv_events.append(params[KV_EVENTS])
-                self.requests.pop(one.request_id, None)
+                self.requests.pop(output_of_call.request_id, None)
 
     def _beside_tokens(self, output: Any) -> dict[str, Any]:
-        """What else comes of a step: see `complete`."""
+        """Return further fields for `complete`."""
         return {}
 
     def _sample(self, request_id: str, end: int) -> list[int]:
@@ -301,7 +304,7 @@ def _block_hasher(block_size: int) -> Any:
 
 @cache
 def _hash_function() -> Any:
-    # Once: it draws the hash that all first blocks begin with.
+    # Cached, because each call draws a new hash for the beginning of all first blocks.
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
 

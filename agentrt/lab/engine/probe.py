@@ -1,8 +1,8 @@
-"""An account of every call, kept by watching a scheduler from outside, whichever class it is.
+"""Measures every call from outside the scheduler, for any scheduler class.
 
-vLLM's own scheduler says little of a call and nothing of its CPU time. A `Probe` stands in
-front of a scheduler's methods while it is on, and decides nothing. One instrument for
-vLLM's scheduler and for ours makes their figures comparable.
+vLLM's own scheduler reports little about a call, and not its CPU time. A `Probe` wraps the methods
+of a scheduler while it is attached, and changes no decision. Measuring vLLM's scheduler and ours
+with the same probe makes the results comparable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 UTILITY = "agentrt_probe"
-"""The name under which a client calls `answer` in the engine core."""
+"""The name of the utility by which a client calls `answer` in the engine core."""
 _WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
-    """One request, and what was seen of it; `CallReport` says what the figures are."""
+class _CallAccount:
+    """The measurements of one request. `CallReport` explains the fields."""
 
     name: str
     request: Request
@@ -47,7 +47,9 @@ class _Watched:
     recomputed_tokens: int = 0
 
     def began(self, cached: int, now: float) -> None:
-        """It was admitted, for the first time or again, with so many tokens in place."""
+        """Record that the call was admitted, for the first time or again. ``cached`` tokens of it
+        were computed already.
+        """
         self.waiting_s += now - self.waiting_since
         if self.cached_tokens is None:
             self.cached_tokens = min(cached, self.request.num_prompt_tokens)
@@ -55,7 +57,7 @@ class _Watched:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
     def report(self, now: float) -> CallReport:
-        """With two spans: until its first token, and after it, whatever it waited for."""
+        """Return the report, with two spans: until the first token, and after it."""
         request, first_s = self.request, now if self.first_s is None else self.first_s
         spans = [[PREFILL, first_s - self.arrived_s, 0, 0.0, 0, ()]]
         if now > first_s:
@@ -76,11 +78,11 @@ class _Watched:
 
 
 class Probe:
-    """Watches ``scheduler`` from `attach` to `detach`. Times are ``clock``'s, in seconds.
+    """Measures the calls of ``scheduler`` from `attach` to `detach`, in seconds of ``clock``.
 
-    ``cpu_ns`` is the CPU time of the calling thread inside ``schedule`` and
-    ``update_from_output``, over ``steps`` steps. With ``keep_steps``, ``samples`` has what each
-    step computed and its seconds.
+    ``cpu_ns`` is the CPU time of the calling thread in ``schedule`` and ``update_from_output``,
+    over ``steps`` steps. With ``keep_steps``, ``samples`` has the work and the seconds of each
+    step.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Probe:
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._calls: dict[str, _Watched] = {}
+        self._calls: dict[str, _CallAccount] = {}
         self._reports: dict[str, CallReport] = {}
         self._dispatched: dict[int, float] = {}
         self._last_update = 0.0
@@ -102,10 +104,10 @@ class Probe:
         self.samples: list[tuple[int, int, int, float]] = []
 
     def attach(self) -> None:
-        """Begin. Calls that are there already are not seen."""
+        """Start measuring. Calls that exist already are not measured."""
         stands = (self._adding, self._scheduling, self._updating, self._preempting)
         for name, stand in zip(_WATCHED, stands, strict=True):
-            # A method looked up on the instance hides the class's; deleted, it is back.
+            # An attribute of the instance hides the method of the class until it is deleted.
             setattr(self._scheduler, name, stand(getattr(self._scheduler, name)))
 
     def detach(self) -> None:
@@ -113,11 +115,11 @@ class Probe:
             delattr(self._scheduler, name)
 
     def take(self, call_id: str) -> CallReport:
-        """The account of a call that finished, by the name that its client gave it, once."""
+        """Remove and return the report of a finished call, by the id that its client gave it."""
         return self._reports.pop(call_id)
 
     def result(self) -> dict[str, Any]:
-        """All finished accounts and the CPU time as plain values, for another process."""
+        """Return all reports and the CPU time as plain values, for another process."""
         return {
             "calls": {name: asdict(report) for name, report in self._reports.items()},
             "steps": self.steps,
@@ -125,14 +127,14 @@ class Probe:
             "samples": self.samples,
         }
 
-    # -- standing in front -------------------------------------------------------------
+    # -- wrapping the scheduler's methods ----------------------------------------------
 
     def _adding(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def add(request: Request, *args: Any, **kwargs: Any) -> Any:
             name = request.request_id
             own = from_extra_args(name, extra_args(request), None).call_id or name
             now = self._clock()
-            self._calls[name] = _Watched(own, request, self.steps, now, now)
+            self._calls[name] = _CallAccount(own, request, self.steps, now, now)
             return method(request, *args, **kwargs)
 
         return add
@@ -173,7 +175,7 @@ class Probe:
 
         return preempt
 
-    # -- the account -------------------------------------------------------------------
+    # -- measurements ------------------------------------------------------------------
 
     def _began(self, output: SchedulerOutput, now: float) -> None:
         computed = computed_before(output)
@@ -183,7 +185,9 @@ class Probe:
                 watched.began(computed[name], now)
 
     def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
-        """A step's time goes to every call in it; with steps in flight, none goes twice."""
+        """Charge the time of a step to every call in it. Steps in flight overlap, so a step counts
+        from the end of the previous one.
+        """
         now = self._clock()
         seconds = now - max(dispatched, self._last_update)
         self._last_update = now
@@ -199,31 +203,31 @@ class Probe:
                 watched.finished_step = self.steps
 
     def _end(self, outputs: Mapping[int, Any]) -> None:
-        """Keep the accounts of the requests that finished, and let go of the requests."""
+        """Keep the reports of finished requests, and drop the requests."""
         now = self._clock()
-        for one in (one for engine in outputs.values() for one in engine.outputs):
-            watched = self._calls.get(one.request_id)
+        for output in (output for engine in outputs.values() for output in engine.outputs):
+            watched = self._calls.get(output.request_id)
             if watched is None:
                 continue
-            if watched.first_s is None and one.new_token_ids:
+            if watched.first_s is None and output.new_token_ids:
                 watched.first_s = now
-            if one.finished:
-                del self._calls[one.request_id]
+            if output.finished:
+                del self._calls[output.request_id]
                 self._reports[watched.name] = watched.report(now)
 
 
-_on: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one
+_probes: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one scheduler
 
 
 def answer(scheduler: Scheduler, op: str, keep_steps: Any = None) -> Any:
-    """A client's message: ``start`` watching anew, or ``stop``, which gives the result."""
-    probe = _on.pop(id(scheduler), None)
+    """Handle a client's message: ``start`` starts a new probe, ``stop`` returns its result."""
+    probe = _probes.pop(id(scheduler), None)
     if probe is not None:
         probe.detach()
     if op == "start":
-        _on[id(scheduler)] = probe = Probe(scheduler, keep_steps=bool(keep_steps))
+        _probes[id(scheduler)] = probe = Probe(scheduler, keep_steps=bool(keep_steps))
         probe.attach()
         return None
     if op != "stop" or probe is None:
-        raise InvariantError(f"{op!r}: nothing is watched")
+        raise InvariantError(f"{op!r}: no probe was started")
     return probe.result()

@@ -1,8 +1,8 @@
-"""The schedulers of the laboratory's engines, in the engine core's process.
+"""The schedulers of the laboratory's engines, for the engine core's process.
 
-vLLM imports the module that its scheduler's name stands in. Importing this one adds the
-utility through which a client has any scheduler watched (`agentrt.lab.engine.probe`), and
-ties the process to its parent. vLLM's own classes are here under their names, unchanged.
+vLLM imports the module of its scheduler class. Importing this module installs the utility by which
+a client starts a probe (`agentrt.lab.engine.probe`), and makes the process end with its parent.
+vLLM's own classes are re-exported unchanged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ from agentrt.lab.engine.probe import UTILITY, answer
 __all__ = ["AsyncScheduler", "ProgramScheduler", "Scheduler"]
 
 install_utility(UTILITY, answer)
-# Nothing happens in a process that multiprocessing did not start.
+# These calls have no effect in a process that was not started by multiprocessing.
 leave_interrupts_to_parent()
 die_with_parent()

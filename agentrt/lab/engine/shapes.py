@@ -1,7 +1,7 @@
-"""Models that are a shape only: a configuration, and weights that vLLM makes up.
+"""Model shapes: configurations of models, for which vLLM makes up the weights.
 
-Speed and memory are those of the real model; what it says is noise. For benchmarks where no
-weights can be had, and for configuring an engine that never runs.
+Such a model has the speed and the memory needs of the real one, but its output is noise. It is used
+for benchmarks where weights are not available, and to configure engines without a model.
 """
 
 from __future__ import annotations
@@ -55,20 +55,24 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "torch_dtype": "float32",
     },
 }
-"""By name: Hugging Face configurations. ``llama-8b`` is the shape of Llama 3.1 8B.
+"""Hugging Face configurations by name. ``llama-8b`` is the shape of Llama 3.1 8B.
 
-On a CPU core 60 tokens of prompt take ``small`` as long as a step does, and cost ``tiny`` nothing.
+On a CPU core, 60 prompt tokens take ``small`` as long as a whole decode step. The time that
+``tiny`` takes for them is negligible.
 """
 
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init")
-"""vLLM's flags for a model that is a shape only."""
+"""vLLM's flags for a model with made-up weights and no tokenizer."""
 
 
 @cache
 def shape_folder(name: str) -> str:
-    """A folder with the configuration, gone with the process. Raises `ConfigError`."""
+    """Return a folder with the configuration, which is deleted when the process ends.
+
+    Raises `ConfigError` for an unknown name.
+    """
     if name not in SHAPES:
-        raise ConfigError(f"no model shape is named {name!r}; known: {', '.join(SHAPES)}")
+        raise ConfigError(f"unknown model shape {name!r}; known: {', '.join(SHAPES)}")
     folder = tempfile.mkdtemp(prefix=f"agentrt-{name}-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Path(folder, "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")

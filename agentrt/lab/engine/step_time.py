@@ -1,8 +1,8 @@
-"""How long an engine step takes, as a line through what it computes.
+"""A linear model of the time that an engine step takes.
 
-A step's seconds are a base, plus so much for each prompt token that it computes, each
-call that decodes, and each token of context that these calls attend to. The four
-coefficients are fitted to measured steps; none is negative. A `Probe` measures them.
+The seconds of a step are a base, plus a coefficient for each computed prompt token, for each call
+that decodes, and for each token of context that these calls attend to. The four coefficients are
+fitted to steps that a `Probe` measured; none is negative.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from agentrt.errors import ConfigError
 from agentrt.files import read_json
 
 _OUTLIER = 4.0
-"""A step this many times the median error off the line was disturbed, and is left out."""
+"""Steps whose error is more than this many times the median error are left out of the fit, because
+something else on the machine disturbed them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computes.
+    """The work of one step. An average step may have fractions.
 
-    A call that computes one token decodes; one that computes more is in prefill. An average step
-    has parts of them.
-    ``context_tokens`` is the sum, over both, of a call's tokens up to and with this step.
+    A call that computes one token decodes; a call that computes more is in prefill.
+    ``context_tokens`` is the sum over all calls of their tokens up to and including this step.
     """
 
     prefill_tokens: float = 0
@@ -38,7 +39,9 @@ class StepWork:
 
     @classmethod
     def of(cls, scheduled: Mapping[str, int], computed: Mapping[str, int]) -> StepWork:
-        """From the tokens that each call computes in the step, and those it had before."""
+        """Return the work of a step, from the number of tokens that each call computes in it and
+        had computed before it.
+        """
         counts = scheduled.values()
         return cls(
             prefill_tokens=sum(count for count in counts if count > 1),
@@ -48,16 +51,17 @@ class StepWork:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing runs in the step."""
+        """Whether no call runs in the step."""
         return not (self.prefill_tokens or self.decode_calls)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """Seconds of a step. The defaults are made up, for studies: an 8B model on a large GPU.
+    """The coefficients of the model, in seconds. The made-up defaults resemble an 8B model on a
+    large GPU.
 
-    ``error`` is the median relative error over the ``samples`` measured steps, None where
-    nothing was measured. ``model``, ``hardware`` and ``engine`` say what was measured.
+    ``error`` is the median relative error over the ``samples`` measured steps; None if nothing was
+    measured. ``model``, ``hardware`` and ``engine`` name what was measured.
     """
 
     base_s: float = 6e-3
@@ -80,7 +84,7 @@ class StepTimeModel:
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
-        """Base, prompt token, decoding call, context token: in seconds."""
+        """The seconds for a step, a prompt token, a decoding call, and a token of context."""
         return (
             self.base_s,
             self.per_prefill_token_s,
@@ -89,7 +93,7 @@ class StepTimeModel:
         )
 
     def seconds(self, work: StepWork) -> float:
-        """How long the step takes; an empty one takes no time."""
+        """Return the seconds that a step takes; 0 for an empty step."""
         if work.empty:
             return 0.0
         return (
@@ -100,10 +104,10 @@ class StepTimeModel:
         )
 
     def alone_s(self, cached: int, prompt: int, output: int, chunk: int) -> float:
-        """How long a call takes with the engine to itself.
+        """Return the seconds that a call takes with an engine to itself.
 
-        ``cached`` tokens of its ``prompt`` are computed already; a step computes at most
-        ``chunk`` of the others; the last of them gives the first of ``output`` tokens.
+        ``cached`` of the ``prompt`` tokens are in the prefix cache. A step computes at most
+        ``chunk`` of the others; the last of them yields the first of the ``output`` tokens.
         """
         seconds, done = 0.0, cached
         while done < prompt:
@@ -123,34 +127,36 @@ class StepTimeModel:
 
     @classmethod
     def load(cls, path: Path) -> StepTimeModel:
-        """Read what `save` wrote. Raises `ConfigError` for a file that is none."""
+        """Read a file that `save` wrote. Raises `ConfigError` for any other file."""
         try:
             values = read_json(path)
             return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{str(path)!r} is no step-time file ({error}); make one with agentrt calibrate"
+                f"{str(path)!r} is not a step-time file ({error}); make one with agentrt calibrate"
             ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measured step: what it computed, and the seconds that it held the model executor."""
+    """A measured step: its work, and the seconds that it took in the model executor."""
 
     work: StepWork
     seconds: float
 
 
 def fit(samples: Sequence[Sample], **about: Any) -> StepTimeModel:
-    """The model with the least relative squared error; ``about`` fills its other fields.
+    """Fit a model with the least squared relative error. ``about`` sets its other fields.
 
-    Steps far off the first line were disturbed by something else on the machine; the
-    second line is drawn without them, and ``error`` counts them all the same.
-    Raises `ConfigError` for fewer samples than coefficients.
+    Steps far from a first fit were disturbed by something else on the machine. A second fit leaves
+    them out, but ``error`` includes them. Raises `ConfigError` for fewer than 8 usable samples.
     """
     usable = [sample for sample in samples if not sample.work.empty and sample.seconds > 0]
     if len(usable) < 8:
-        raise ConfigError(f"{len(usable)} measured steps are too few to fit a step-time model")
+        raise ConfigError(
+            f"{len(usable)} measured steps are too few to fit a step-time model, which needs 8; "
+            "run more calls"
+        )
     first = StepTimeModel(*_least_squares(usable))
     limit = _OUTLIER * max(median_error(first, usable), 1e-3)
     kept = [sample for sample in usable if _error(first, sample) <= limit]
@@ -161,7 +167,7 @@ def fit(samples: Sequence[Sample], **about: Any) -> StepTimeModel:
 
 
 def median_error(model: StepTimeModel, samples: Sequence[Sample]) -> float:
-    """The median relative error of a model on measured steps."""
+    """Return the median relative error of a model on measured steps."""
     return statistics.median(_error(model, sample) for sample in samples)
 
 
@@ -170,15 +176,15 @@ def _error(model: StepTimeModel, sample: Sample) -> float:
 
 
 def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, float]:
-    """Non-negative least squares, by trying every set of coefficients that are not zero.
+    """Solve the non-negative least squares problem by trying every set of non-zero coefficients.
 
-    The best non-negative solution is the unbounded one on its own support, and four
-    coefficients have fifteen supports.
+    The best non-negative solution equals the unconstrained solution on its non-zero coefficients,
+    and four coefficients have only fifteen non-empty subsets.
     """
     import numpy as np
 
     rows = np.array([_row(sample.work) for sample in samples], dtype=float)
-    # Divided by the seconds, the error is relative, and long steps weigh no more than short.
+    # Divide by the seconds, so that the error is relative and long steps do not dominate.
     rows /= np.array([sample.seconds for sample in samples])[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
     best, least = np.zeros(4), float("inf")
@@ -198,56 +204,58 @@ def _row(work: StepWork) -> tuple[float, float, float, float]:
     return (1, work.prefill_tokens, work.decode_calls, work.context_tokens)
 
 
-# -- from the accounts that a scheduler gave of calls --------------------------------------
+# -- from recorded reports of calls --------------------------------------------------------
 
 Account = Mapping[str, Any]
-"""A `CallReport` as a journal has it: what is nothing is left out."""
+"""A `CallReport` as a journal records it, without fields that have their default."""
 
 
 def step_time(accounts: Iterable[Account]) -> StepTimeModel | None:
-    """The step-time model that is nearest to them; None where they are too few.
+    """Fit a step-time model to the reports of calls; None if there are too few.
 
-    Over all calls it takes as long as they did: what disturbed some steps is spread over all.
+    The model is scaled so that the total time of all calls is the recorded one, including the time
+    of disturbances.
     """
     engines = defaultdict[str, list[Account]](list)
-    for one in accounts:
-        if one.get("steps") and one.get("service_s"):
-            engines[one.get("replica", "")].append(one)
+    for account in accounts:
+        if account.get("steps") and account.get("service_s"):
+            engines[account.get("replica", "")].append(account)
     samples = [sample for each in engines.values() for sample in _averages(each)]
     try:
-        found = fit(samples, model="the recorded engine", hardware="its machine")
+        model = fit(samples, model="the recorded engine", hardware="its machine")
     except ConfigError:
         return None
-    steps = [one["steps"] for each in engines.values() for one in each]
-    told = list(zip(steps, samples, strict=True))
-    took = sum(count * sample.seconds for count, sample in told)
-    share = took / sum(count * found.seconds(sample.work) for count, sample in told)
+    steps = [account["steps"] for each in engines.values() for account in each]
+    pairs = list(zip(steps, samples, strict=True))
+    took = sum(count * sample.seconds for count, sample in pairs)
+    share = took / sum(count * model.seconds(sample.work) for count, sample in pairs)
     names = ("base_s", "per_prefill_token_s", "per_decode_s", "per_context_token_s")
-    return replace(found, **{name: share * getattr(found, name) for name in names})
+    return replace(model, **{name: share * getattr(model, name) for name in names})
 
 
 def _averages(accounts: Sequence[Account]) -> list[Sample]:
-    """Of each call its average step: what all calls that ran beside computed in it. A call
-    computes its prompt in the first of its steps, and from then on a token in each.
+    """Return the average step of each call, with the work of all calls that ran at the same time.
+
+    A call is assumed to compute its prompt in its first step, and one token in each later step.
     """
-    get = [(one.get("finished_step", 0), one.get("output_tokens", 1), one) for one in accounts]
+    get = [(call.get("finished_step", 0), call.get("output_tokens", 1), call) for call in accounts]
     begin = min(last - output for last, output, _ in get)
-    spans = [(last - output + 1 - begin, last + 1 - begin, one) for last, output, one in get]
+    spans = [(last - output + 1 - begin, last + 1 - begin, call) for last, output, call in get]
     end = max(last for _, last, _ in spans) + 1
     prefill, decodes, context = [0.0] * end, [0.0] * end, [0.0] * end
-    for first, last, one in spans:
-        prompt = one.get("prompt_tokens", 0)
-        prefill[first] += prompt - one.get("cached_tokens", 0) + one.get("recomputed_tokens", 0)
+    for first, last, call in spans:
+        prompt = call.get("prompt_tokens", 0)
+        prefill[first] += prompt - call.get("cached_tokens", 0) + call.get("recomputed_tokens", 0)
         for changes, at, amount in ((decodes, first + 1, 1.0), (context, first, float(prompt))):
             changes[at] += amount
             changes[last] -= amount
-    # Sums over all steps before one: over a call's steps they are a difference.
+    # Prefix sums over the steps, so that the sum over the steps of a call is a difference.
     rising = prefill, accumulate(decodes), accumulate(context)
     sums = [[0.0, *accumulate(each)] for each in rising]
     return [
         Sample(
             StepWork(*((each[last] - each[first]) / (last - first) for each in sums)),
-            one["service_s"] / one["steps"],
+            call["service_s"] / call["steps"],
         )
-        for first, last, one in spans
+        for first, last, call in spans
     ]

@@ -1,8 +1,8 @@
-"""A virtual engine: vLLM's real scheduling in virtual time, no model.
+"""A virtual engine: vLLM's real scheduler in virtual time, without a model.
 
-Our scheduler class, or vLLM's own, decides over vLLM's real KV-cache manager, step by
-step, what a batch holds; prefix caching, chunked prefill, preemption and eviction are
-vLLM's. A `StepTimeModel` says how long each step would have taken.
+Our scheduler class, or vLLM's own, decides step by step which calls are in the batch, with vLLM's
+real KV-cache manager. Prefix caching, chunked prefill, preemption and eviction are vLLM's. A
+`StepTimeModel` says how long each step takes.
 """
 
 from __future__ import annotations
@@ -36,28 +36,31 @@ if TYPE_CHECKING:
     from agentrt.lab.engine.probe import Probe
 
 _STOP = 2**41
-"""The token with which a model stops before the limit. No text here has it: see `tokens`."""
+"""The token with which a call stops before its limit. It occurs in no text: see `tokens`."""
 _STUCK_STEPS = 64
+"""Number of empty steps in a row after which an engine counts as stuck."""
 _RETRIED = 1
-"""Empty steps after which another may hold calls: those that were preempted in one."""
+"""Number of empty steps in a row after which the next step may still have calls: those that were
+preempted in the empty step.
+"""
 
 StockPolicy = Literal["fcfs", "priority"]
-"""What vLLM's own scheduler can order its waiting calls by: ``scheduling_policy``."""
+"""The policies of vLLM's own scheduler (its option ``scheduling_policy``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrioritizedCall(Call):
-    """A call with a ``priority`` for vLLM's own scheduler: lower goes first."""
+    """A call with a ``priority`` for vLLM's own scheduler. A lower priority goes first."""
 
     priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualOptions:
-    """The engine's size, in vLLM's own words.
+    """The sizes of an engine, named as in vLLM.
 
-    ``kv_blocks`` of ``block_size`` tokens each are the KV cache; vLLM keeps one of them
-    for itself. ``in_flight`` steps are under way at a time: 2 is async scheduling.
+    The KV cache has ``kv_blocks`` blocks of ``block_size`` tokens, of which vLLM reserves one.
+    ``in_flight`` is the number of steps that are scheduled at a time; 2 is async scheduling.
     """
 
     max_num_seqs: int = 64
@@ -68,9 +71,9 @@ class VirtualOptions:
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if getattr(self, one.name) < 1:
-                raise ConfigError(f"the virtual engine's {one.name} must be at least 1")
+        for option in fields(self):
+            if getattr(self, option.name) < 1:
+                raise ConfigError(f"the virtual engine's {option.name} must be at least 1")
         room = (self.kv_blocks - 1) * self.block_size
         if room < self.max_model_len:
             raise ConfigError(
@@ -82,10 +85,10 @@ class VirtualOptions:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """Steps, and what finished calls used.
+    """The number of steps, and the usage of finished calls.
 
-    ``cpu_us`` is the scheduler's own CPU time over all steps in microseconds, None where it was
-    not read.
+    ``cpu_us`` is the scheduler's CPU time over all steps in microseconds; None if it was not
+    measured.
     """
 
     steps: int = 0
@@ -94,7 +97,7 @@ class EngineCounts:
 
     @property
     def hit_share(self) -> float:
-        """The share of prompt tokens that were found in the prefix cache."""
+        """The share of prompt tokens that were in the prefix cache."""
         return self.usage.cached_tokens / max(1, self.usage.prompt_tokens)
 
     def add(self, report: CallReport) -> None:
@@ -102,21 +105,20 @@ class EngineCounts:
 
 
 def sum_counts(each: Iterable[EngineCounts]) -> EngineCounts:
-    """What several engines counted, together; CPU times are left out."""
+    """Return the sum of the counts of several engines, without CPU times."""
     counts = list(each)
-    usage = sum((one.usage for one in counts), Usage())
-    return EngineCounts(sum(one.steps for one in counts), usage)
+    usage = sum((item.usage for item in counts), Usage())
+    return EngineCounts(sum(item.steps for item in counts), usage)
 
 
 class VirtualEngine:
-    """One engine, driven step by step. Times are seconds of virtual time.
+    """An engine that is driven step by step. Times are seconds of virtual time.
 
-    ``scheduling`` is our scheduler's settings, or the policy of vLLM's own scheduler,
-    which then runs as it is. Ours decides exactly as that with policy ``fcfs``. With
-    ``kv_events`` ours publishes what its prefix cache holds: ``events`` are those of the last
-    step. ``busy_s`` are the seconds that its steps have taken. ``scheduler_cls`` is a subclass
-    that takes our scheduler's place, and a ``policy`` replaces the one that
-    ``scheduling`` names.
+    ``scheduling`` is the settings of our scheduler, or a policy of vLLM's own scheduler, which then
+    runs unchanged. With policy ``fcfs``, our scheduler decides exactly as vLLM's. With
+    ``kv_events``, it publishes the contents of its prefix cache, and ``events`` are those of the
+    last step. ``scheduler_cls`` is a subclass to use in place of our scheduler. ``policy`` replaces
+    the policy that ``scheduling`` names. ``busy_s`` is the total time of all steps.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class VirtualEngine:
         self._engine = HeadlessEngine(
             self.scheduler, options.in_flight, step_time.seconds, self._token
         )
-        self._told: dict[str, Sequence[int]] = {}
+        self._outputs: dict[str, Sequence[int]] = {}
         self._stops_after: dict[str, int] = {}
         self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
 
@@ -159,11 +161,11 @@ class VirtualEngine:
 
     @property
     def stands_until(self) -> float | None:
-        """When calls may begin that cannot now, if nothing happens till then.
+        """The next moment at which calls may be admitted that wait for a point in time.
 
-        None while it is idle or goes on, and where it is stuck.
+        None if the engine is idle, has calls to run, or is stuck.
         """
-        core = getattr(self.scheduler, "core", None)  # stock's scheduler has none
+        core = getattr(self.scheduler, "core", None)  # vLLM's own scheduler has no core
         admission = None if core is None else core.admission
         if self._empty_steps <= _RETRIED or admission is None:
             return None
@@ -171,16 +173,16 @@ class VirtualEngine:
         return None if moment == math.inf else moment
 
     def wait_until(self, now: float) -> None:
-        """Let the clock of an engine jump forward that is idle or stands still."""
+        """Advance the clock of an engine that is idle, or whose calls wait for a point in time."""
         if self.busy and self.stands_until is None:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
 
     def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
-        """The call as vLLM's request, which knows the hashes of its blocks.
+        """Return the call as a request of vLLM, with the hashes of its blocks.
 
-        It generates exactly the ``max_tokens`` of the call. With another limit, the argument
-        ``max_tokens``, `submit` must be told after how many tokens the model stops.
+        By default it generates exactly the call's ``max_tokens``. With the argument ``max_tokens``,
+        which is another limit, pass to `submit` the number of tokens after which the model stops.
         """
         return make_request(
             call.call_id,
@@ -196,12 +198,13 @@ class VirtualEngine:
     def submit(
         self, request: Request, output: Sequence[int] = (), stops_after: int | None = None
     ) -> None:
-        """A request that `prepare` made arrives now, of this engine or of one like it. It generates
-        ``output``, or what no other one does: see `output_token`. The model stops after
-        ``stops_after`` tokens; with None it goes on to the request's limit.
+        """Submit a request that `prepare` made, of this engine or an equal one.
+
+        It generates the tokens ``output``, or tokens of its own (`output_token`). The model stops
+        after ``stops_after`` tokens; with None, at the request's limit.
         """
         if output:
-            self._told[request.request_id] = output
+            self._outputs[request.request_id] = output
         if stops_after is not None:
             self._stops_after[request.request_id] = stops_after
         self._engine.submit(request)
@@ -209,11 +212,13 @@ class VirtualEngine:
     def _token(self, call_id: str, index: int) -> int:
         if index + 1 == self._stops_after.get(call_id):
             return _STOP
-        told = self._told.get(call_id)
-        return output_token(call_id, index) if told is None else told[index]
+        output = self._outputs.get(call_id)
+        return output_token(call_id, index) if output is None else output[index]
 
     def step(self) -> dict[str, CallReport]:
-        """One engine step. The calls that ended with it. Raises `InvariantError` if stuck."""
+        """Do one step, and return the reports of the calls that ended. Raises `InvariantError` if
+        calls wait and none can run.
+        """
         before = self.now
         step = self._engine.step()
         self.busy_s += self.now - before
@@ -224,7 +229,7 @@ class VirtualEngine:
             raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
         reports = {name: self._report(name, step.reports[name]) for name in step.finished}
         for name, report in reports.items():
-            self._told.pop(name, None)
+            self._outputs.pop(name, None)
             self._stops_after.pop(name, None)
             self.counts.add(report)
         return reports
@@ -232,15 +237,15 @@ class VirtualEngine:
     def _report(self, call_id: str, own: Mapping[str, Any]) -> CallReport:
         return read_report(own) if self._probe is None else self._probe.take(call_id)
 
-    def boundary(self, program_id: str, what: str, name: str) -> None:
-        """A program began to wait for a tool or a human, or was answered: see `Retainer`."""
-        self._tell("boundary", [(program_id, what, name)])
+    def boundary(self, program_id: str, change: str, name: str) -> None:
+        """Handle the start or the end of a program's wait for a tool or a human: see `Retainer`."""
+        self._tell("boundary", [(program_id, change, name)])
 
     def end_program(self, totals: ProgramTotals) -> None:
         self._tell("ends", [totals])
 
     def _tell(self, op: str, argument: Any) -> Any:
-        if self._probe is None:  # vLLM's own scheduler knows no programs
+        if self._probe is None:  # our scheduler; vLLM's own ignores programs
             return self.scheduler.control(op, argument)
         return None
 
@@ -276,16 +281,16 @@ def _scheduler(
 
 
 def output_token(call_id: str, index: int) -> int:
-    """The token at ``index`` of what a call generates: no two calls generate the same."""
+    """Return the token at ``index`` of a call's output. No two calls have a token in common."""
     return _first_token(f"output of {call_id}") + index
 
 
 def tokens(name: str, start: int, end: int) -> list[int]:
-    """Token ids ``start`` to ``end`` of an endless text that belongs to ``name`` alone."""
+    """Return the token ids ``start`` to ``end`` of an endless text that is unique to ``name``."""
     first = _first_token(name)
     return list(range(first + start, first + end))
 
 
-@lru_cache(maxsize=4096)  # as many as run at once ask for each of their tokens
+@lru_cache(maxsize=4096)  # enough for all running calls, which ask for each of their tokens
 def _first_token(name: str) -> int:
     return int.from_bytes(sha256(name.encode()).digest()[:5])

@@ -1,1 +1,1 @@
-"""What runs come to: comparisons, tables, drawings."""
+"""Reports of runs: comparisons, tables and drawings."""

@@ -1,4 +1,4 @@
-"""What runs come to, side by side: measures, their ratios to a baseline, tables, JSON."""
+"""Compares runs: measures, their ratios to a baseline, cells of tables, and JSON."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ PLAIN = {
     "tool_share": ("in tools", "in tools, share of all time"),
     "preemptions": ("preemptions", "preemptions"),
 }
-"""Fields of `Summary` that runs are compared by: a column's head, and what it is with its unit."""
-MEASURES = {name: what for name, (_, what) in PLAIN.items()}
+"""The compared fields of `Summary`, each with the head of its column and a text with its unit."""
+MEASURES = {name: text for name, (_, text) in PLAIN.items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
-"""Measures that read better as a percentage."""
+"""Measures that are shown as percentages."""
 
 
 @dataclass(slots=True)
 class Series:
-    """The runs of a policy, or of a router over ``replicas``, under a setting: summaries by seed.
+    """The runs of one policy, or of a router over ``replicas``, under one setting.
 
-    ``baseline`` are those of what it is compared with.
+    ``summaries`` are by seed. ``baseline`` are the summaries of the policy to compare with.
     """
 
     setting: Setting
@@ -50,14 +50,14 @@ class Series:
         return sorted(self.summaries)
 
     def values(self, measure: str) -> list[float]:
-        """A measure by seed, NaN where it is not known."""
-        found = (getattr(self.summaries[seed], measure) for seed in self.seeds)
-        return [math.nan if value is None else float(value) for value in found]
+        """Return a measure for each seed, in order; NaN if it is unknown."""
+        values = (getattr(self.summaries[seed], measure) for seed in self.seeds)
+        return [math.nan if value is None else float(value) for value in values]
 
     def ratios(self, measure: str, to: Series | None = None) -> list[float]:
-        """A measure by seed, over that of the baseline, or of another, with the same programs.
+        """Return the ratios of a measure to the baseline's, or that of ``to``, for each seed.
 
-        Empty where no seed was run with both, or where one is not known or the other's is nothing.
+        Leaves out seeds that were not run with both, and ratios with an unknown or zero value.
         """
         base = self.baseline if to is None else to.summaries
         pairs = [
@@ -65,58 +65,62 @@ class Series:
             for seed in self.seeds
             if seed in base
         ]
-        found = (mine / theirs for mine, theirs in pairs if theirs and mine is not None)
-        return [ratio for ratio in found if not math.isnan(ratio)]
+        ratios = (mine / theirs for mine, theirs in pairs if theirs and mine is not None)
+        return [ratio for ratio in ratios if not math.isnan(ratio)]
 
     def median(self, measure: str) -> float:
         return median(self.values(measure))
 
     def median_ratio(self, measure: str, to: Series | None = None) -> float:
-        """The median ratio to the baseline, or to another; NaN where there is none."""
+        """Return the median ratio to the baseline, or to ``to``; NaN if there is no ratio."""
         return median(self.ratios(measure, to) or [math.nan])
 
 
 def cells(
     results: Iterable[RunResult], settings: Sequence[Setting], names: Sequence[str], baseline: str
 ) -> list[Series]:
-    """The runs that are done, by setting and policy in the order in which they were asked for."""
-    found: dict[tuple[Setting, str], Series] = {}
+    """Return the finished runs as a series for each setting and policy, in the requested order."""
+    series: dict[tuple[Setting, str], Series] = {}
     for result in results:
         key = (result.spec.setting, result.spec.contender.name)
-        found.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
-    for (setting, _), cell in found.items():
-        base = found.get((setting, baseline))
+        series.setdefault(key, Series(*key)).summaries[result.spec.seed] = result.summary
+    for (setting, _), cell in series.items():
+        base = series.get((setting, baseline))
         cell.baseline = base.summaries if base else {}
-    asked = ((setting, name) for setting in settings for name in names)
-    return [found[key] for key in asked if key in found]
+    keys = ((setting, name) for setting in settings for name in names)
+    return [series[key] for key in keys if key in series]
 
 
 # -- tables ------------------------------------------------------------------------------
 
 
 def value(cell: Series, measure: str) -> str:
-    """A measure's median over the seeds, with the least and the greatest; a dash for unknown."""
+    """Return the median of a measure over the seeds, with its least and greatest value; "-" if
+    unknown.
+    """
     known = cell.values(measure)
     if any(map(math.isnan, known)):
         return "-"
     factor, unit = (100, "%") if measure in SHARES else (1, "")
-    spread = Spread.of([factor * one for one in known])
+    spread = Spread.of([factor * number for number in known])
     return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
 
 
 def ratio(cell: Series, measure: str) -> str:
-    """A measure over the baseline's in the same seed: the median, the least and the greatest."""
-    found = cell.ratios(measure)
-    if not found:
+    """Return the median ratio of a measure to the baseline's with the same seed, with the least and
+    the greatest; "-" if there is no ratio.
+    """
+    ratios = cell.ratios(measure)
+    if not ratios:
         return "-"
-    return str(Spread.of(found)) if len(found) > 1 else f"{found[0]:.2f}"
+    return str(Spread.of(ratios)) if len(ratios) > 1 else f"{ratios[0]:.2f}"
 
 
-# -- for machines ------------------------------------------------------------------------
+# -- JSON --------------------------------------------------------------------------------
 
 
 def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
-    """Each cell as JSON-able values, by seed, too; None is not known."""
+    """Return each series as JSON values, in all and by seed; None is unknown."""
     names = tuple(measures)
     return [
         {
@@ -133,7 +137,7 @@ def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> lis
 
 
 def by_seed(cell: Series, measure: str) -> list[float | None]:
-    """In the order of ``seeds``; None is not known."""
+    """Return a measure for each seed, in order; None is unknown."""
     return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
@@ -147,7 +151,7 @@ def _measured(cell: Series, measure: str) -> dict[str, float | None]:
 
 
 def _spread(values: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:
-    """A median, a least and a greatest value; None where there is none."""
+    """Return the median, least and greatest value under these names; None without values."""
     if not values:
         return dict.fromkeys(names)
     return dict(zip(names, (median(values), min(values), max(values)), strict=True))

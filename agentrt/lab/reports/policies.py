@@ -1,4 +1,4 @@
-"""Policies side by side, for people: what ran, in words, and the tables of what came of it."""
+"""Compares policies for people: a description of the runs, and tables of their measures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
 from agentrt.scheduler.config import SchedulerConfig
 
-# -- what ran --------------------------------------------------------------------------
+# -- the description of the runs -------------------------------------------------------
 
 
 def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
-    """What all runs have in common, as JSON-able values."""
+    """Return what all runs have in common, as JSON values."""
     return {
         **specs[0].machine.to_dict(),
         "seeds": list(seeds),
@@ -28,40 +28,42 @@ def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) ->
 def as_values(
     cells: Sequence[Series], specs: Sequence[RunSpec], common: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A comparison as JSON-able values."""
+    """Return a comparison as JSON values."""
     complete = sum(len(cell.seeds) for cell in cells) == len(specs)
     return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
 
 
 def about_engine(machine: Machine) -> str:
-    """The simulated engine, in two sentences."""
+    """Describe the simulated engine in two sentences."""
     return machine.in_words()
 
 
 def about_seeds(seeds: Sequence[int]) -> str:
-    """Over what the medians are."""
+    """Say over which seeds the medians are."""
     if len(seeds) == 1:
         return f"Seed {seeds[0]}"
     return f"{len(seeds)} seeds ({seeds[0]}-{seeds[-1]}): medians (least-most)"
 
 
 def about_hints(specs: Sequence[RunSpec]) -> str:
-    """How good the guesses of sizes are, if anybody is told some."""
+    """Say how well size hints correlate with the true sizes; "" if no policy gets hints."""
     hints = next((h for spec in specs if (h := spec.contender.hints) is not None), None)
-    return "" if hints is None else f"\n+hints: sizes are guessed with a correlation of {hints:g}."
+    if hints is None:
+        return ""
+    return f"\n+hints: size hints have a correlation of {hints:g} with the true sizes."
 
 
-# -- tables: one setting with measures down, or a row for each cell ----------------------
+# -- tables: a row for each measure, a column for each policy ----------------------------
 
 
 def values_table(cells: Sequence[Series]) -> str:
-    """All measures of all policies under one setting."""
+    """Return a table of all measures of all policies under one setting."""
     rows = [[text, *(value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()]
     return markdown(["", *(cell.name for cell in cells)], rows)
 
 
 def ratios_table(cells: Sequence[Series], baseline: str) -> str:
-    """The other policies' measures over the baseline's."""
+    """Return a table of the ratios of the other policies' measures to the baseline's."""
     cells = [cell for cell in cells if cell.name != baseline]
     rows = [
         [text, *(ratio(cell, measure) for cell in cells)]

@@ -1,4 +1,7 @@
-"""A recording beside its replays: tables, JSON values, a drawing. The recording is the first."""
+"""Compares a recording with its replays: tables, JSON values, and a drawing.
+
+The first run is always the recording itself.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +16,57 @@ from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.replays import RECORDED, Replayed, same_order
 
 _SHOWN = 40
-"""Of many programs so many have a line of their own."""
+"""Maximum number of programs with a line in the table."""
 
 
 def replay_tables(runs: Sequence[Replayed]) -> str:
-    """A line for each run, and one for each of the first programs."""
-    summaries = [one.summary for one in runs]
-    over = [one.mean_s / summaries[0].mean_s for one in summaries]
-    more = {
-        "waiting": [f"{one.waiting_share:.0%}" for one in summaries],
-        "preemptions": [str(one.preemptions) for one in summaries],
-        f"mean / {RECORDED}": [f"{one:.2f}" for one in over],
+    """Return a table with a row for each run, and a table with a row for each of the first
+    programs.
+    """
+    summaries = [run.summary for run in runs]
+    ratios = [summary.mean_s / summaries[0].mean_s for summary in summaries]
+    columns = {
+        "waiting": [f"{summary.waiting_share:.0%}" for summary in summaries],
+        "preemptions": [str(summary.preemptions) for summary in summaries],
+        f"mean / {RECORDED}": [f"{ratio:.2f}" for ratio in ratios],
         "pairs in the recorded order": [
-            f"{same_order(runs[0].outcomes, one.outcomes):.0%}" for one in runs
+            f"{same_order(runs[0].outcomes, run.outcomes):.0%}" for run in runs
         ],
     }
-    shown = short_table({_name(one): [standard(one.outcomes)] for one in runs}, more, "policy")
-    told = [f"program ({len(runs[0].outcomes)}), s", *map(_name, runs)]
-    each = [_latencies(one) for one in runs]
-    rows = [[name, *(digits(one[name]) for one in each)] for name in list(each[0])[:_SHOWN]]
-    others = "" if len(each[0]) <= _SHOWN else "\nThe others are in --json."
-    return f"{shown}\n\n{markdown(told, rows)}{others}"
+    shown = short_table({_name(run): [standard(run.outcomes)] for run in runs}, columns, "policy")
+    head = [f"program ({len(runs[0].outcomes)}), s", *map(_name, runs)]
+    each = [_latencies(run) for run in runs]
+    rows = [
+        [name, *(digits(latencies[name]) for latencies in each)] for name in list(each[0])[:_SHOWN]
+    ]
+    others = "" if len(each[0]) <= _SHOWN else "\nUse --json for the other programs."
+    return f"{shown}\n\n{markdown(head, rows)}{others}"
 
 
 def replay_values(runs: Sequence[Replayed]) -> list[dict[str, Any]]:
-    """The runs as JSON-able values."""
+    """Return the runs as JSON values."""
     return [
-        told | {"ends_s": {one.program_id: one.ended_s for one in run.outcomes}}
-        | {"latencies_s": _latencies(run), "metrics": standard(run.outcomes)}
-        for told, run in zip(as_dicts(_cells(runs)), runs, strict=True)
-    ]  # fmt: skip
+        {
+            **values,
+            "ends_s": {outcome.program_id: outcome.ended_s for outcome in run.outcomes},
+            "latencies_s": _latencies(run),
+            "metrics": standard(run.outcomes),
+        }
+        for values, run in zip(as_dicts(_cells(runs)), runs, strict=True)
+    ]
 
 
 def draw_replay(runs: Sequence[Replayed], path: Path) -> None:
-    """Each program's latency against the recorded one: below the line it would have been less."""
+    """Draw the replayed latency of each program against the recorded one. Programs below the
+    diagonal are faster in the replay.
+    """
     figure = new_figure(5.5, 5.0)
     axis = figure.subplots()
     known = _latencies(runs[0])
-    for number, one in enumerate(runs[1:]):
-        found, look = _latencies(one), {"marker": MARKERS[number % len(MARKERS)], "alpha": 0.7}
+    for number, run in enumerate(runs[1:]):
+        latencies, look = _latencies(run), {"marker": MARKERS[number % len(MARKERS)], "alpha": 0.7}
         axis.plot(
-            [*known.values()], [found[name] for name in known], ls="", label=_name(one), **look
+            [*known.values()], [latencies[name] for name in known], ls="", label=_name(run), **look
         )
     ends = min(known.values()), max(known.values())
     axis.plot(ends, ends, ":", color="grey", label="as recorded")
@@ -63,15 +76,15 @@ def draw_replay(runs: Sequence[Replayed], path: Path) -> None:
     figure.savefig(path)
 
 
-def _name(one: Replayed) -> str:
-    return one.spec.contender.name
+def _name(run: Replayed) -> str:
+    return run.spec.contender.name
 
 
 def _cells(runs: Sequence[Replayed]) -> list[Series]:
     return cells(runs, [runs[0].spec.setting], list(map(_name, runs)), RECORDED)
 
 
-def _latencies(one: Replayed) -> dict[str, float]:
-    """By program, in the order of their arrivals."""
-    arrived = sorted(one.outcomes, key=lambda outcome: outcome.arrived_s)
+def _latencies(run: Replayed) -> dict[str, float]:
+    """Return the latency of each program in seconds, in the order of arrivals."""
+    arrived = sorted(run.outcomes, key=lambda outcome: outcome.arrived_s)
     return {outcome.program_id: outcome.latency_s for outcome in arrived}

@@ -1,8 +1,9 @@
-"""The metrics that every comparison of programs has, under the names that vLLM gives them.
+"""The metrics of every comparison of programs, with the names that vLLM uses.
 
-Of calls they are those of ``vllm bench serve`` (TTFT, TPOT, E2EL, throughput, goodput), counted at
-the engine: aiperf calls them time to first token, inter token latency and request latency. A job is
-a program from its arrival to its end. Names end in their unit; what is not known is left out.
+The metrics of calls are those of ``vllm bench serve`` (TTFT, TPOT, E2EL, throughput, goodput),
+measured at the engine; aiperf calls them time to first token, inter token latency and request
+latency. A job is a program from its arrival to its end. Names end in their unit. Unknown metrics
+are left out.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ SHORT = {
     "slowdown_small": "slowdown: small",
     "slowdown_large": "large",
 }
-"""What tables show of them, by head: JCT is a job's completion time."""
+"""The metrics that tables show, with their heads. JCT is the job completion time."""
 _SHARES = ("prefix_cache_hit_rate", "infinite_cache_hit_rate")
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a good call, and a good job, keeps: milliseconds."""
+    """The limits, in milliseconds, that a call and a job must keep to count for goodput."""
 
     ttft: float = 2_000.0
     tpot: float = 100.0
@@ -47,77 +48,81 @@ class Limits:
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> Limits:
-        """Of ``ttft:2000`` and the like, as vLLM's ``--goodput``. Raises `ConfigError`."""
-        found = {}
+        """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError`."""
+        values = {}
         for word in words:
             name, _, number = word.partition(":")
             try:
-                found[name] = float(number)
+                values[name] = float(number)
             except ValueError:
-                found[name] = math.nan
-            if name not in cls.__slots__ or not found[name] > 0:
-                raise ConfigError(f"--goodput {word!r}: give ms as in ttft:2000,tpot:100,jct:60000")
-        return cls(**found)
+                values[name] = math.nan
+            if name not in cls.__slots__ or not values[name] > 0:
+                raise ConfigError(
+                    f"--goodput {word!r}: give milliseconds, as in ttft:2000,tpot:100,jct:60000"
+                )
+        return cls(**values)
 
 
 def standard(jobs: Sequence[Outcome], limits: Limits | None = None) -> dict[str, float]:
-    """The metrics of jobs that ended; nothing of none."""
+    """Return the metrics of ended jobs; empty without jobs."""
     if not jobs:
         return {}
     limits = limits or Limits()
-    seconds = max(one.ended_s for one in jobs) - min(one.arrived_s for one in jobs)
-    times = [one.latency_s for one in jobs]
-    good = sum(1e3 * one <= limits.jct for one in times)
-    found = {
+    seconds = max(job.ended_s for job in jobs) - min(job.arrived_s for job in jobs)
+    times = [job.latency_s for job in jobs]
+    good = sum(1e3 * time <= limits.jct for time in times)
+    metrics = {
         "completed": len(jobs),
         "duration": seconds,
         "jobs_per_hour": 3600 * len(jobs) / seconds,
         "job_goodput_per_hour": 3600 * good / seconds,
         **_of("jct_s", times),
-        "ms_per_token": 1e3 * fmean(one.token_latency_s for one in jobs),
+        "ms_per_token": 1e3 * fmean(job.token_latency_s for job in jobs),
     }
-    calls = [call for one in jobs for call in one.calls]
-    found |= _of_calls(calls, limits, seconds) if calls else {}
-    if not any(math.isnan(one.ideal_s) for one in jobs):
-        found |= dict(_fairness(jobs))
-    return found
+    calls = [call for job in jobs for call in job.calls]
+    metrics |= _of_calls(calls, limits, seconds) if calls else {}
+    if not any(math.isnan(job.ideal_s) for job in jobs):
+        metrics |= dict(_fairness(jobs))
+    return metrics
 
 
 def _of_calls(calls: Sequence[ServedCall], limits: Limits, seconds: float) -> dict[str, float]:
     prompt, output = (
-        sum(getattr(one, f"{n}_tokens") for one in calls) for n in ("prompt", "output")
+        sum(getattr(call, f"{n}_tokens") for call in calls) for n in ("prompt", "output")
     )
     good = sum(1e3 * c.ttft_s <= limits.ttft and 1e3 * c.tpot_s <= limits.tpot for c in calls)
-    found = {
+    metrics = {
         "total_input_tokens": prompt,
         "total_output_tokens": output,
         "request_throughput": len(calls) / seconds,
         "request_goodput": good / seconds,
         "output_throughput": output / seconds,
         "total_token_throughput": (prompt + output) / seconds,
-        **_of("ttft_ms", [1e3 * one.ttft_s for one in calls]),
-        **_of("tpot_ms", [1e3 * one.tpot_s for one in calls if one.output_tokens > 1]),
-        **_of("e2el_ms", [1e3 * one.e2el_s for one in calls]),
-        "prefix_cache_hit_rate": sum(one.cached_tokens for one in calls) / max(1, prompt),
-        "infinite_cache_hit_rate": sum(one.cacheable_tokens for one in calls) / max(1, prompt),
+        **_of("ttft_ms", [1e3 * call.ttft_s for call in calls]),
+        **_of("tpot_ms", [1e3 * call.tpot_s for call in calls if call.output_tokens > 1]),
+        **_of("e2el_ms", [1e3 * call.e2el_s for call in calls]),
+        "prefix_cache_hit_rate": sum(call.cached_tokens for call in calls) / max(1, prompt),
+        "infinite_cache_hit_rate": sum(call.cacheable_tokens for call in calls) / max(1, prompt),
     }
     for first, last in _TURNS:
-        some = [one.ttft_s for one in calls if first <= one.turn <= (last or math.inf)]
-        if some:
+        times = [call.ttft_s for call in calls if first <= call.turn <= (last or math.inf)]
+        if times:
             name = f"{first}" if last == first else f"{first}-{last or ''}"
-            found[f"median_ttft_ms_turn_{name}"] = 1e3 * median(some)
-    return found
+            metrics[f"median_ttft_ms_turn_{name}"] = 1e3 * median(times)
+    return metrics
 
 
 def _fairness(jobs: Sequence[Outcome]) -> Iterator[tuple[str, float]]:
-    """Slowdowns (time over the time alone) of all, and of each third by the time alone."""
-    ordered = [one.latency_s / one.ideal_s for one in sorted(jobs, key=lambda one: one.ideal_s)]
+    """Yield the mean and the maximum slowdown (time divided by the ideal time), and the mean
+    slowdown of the small, medium and large third of the jobs by ideal time.
+    """
+    ordered = [job.latency_s / job.ideal_s for job in sorted(jobs, key=lambda job: job.ideal_s)]
     yield "slowdown", fmean(ordered)
     yield "max_slowdown", max(ordered)
     for at, name in enumerate(_THIRDS):
         ends = [len(ordered) * edge // len(_THIRDS) for edge in (at, at + 1)]
-        if some := ordered[slice(*ends)]:
-            yield f"slowdown_{name}", fmean(some)
+        if third := ordered[slice(*ends)]:
+            yield f"slowdown_{name}", fmean(third)
 
 
 def _of(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -130,25 +135,28 @@ def _of(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def short_table(
     runs: Mapping[str, Sequence[Metrics]],
-    more: Mapping[str, Sequence[str]] | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
     first: str = "contender",
 ) -> str:
-    """A row for each of those that ran, with medians over the seeds (least-most); ``more`` columns
-    have their texts by head.
+    """Return a table with a row for each contender: medians over the seeds (least-greatest).
+
+    ``columns`` are further columns by their heads, with a text for each row. ``first`` is the head
+    of the first column.
     """
-    shown = [name for name in SHORT if any(name in one for some in runs.values() for one in some)]
-    heads = [first, *(SHORT[name] for name in shown), *(more or {})]
-    texts = zip(*(more or {}).values(), strict=True) if more else [()] * len(runs)
+    known = {name for by_seed in runs.values() for metrics in by_seed for name in metrics}
+    shown = [name for name in SHORT if name in known]
+    heads = [first, *(SHORT[name] for name in shown), *(columns or {})]
+    texts = zip(*(columns or {}).values(), strict=True) if columns else [()] * len(runs)
     rows = [
-        [who, *(_cell(some, name) for name in shown), *beside]
-        for (who, some), beside in zip(runs.items(), texts, strict=True)
+        [contender, *(_cell(by_seed, name) for name in shown), *beside]
+        for (contender, by_seed), beside in zip(runs.items(), texts, strict=True)
     ]
     return markdown(heads, rows)
 
 
-def _cell(some: Sequence[Metrics], name: str) -> str:
+def _cell(by_seed: Sequence[Metrics], name: str) -> str:
     scale, unit = (100, "%") if name in _SHARES else (1, "")
-    values = [scale * one[name] for one in some if name in one]
+    values = [scale * metrics[name] for metrics in by_seed if name in metrics]
     if not values:
         return "-"
     return in_digits(Spread.of(values), unit) if len(values) > 1 else f"{digits(values[0])}{unit}"

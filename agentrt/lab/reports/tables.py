@@ -1,4 +1,4 @@
-"""Medians with their spread, and tables that read the same on a screen and in Markdown."""
+"""Medians with their spread, and Markdown tables that are also readable as plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with the least and the greatest of its values."""
+    """The median, the least and the greatest of some values."""
 
     median: float
     least: float
@@ -25,7 +25,7 @@ class Spread:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table, its columns padded so that it reads as plain text too."""
+    """Return a Markdown table with padded columns, so that it is readable as plain text, too."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = [
@@ -37,12 +37,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def in_digits(spread: Spread, unit: str = "") -> str:
-    """A spread whose values may be of any size."""
+    """Return a spread as text, with three significant digits for each value."""
     return f"{digits(spread.median)}{unit} ({digits(spread.least)}-{digits(spread.most)})"
 
 
 def digits(value: float) -> str:
-    """Three digits that count, or all before the point."""
+    """Return a number with three significant digits, or with all digits before the point."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

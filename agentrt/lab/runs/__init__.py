@@ -1,1 +1,1 @@
-"""Runs by plain values: which programs, when they arrive, on what, under which policy."""
+"""Runs, described by plain values: the programs, their arrivals, the engine and the policy."""

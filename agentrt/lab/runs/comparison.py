@@ -1,4 +1,4 @@
-"""The same programs under vLLM's own order and under agentrt's, on an engine or in virtual time."""
+"""Compares programs in vLLM's own order and in agentrt's, on an engine or in virtual time."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from agentrt.scheduler.config import SchedulerConfig
 STOCK = SchedulerConfig("fcfs")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
-"""Of calls by their ids: prompt and output."""
+"""The token ids of prompts and outputs, by the ids of calls."""
 Call = tuple[float, float, CallReport]
-"""When it came and ended, and what it cost."""
+"""The arrival and the end of a call, in seconds after the start of the run, and its report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """A program and its ``calls``, by their place in its shape; seconds after the run's start."""
+class ProgramRun:
+    """One program in a run. Its ``calls`` are by their indices in ``shape``. Times are in seconds
+    after the start of the run.
+    """
 
     shape: ProgramShape
     began: float
@@ -54,11 +56,13 @@ class Course:
         return Outcome.of(self.shape, self.began, self.ended, reports)
 
     def pieces(self) -> list[Piece]:
-        """Its time along its critical path, with reasons, as in `agentrt journal why`."""
+        """Return the time along the critical path with reasons, as in `agentrt journal why`."""
         return [piece for piece in self._back() if piece.until > piece.since][::-1]
 
     def _back(self) -> Iterator[Piece]:
-        """The last first. What is between two calls is the tool's, if there was one."""
+        """Yield the pieces, the last first. The time between two calls is that of a tool, if there
+        is one.
+        """
         at, reason = self.ended, OWN
         index = max(self.calls, key=self._end_of, default=None)
         while index is not None:
@@ -77,15 +81,12 @@ class Course:
         return self.calls[index][1]
 
 
-Courses = Sequence[Course]
-
-
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What was known of the programs before they were compared.
+class Learned:
+    """The history of the compared programs.
 
-    Earlier runs had taught the scheduler the program types that are ``known``, and not the ``new``
-    ones. ``file`` keeps what is learned; None is nowhere.
+    The scheduler had learned the program types in ``known`` from earlier runs, but not those in
+    ``new``. ``file`` stores the history; None if it is not stored.
     """
 
     file: str | None = None
@@ -95,19 +96,23 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Pairs of runs that did the same, ours after it had seen the programs; ``first`` are ours
-    that knew only what their ``past`` had taught. ``off`` is how far the replay under stock's order
-    is from the run that it replays, as a share; 0 where nothing is replayed.
+    """Pairs of runs of the same programs.
+
+    ``ours`` ran after agentrt had seen the programs; ``first`` ran only with the history in
+    ``learned``. ``off`` is the relative error of replaying stock's order; 0 without a replay.
     """
 
-    stock: Sequence[Courses]
-    ours: Sequence[Courses]
-    first: Sequence[Courses]
+    stock: Sequence[Sequence[ProgramRun]]
+    ours: Sequence[Sequence[ProgramRun]]
+    first: Sequence[Sequence[ProgramRun]]
     off: float = 0.0
-    past: Past = Past()
+    learned: Learned = Learned()
 
     def both_ratios(self, of: str = "mean_jct_s") -> tuple[list[float], list[float]]:
-        """Ours to stock's in each pair, and the first time's: of a standard metric."""
+        """Return the ratio of our value to stock's for each pair of runs, and for each first run.
+
+        ``of`` is the name of a standard metric.
+        """
         stock = [metrics(run)[of] for run in self.stock]
         ours = [metrics(run)[of] / base for run, base in zip(self.ours, stock, strict=True)]
         first = [metrics(run)[of] / base for run, base in zip(self.first, stock, strict=False)]
@@ -115,52 +120,57 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Ours to stock's, of the mean times."""
+        """The ratio of our mean time to stock's, for each pair of runs."""
         return self.both_ratios()[0]
 
     @property
-    def typical(self) -> tuple[Courses, Courses]:
-        """The pair whose ratio is the median, programs of a type together."""
+    def typical(self) -> tuple[Sequence[ProgramRun], Sequence[ProgramRun]]:
+        """The pair of runs with the median ratio, each sorted by program type."""
         ratios = self.ratios
         at = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
-        stock, ours = (sorted(one[at], key=_type_of) for one in (self.stock, self.ours))
+        stock, ours = (sorted(runs[at], key=_type_of) for runs in (self.stock, self.ours))
         return stock, ours
 
     @property
     def verdict(self) -> str:
-        """Something is gained, or lost, if it is in each pair, by more than the replay is off."""
+        """Gain or loss, if every pair has it by more than the error of the replay; else nothing."""
         if max(self.ratios) < 1 - self.off:
             return GAIN
         return LOSS if min(self.ratios) > 1 + self.off else NOTHING
 
 
-def _type_of(one: Course) -> str:
-    return one.shape.type
+def _type_of(program: ProgramRun) -> str:
+    return program.shape.type
 
 
-def metrics(run: Courses) -> dict[str, float]:
-    """The standard ones."""
-    return standard([one.outcome for one in run])
+def metrics(run: Sequence[ProgramRun]) -> dict[str, float]:
+    """Return the standard metrics of a run."""
+    return standard([program.outcome for program in run])
 
 
-def latencies(run: Courses) -> list[float]:
-    """Seconds from each program's start to its end."""
-    return [one.latency_s for one in run]
+def latencies(run: Sequence[ProgramRun]) -> list[float]:
+    """Return the seconds from each program's start to its end."""
+    return [program.latency_s for program in run]
 
 
-def read(runs: Sequence[Run], tokens: Tokens) -> list[Course]:
-    """Programs that ran together, and ended. Raises `ConfigError` for one without a call."""
+def read(runs: Sequence[Run], tokens: Tokens) -> list[ProgramRun]:
+    """Read programs that ran together and have ended. Raises `ConfigError` for a program without
+    an answered call.
+    """
     zero, entries = min(run.started_at for run in runs), list[Fields]()
     for run in runs:
         head = {"id": run.id, "type": run.type, "started_at": run.started_at}
         entries.append(Fields(run.id, to_json(run.dag) | {"program": head}))
-    shapes = {one.program_id: one for one in dagfile.read(entries, "", UNSCALED, Notes())}
+    shapes = {shape.program_id: shape for shape in dagfile.read(entries, "", UNSCALED, Notes())}
     if silent := [run.id for run in runs if run.id not in shapes]:
-        raise ConfigError(f"program {silent[0]} got nothing from its model: nothing to compare")
+        raise ConfigError(
+            f"program {silent[0]} got no answer from its model, so there is nothing to compare; "
+            "compare programs that call a model"
+        )
     return [_read(run, shapes[run.id], tokens, zero) for run in runs]
 
 
-def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> Course:
+def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> ProgramRun:
     calls, shapes, over = dict[int, Call](), list(shape.calls), run.ended_at or zero
     for node in run.dag.nodes():
         if node.kind is NodeKind.CALL and node.report and node.report.output_tokens:
@@ -168,28 +178,28 @@ def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> Course:
             calls[index] = node.created_at - zero, (node.ended_at or over) - zero, node.report
             shapes[index] = replace(
                 shapes[index],
-                node=node.scope.partition("/")[2].rpartition("/")[2],  # as the scheduler had it
+                node=node.scope.partition("/")[2].rpartition("/")[2],  # as in the scheduler
                 prompt_ids=(prompt,) if prompt else (),
                 output_ids=tuple(said),
             )
     over -= zero
     tail_s = over - max(ended for _, ended, _ in calls.values())
     shape = replace(shape, calls=tuple(shapes), tail_s=tail_s)
-    return Course(shape, run.started_at - zero, over, calls)
+    return ProgramRun(shape, run.started_at - zero, over, calls)
 
 
-def fitted(run: Courses) -> StepTimeModel:
-    """How long the engine's steps took. Raises `ConfigError` where there were too few."""
-    reports = [report for one in run for _, _, report in one.calls.values()]
+def fitted(run: Sequence[ProgramRun]) -> StepTimeModel:
+    """Fit a step-time model to the calls of a run. Raises `ConfigError` if there are too few."""
+    reports = [report for program in run for _, _, report in program.calls.values()]
     if (times := step_time(map(asdict, reports))) is None:
         raise ConfigError(
-            f"{len(reports)} calls are too few to replay: give a larger --n or --real"
+            f"{len(reports)} calls are too few to replay; give a larger --n, or use --real"
         )
     return times
 
 
-class _Watched(Virtual):
-    """A virtual engine that keeps its calls."""
+class _RecordingBackend(Virtual):
+    """A virtual engine that records its calls."""
 
     def __init__(self, order: SchedulerConfig, machine: Machine) -> None:
         super().__init__(order, machine.virtual_options(), machine.step_time())
@@ -207,24 +217,30 @@ class _Watched(Virtual):
 
 
 def replay(
-    run: Courses, order: SchedulerConfig, machine: Machine, repeat: int = 0, learned: Any = None
-) -> tuple[Courses, Any]:
-    """The programs in virtual time, and what an order that ``learned`` this knows then. In each
-    ``repeat`` but 0 their first calls come in another order.
+    run: Sequence[ProgramRun],
+    order: SchedulerConfig,
+    machine: Machine,
+    repeat: int = 0,
+    learned: Any = None,
+) -> tuple[Sequence[ProgramRun], Any]:
+    """Run the programs in virtual time. Return the run, and the history that the order has then.
+
+    The order starts with the history ``learned``. In each ``repeat`` other than 0, the first calls
+    arrive in another order.
     """
-    coming = [one.shape for one in run]
-    firsts = [one.arrives_s + one.calls[0].gap_s for one in coming]
+    coming = [program.shape for program in run]
+    firsts = [shape.arrives_s + shape.calls[0].gap_s for shape in coming]
     if repeat:
         random.Random(repeat).shuffle(coming)
-    starts = [at - one.calls[0].gap_s for one, at in zip(coming, firsts, strict=True)]
-    shapes = [one.arriving(at - min(starts)) for one, at in zip(coming, starts, strict=True)]
-    engine = _Watched(order, machine)
+    starts = [at - shape.calls[0].gap_s for shape, at in zip(coming, firsts, strict=True)]
+    shapes = [shape.arriving(at - min(starts)) for shape, at in zip(coming, starts, strict=True)]
+    engine = _RecordingBackend(order, machine)
     history = engine.lanes[0].engine.scheduler.history
     if learned is not None:
         history.know(learned)
-    ends = {one.program_id: one.ended_s for one in drive(engine, shapes).outcomes}
-    courses = {
-        name: Course(one, one.arrives_s, ends[name], engine.calls[name])
-        for one, name in ((one, one.program_id) for one in shapes)
+    ends = {outcome.program_id: outcome.ended_s for outcome in drive(engine, shapes).outcomes}
+    runs = {
+        name: ProgramRun(shape, shape.arrives_s, ends[name], engine.calls[name])
+        for shape, name in ((shape, shape.program_id) for shape in shapes)
     }
-    return [courses[one.shape.program_id] for one in run], history.values()
+    return [runs[program.shape.program_id] for program in run], history.values()

@@ -1,4 +1,4 @@
-"""Who is compared, by name: ours under some settings, vLLM without us, and registered rivals."""
+"""The contenders of comparisons, by name: our policies, stock vLLM, and registered rivals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import KNOWING, check_policy, is_policy, policy_names
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
@@ -26,37 +26,37 @@ _STOCKS = {
     "priority-path": Stock("path"),
 }
 HINTED, AMPLE = "hints", "ample"
-"""What a name may have after a plus: it is told guesses of sizes, it has much more memory."""
+"""Suffixes of a name after a plus: with size hints, and with much more memory."""
 DEFAULT_HINTS = 0.5
-"""How well guesses correlate with the truth when nobody says: see `with_hints`."""
+"""Default correlation between size hints and true sizes: see `with_hints`."""
 _TIMES_AMPLE = 16
 _OURS = SchedulerConfig()
 
 
 def how() -> str:
-    """The names that there are, for people."""
+    """Describe all names of contenders, for help texts and errors."""
     rivals = ", ".join(rival.shown for rival in RIVALS.values())
     return (
-        f"{', '.join(policy_names())}, with a plus before what else is on, as in fcfs+cost, "
-        f"adaptive+memory or atlas+{HINTED} (which is told guesses of sizes); {DEFAULT}, which is "
-        f"what agentrt run and serve use ({'+'.join(_named(_OURS).values())}); of vLLM "
-        f"alone {', '.join(_STOCKS)}; {f'the rivals {rivals}; ' if rivals else ''}"
-        f"or any of these and +{AMPLE}, with {_TIMES_AMPLE} times the memory"
+        f"{', '.join(policy_names())}, with a retention or admission after a plus, as in "
+        f"fcfs+cost or adaptive+memory, or with +{HINTED} for size hints; {DEFAULT}, the policy of "
+        f"agentrt run and serve ({'+'.join(_named(_OURS).values())}); {', '.join(_STOCKS)}, which "
+        f"are vLLM's own; {f'the rivals {rivals}; ' if rivals else ''}"
+        f"or any of these with +{AMPLE} for {_TIMES_AMPLE} times the memory"
     )
 
 
 def _named(config: SchedulerConfig) -> dict[str, Any]:
-    """The settings that have names."""
+    """Return the settings that a contender's name selects."""
     return {name: getattr(config, name) for name in ("policy", "retention", "admission")}
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Who schedules an engine, behind which gate, with how much of the memory.
+    """A way to schedule an engine, with an optional gate and a factor for the engine's memory.
 
-    ``hints`` says how well the guesses of programs' sizes that it is told correlate with the
-    truth; None: it is told no guess. ``gate`` makes what stands before an engine of some size, and
-    ``scheduler`` names a subclass of our scheduler in its place (``module:class``).
+    ``hints`` is the correlation between size hints and true sizes; None for no hints. ``gate``
+    makes the gate in front of an engine of a given size. ``scheduler`` names a subclass of our
+    scheduler to use in its place (``module:class``).
     """
 
     name: str
@@ -76,15 +76,17 @@ class Contender:
 
     @property
     def on_engines(self) -> bool:
-        """Whether a real engine can run it: none knows sizes, or has a rival's scheduler."""
+        """Whether a real engine can run this contender. It cannot run policies that know the true
+        sizes, or a rival's scheduler.
+        """
         return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
 
     def sized(self, options: VirtualOptions) -> VirtualOptions:
-        """The engine's size for it."""
+        """Return the sizes of the engine with this contender's factor of memory."""
         return replace(options, kv_blocks=self.memory * options.kv_blocks)
 
     def make_gate(self, options: VirtualOptions) -> Gate | None:
-        """What holds calls back before an engine of this size."""
+        """Return the gate in front of an engine of this size; None for no gate."""
         return None if self.gate is None else self.gate(options)
 
     def run(
@@ -93,8 +95,8 @@ class Contender:
         options: VirtualOptions,
         times: StepTimeModel,
         **fleet: Any,
-    ) -> Ran:
-        """Its run in virtual time; ``fleet`` are the replicas and the router of `Virtual`."""
+    ) -> RunOutcome:
+        """Run programs in virtual time. ``fleet`` has the replicas and the router of `Virtual`."""
         options = self.sized(options)
         scheduler = _loaded(self.scheduler) if self.scheduler else None
         engine = Virtual(self.scheduling, options, times, scheduler_cls=scheduler, **fleet)
@@ -102,10 +104,10 @@ class Contender:
 
 
 class Rival(NamedTuple):
-    """A rival's rule: how its name is ``shown``, and what makes the contender.
+    """A rival's policy. ``shown`` is its name in help texts.
 
-    ``make`` gets the contender's whole name, and what stands in it after a colon; it returns None
-    if that cannot be.
+    ``make`` makes the contender from the whole name and the part after the colon, and returns None
+    for an invalid name.
     """
 
     shown: str
@@ -113,72 +115,80 @@ class Rival(NamedTuple):
 
 
 RIVALS: dict[str, Rival] = {}
-"""The rivals that are known, by the name before a colon. The package has none: a checkout's
-``benchmarks.rivals`` registers its own."""
+"""The registered rivals, by the name before a colon. The package itself registers none;
+``benchmarks.rivals`` in a checkout registers its own.
+"""
 
 
 def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS) -> Contender:
-    """The contender of a name; a policy has the settings of ``ours``, and hints as good as
-    ``hints``. Raises `ConfigError` for a name that says nothing.
+    """Return the contender with this name.
+
+    ``ours`` are the other settings of our policies, and ``hints`` is the correlation of size
+    hints. Raises `ConfigError` for an unknown name.
     """
-    first, *more = name.split("+")
-    told, ample = (_taken(more, [one]) for one in (HINTED, AMPLE))
-    found = Contender(
+    first, *suffixes = name.split("+")
+    is_hinted, ample = (_taken(suffixes, [suffix]) for suffix in (HINTED, AMPLE))
+    result = Contender(
         name,
         _STOCKS.get(first) or _OURS,
-        hints if told else None,
+        hints if is_hinted else None,
         memory=_TIMES_AMPLE if ample else 1,
     )
     kind, _, number = first.partition(":")
     if kind in RIVALS:
         rival = RIVALS[kind].make(name, number)
         if rival is None:
-            more = [name]
+            suffixes = [name]
         else:
-            found = replace(rival, hints=found.hints, memory=found.memory)
+            result = replace(rival, hints=result.hints, memory=result.memory)
     elif first == DEFAULT:
-        found = replace(found, scheduling=replace(ours, **_named(_OURS)))
+        result = replace(result, scheduling=replace(ours, **_named(_OURS)))
     elif is_policy(first):
         check_policy(first)
-        retention, admission = _taken(more, RETENTIONS), _taken(more, ADMISSIONS)
+        retention, admission = _taken(suffixes, RETENTIONS), _taken(suffixes, ADMISSIONS)
         ours = replace(
             ours, policy=first, retention=retention or "lru", admission=admission or "off"
         )
-        found = replace(found, scheduling=ours)
+        result = replace(result, scheduling=ours)
     elif first not in _STOCKS:
-        more = [name]
-    if more:
+        suffixes = [name]
+    if suffixes:
         raise ConfigError(f"unknown policy {name!r}; known: {how()}")
-    return found
+    return result
 
 
 def contenders(
     names: Iterable[str], ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS
 ) -> list[Contender]:
-    """Those named, each once."""
+    """Return the contenders with these names, without duplicates."""
     return [contender(name, ours, hints) for name in dict.fromkeys(names)]
 
 
-def check_on_engines(everyone: Iterable[Contender]) -> None:
-    """Raise `ConfigError` for one that a real engine cannot run."""
-    for one in everyone:
-        if not one.on_engines:
-            raise ConfigError(f"{one.name!r} runs in virtual time only; leave it out")
+def check_on_engines(contenders: Iterable[Contender]) -> None:
+    """Raise `ConfigError` for a contender that a real engine cannot run."""
+    for contender in contenders:
+        if not contender.on_engines:
+            raise ConfigError(f"{contender.name!r} runs in virtual time only; leave it out")
 
 
-def check_on_one_engine(everyone: Sequence[Contender]) -> None:
-    """Raise `ConfigError` for one that a real engine cannot run, or that wants one of its own."""
-    check_on_engines(everyone)
-    if ample := next((one.name for one in everyone if one.memory > 1), None):
-        raise ConfigError(f"{ample!r}: all share an engine here; see python -m benchmarks memory")
+def check_on_one_engine(contenders: Sequence[Contender]) -> None:
+    """Raise `ConfigError` for a contender that a real engine cannot run, or that needs an engine of
+    its own.
+    """
+    check_on_engines(contenders)
+    if ample := next((each.name for each in contenders if each.memory > 1), None):
+        raise ConfigError(
+            f"{ample!r} needs an engine with more memory, but all contenders share one here; leave "
+            "it out, or use python -m benchmarks memory"
+        )
 
 
 def _taken(words: list[str], known: Sequence[str]) -> str | None:
-    """Take the first that is known out of those left."""
-    found = next((word for word in words if word in known), None)
-    if found is not None:
-        words.remove(found)
-    return found
+    """Remove the first known word from ``words``, and return it; None if there is none."""
+    match = next((word for word in words if word in known), None)
+    if match is not None:
+        words.remove(match)
+    return match
 
 
 def _loaded(name: str) -> type[Any]:

@@ -1,8 +1,8 @@
-"""Grids of simulated runs: every setting with every seed, by every contender.
+"""Grids of simulated runs: every contender under every setting with every seed.
 
-A run is described by plain values (`RunSpec`), so that it can be done in another process
-(`agentrt.lab.commands.progress`) and said in a report. All of one seed see the same programs at the
-same times.
+A run is described by plain values (`RunSpec`), so that another process can do it
+(`agentrt.lab.commands.progress`) and a report can describe it. All runs with the same seed have the
+same programs at the same times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from agentrt.errors import ConfigError
-from agentrt.lab.outcome import Ran, Summary
+from agentrt.lab.outcome import RunOutcome, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
@@ -27,19 +27,20 @@ from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape, with_hints
 from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
 DEFAULT_PROGRAMS = 1000
-"""How many programs a generator makes when nobody says."""
+"""Default number of programs of a generator."""
 GENERATORS: dict[str, str] = {}
-"""The generators that are known, ``module:function`` by name; the function gets the name, a number
-of programs and a seed. The package has none: a checkout's ``benchmarks.workloads`` registers its
-own."""
+"""The registered generators, as ``module:function`` by name. The function gets the name, a number
+of programs and a seed. The package itself registers none; ``benchmarks.workloads`` in a checkout
+registers its own.
+"""
 _AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where programs come from: a generator's name, or a file with a trace.
+    """A source of programs: a generator, or a file with a trace.
 
-    Programs are scaled, then ``cut``. ``format`` and ``tokenizer`` are how a file is read: see
+    Programs are scaled, then ``cut``. ``format`` and ``tokenizer`` say how to read the file: see
     `read_programs`.
     """
 
@@ -50,7 +51,9 @@ class Source:
     format: str = ""
     tokenizer: str = ""
     generator: str = ""
-    """``module:function`` of a generator, for the process that makes its programs."""
+    """The ``module:function`` of a generator, because a process that makes its programs may not
+    have it registered.
+    """
 
     def __post_init__(self) -> None:
         if self.path is None and not self.generator:
@@ -58,21 +61,24 @@ class Source:
 
     @classmethod
     def named(cls, text: str, **how: Any) -> Source:
-        """A generator by its name, or ``FILE`` or ``FORMAT:FILE``. Raises `ConfigError`."""
-        found = named(text, GENERATORS)
-        if found is None:
+        """Return the source for the name of a generator, or for ``FILE`` or ``FORMAT:FILE``. Raises
+        `ConfigError` for an unknown name or file.
+        """
+        location = named(text, GENERATORS)
+        if location is None:
             return cls(text, **how)
-        return cls(stem(found[1]), found[1], format=found[0], **how)
+        return cls(stem(location[1]), location[1], format=location[0], **how)
 
     def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
-        """So many programs, which the seed decides: a generator makes them, a trace is drawn from.
+        """Return ``n`` programs, which depend on the seed.
 
-        Each program of a trace comes once before any comes again, under another id.
+        A generator makes the programs. From a trace they are drawn: each program is used once
+        before any is used again under another id.
         """
         return _made(self, self.count(n), seed)
 
     def trace(self) -> Trace:
-        """What is in the file. Raises `ConfigError` for one that cannot be read."""
+        """Return the trace in the file. Raises `ConfigError` if it cannot be read."""
         assert self.path is not None
         how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
         return _recorded(self.path, **how)
@@ -84,21 +90,21 @@ class Source:
 
 
 def _generator(name: str) -> str:
-    """The generator of this name. Raises `ConfigError` for an unknown one."""
+    """Return the generator with this name. Raises `ConfigError` for an unknown name."""
     if name in GENERATORS:
         return GENERATORS[name]
     if not GENERATORS:
         raise ConfigError(
-            f"{name!r}: there is no such file; give recorded programs as FILE or FORMAT:FILE"
+            f"the file {name!r} does not exist; give recorded programs as FILE or FORMAT:FILE"
         )
     near = get_close_matches(name, GENERATORS, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(GENERATORS)}")
+    raise ConfigError(f"unknown workload {name!r}; {meant}available: {', '.join(GENERATORS)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all policies of a comparison run under, but for the seed."""
+    """The conditions that all policies of a comparison share, except the seed."""
 
     source: Source
     pressure: Pressure
@@ -106,13 +112,15 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """What tells it from others of the same source: the load, or how many come at once."""
+        """The load, or the number of programs that arrive at once. It distinguishes the settings
+        of one source.
+        """
         at_once = self.pressure.kind == "at-once"
         return str(self.programs or "all") if at_once else str(self.pressure)
 
     @property
     def axis(self) -> str:
-        """What the label counts."""
+        """The name of the quantity that the label shows."""
         return _AXES.get(self.pressure.kind, "load")
 
     @property
@@ -122,14 +130,14 @@ class Setting:
         return self.source.count(self.programs)
 
     def arrivals(self, machine: Machine, seed: int) -> Sequence[ProgramShape]:
-        """The programs, each at its time; ``recorded`` ones come as they stand in the file."""
+        """Return the programs with their arrival times; for ``recorded``, those of the file."""
         if self.pressure.kind == "recorded":
             return self.source.trace().programs[: self.programs]
         programs = self.source.programs(self.programs, seed)
         return self.pressure.arrange(programs, machine.capacity_per_s(programs), seed)
 
 
-# The runs of one seed follow each other in a worker, and want the same programs.
+# Cached, because consecutive runs of a worker have the same seed and need the same programs.
 @lru_cache(maxsize=2)
 def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
     if source.path is None:
@@ -146,7 +154,7 @@ _recorded = lru_cache(maxsize=4)(read_programs)
 
 
 def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
-    """``n`` of the programs, in rounds that each hold all of them in an order of its own."""
+    """Draw ``n`` programs in rounds. Each round has all programs, in an order of its own."""
     rng = Random(f"trace/{seed}")
     drawn: list[ProgramShape] = []
     while len(drawn) < n:
@@ -157,7 +165,7 @@ def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramS
 
 
 def _again(program: ProgramShape, again: int) -> ProgramShape:
-    """The same program once more, as another one."""
+    """Return the same program under another id, for a later round."""
     if not again:
         return program
     return replace(program, program_id=f"{program.program_id}#{again}")
@@ -165,12 +173,12 @@ def _again(program: ProgramShape, again: int) -> ProgramShape:
 
 # -- runs ------------------------------------------------------------------------------
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run, by plain values."""
+    """The description of one run by plain values."""
 
     setting: Setting
     seed: int
@@ -180,7 +188,7 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run and what came of it, in all and by its programs' type."""
+    """The result of a run: a summary of all programs, and one for each program type."""
 
     spec: RunSpec
     summary: Summary
@@ -189,42 +197,43 @@ class RunResult:
 
 def grid(
     settings: Sequence[Setting],
-    everyone: Sequence[Contender],
+    contenders: Sequence[Contender],
     seeds: Sequence[int],
     machine: Machine,
 ) -> list[RunSpec]:
-    """Every contender under every setting with every seed; those of one seed side by side.
+    """Return the runs of every contender under every setting with every seed. Runs with the same
+    setting and seed are consecutive.
 
     Raises `ConfigError` for a contender that cannot run on the machine.
     """
-    machine.check(everyone)
+    machine.check(contenders)
     return [
-        RunSpec(setting, seed, one, machine)
+        RunSpec(setting, seed, contender, machine)
         for setting, (repeat, seed) in product(settings, enumerate(seeds))
-        for one in turns(everyone, repeat)
+        for contender in turns(contenders, repeat)
     ]
 
 
-def turns(everyone: Sequence[One], repeat: int) -> list[One]:
-    """The order of a repeat: each repeat begins with another."""
-    first = repeat % len(everyone)
-    return [*everyone[first:], *everyone[:first]]
+def turns(contenders: Sequence[Item], repeat: int) -> list[Item]:
+    """Return the items in the order for a repeat: each repeat starts with the next item."""
+    first = repeat % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
 
 
 def do(spec: RunSpec) -> RunResult:
-    """Do a run, in this process."""
+    """Do a run in this process."""
     ran = run(spec, arrivals(spec))
     types = sorted({outcome.type for outcome in ran.outcomes})
     return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:
-    """The programs of a run, each at its time."""
+    """Return the programs of a run with their arrival times."""
     arranged = spec.setting.arrivals(spec.machine, spec.seed)
     hints = spec.contender.hints
     return arranged if hints is None else with_hints(arranged, hints, spec.seed)
 
 
-def run(spec: RunSpec, programs: Sequence[ProgramShape]) -> Ran:
-    """The run, with all that came of each program."""
+def run(spec: RunSpec, programs: Sequence[ProgramShape]) -> RunOutcome:
+    """Run the programs, and return the outcome of each program."""
     return spec.machine.run(spec.contender, programs)

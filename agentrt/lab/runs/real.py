@@ -1,8 +1,8 @@
-"""The programs of a journal on real engines, in real time, under one policy after the other.
+"""Replays the programs of a journal on real engines in real time, under one policy after the other.
 
-All do the work of the recording: its prompts, as the engine's own front end renders them, and
-outputs of as many tokens, whatever the model says. What it says takes the place of what was
-recorded in later prompts, which find it in the prefix cache.
+All policies do the work of the recording. Prompts are the recorded ones, rendered by the engine's
+own front end, and outputs have as many tokens as recorded. In later prompts, the new outputs stand
+in place of the recorded ones, so that they are in the prefix cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.frontend import Frontend
 from agentrt.executors.vllm.frontend.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.backends.serving import Open, about_engine, by_engine, engine_for, serve, warm_up
+from agentrt.lab.backends.real import Open, about_engine, by_engine, engine_for, serve, warm_up
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.progress import Meter, do_on_engines
 from agentrt.lab.engine.engines import LabEngine, engine_options, started
@@ -30,15 +30,15 @@ from agentrt.lab.workloads.journals import RecordedCall, Recording, listed
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _NO_TEXTS = (
-    "program {}: --depth real needs its prompts, which the journal does not have: record with "
+    "program {}: --depth real needs the prompts, but the journal does not have them; record with "
     "--journal-content full, or leave --depth real out"
 )
-_ONE = "--depth real runs on one engine, and these are {}: give --replicas 1, or leave it out"
+_ONE_ENGINE = "--depth real runs on one engine, but there are {} replicas; add --replicas 1"
 _TOO_LONG = (
-    "program {}: a call of {} tokens with {} of output does not fit into the {} that the engine "
-    "takes: end the command in -- --max-model-len N"
+    "program {}: a call with {} prompt tokens and {} output tokens does not fit into the engine's "
+    "{} tokens; add -- --max-model-len N at the end of the command"
 )
-_NO_MODEL = "which model was recorded is not known: give --model"
+_NO_MODEL = "the journal does not say which model was recorded; add --model"
 _FLAGS = {
     "--num-gpu-blocks-override": "kv_blocks",
     "--max-num-batched-tokens": "max_num_batched_tokens",
@@ -49,14 +49,14 @@ _FLAGS = {
 
 @dataclass(slots=True)
 class RealReplay:
-    """The runs of ``everyone``; ``results`` has those that are done, whatever happens then.
+    """The runs of all ``contenders``. ``results`` has the finished runs, also after an error.
 
-    ``progress`` hears how many programs have ended in all runs, and what comes.
+    ``progress`` is called with the number of programs that have ended in all runs, and a message.
     """
 
     recording: Recording
     spec: RunSpec
-    everyone: Sequence[Contender]
+    contenders: Sequence[Contender]
     base: EngineOptions
     open: Open
     progress: Callable[..., None]
@@ -64,10 +64,10 @@ class RealReplay:
     sizes: dict[str, Any] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """All of them. Raises `ConfigError` for what the engine cannot take."""
-        for group in by_engine(self.everyone):
+        """Do all runs. Raises `ConfigError` for a call that the engine cannot take."""
+        for group in by_engine(self.contenders):
             engine = engine_for(group[0], self.base)
-            self._tell(what="loading an engine")
+            self._tell(message="loading an engine")
             async with self.open(engine):
                 self.sizes = self.sizes or engine.sizes()
                 with EngineLog(verbose=False) as log:
@@ -80,20 +80,25 @@ class RealReplay:
             programs = await rendered(self.recording, front, engine.max_model_len)
         finally:
             await front.close()
-        await warm_up(engine, group[0], [_first_call(one) for one in programs])
-        for one in group:
-            self._tell(what=one.name)
-            run, gate = f"/{one.name}", one.make_gate(self.spec.machine.virtual_options())
-            ran = await serve(engine, one, programs, run=run, gate=gate, ended=self._tell)
-            self.results.append(ended_of(self.recording, replace(self.spec, contender=one), ran))
+        await warm_up(engine, group[0], [_first_call(program) for program in programs])
+        for contender in group:
+            self._tell(message=contender.name)
+            run, gate = (
+                f"/{contender.name}",
+                contender.make_gate(self.spec.machine.virtual_options()),
+            )
+            ran = await serve(engine, contender, programs, run=run, gate=gate, ended=self._tell)
+            self.results.append(
+                ended_of(self.recording, replace(self.spec, contender=contender), ran)
+            )
 
-    def _tell(self, ended: int = 0, what: str = "") -> None:
-        self.progress(len(self.results) * len(self.recording.programs) + ended, what)
+    def _tell(self, ended: int = 0, message: str = "") -> None:
+        self.progress(len(self.results) * len(self.recording.programs) + ended, message)
 
 
 async def rendered(recording: Recording, front: Frontend, most: int) -> list[ProgramShape]:
-    """The recorded programs, each prompt as the engine's tokens. Raises `ConfigError` for a call
-    of more than ``most`` tokens.
+    """Return the recorded programs with the token ids of their prompts. Raises `ConfigError` for a
+    call of more than ``most`` tokens.
     """
     calls, programs = iter(recording.calls), list[ProgramShape]()
     for program in recording.programs:
@@ -102,9 +107,9 @@ async def rendered(recording: Recording, front: Frontend, most: int) -> list[Pro
             call = next(calls)
             ids = await _prompt(call, front)
             if len(ids) + shape.output_tokens > most:
-                told = call.program, len(ids), shape.output_tokens, most
-                raise ConfigError(_TOO_LONG.format(*told))
-            salt = call.asked.get("cache_salt")
+                lengths = call.program, len(ids), shape.output_tokens, most
+                raise ConfigError(_TOO_LONG.format(*lengths))
+            salt = call.request.get("cache_salt")
             extends = _extended(shape, ids, program.calls, shapes)
             real = replace(shape, prompt_ids=(ids,), extends=extends, cache_salt=salt)
             shapes.append(replace(real, prompt_tokens=len(ids)))
@@ -113,29 +118,38 @@ async def rendered(recording: Recording, front: Frontend, most: int) -> list[Pro
 
 
 async def _prompt(call: RecordedCall, front: Frontend) -> list[int]:
-    if ids := listed(call.asked, "prompt_token_ids"):
+    if ids := listed(call.request, "prompt_token_ids"):
         return list(ids)
-    # Of adapters and other models there is one engine here.
-    return await front.render({name: call.asked[name] for name in call.asked if name != "model"})
+    # Drop the model's name, because one engine replays the calls of all models and adapters.
+    return await front.render(
+        {name: call.request[name] for name in call.request if name != "model"}
+    )
 
 
 def _extended(
     shape: CallShape, ids: list[int], recorded: Sequence[CallShape], done: Sequence[CallShape]
 ) -> int | None:
-    """The longest earlier call whose prompt and output this one's begins with: as texts, which
-    ``recorded`` shapes tell by their ids, and in the engine's tokens.
+    """Return the longest earlier call whose prompt and output this call's prompt begins with; None
+    if there is none.
+
+    The prompts must agree both as recorded texts, which the ids of ``recorded`` shapes represent,
+    and as tokens of the engine.
     """
-    asked, found, longest = list(chain(*shape.prompt_ids)), None, 0
+    recorded_ids, extended, longest = list(chain(*shape.prompt_ids)), None, 0
     for index, real in enumerate(done):
         whole = [*chain(*recorded[index].prompt_ids), *recorded[index].output_ids]
         [begin] = real.prompt_ids
-        if len(whole) > longest and asked[: len(whole)] == whole and ids[: len(begin)] == begin:
-            found, longest = index, len(whole)
-    return found
+        if (
+            len(whole) > longest
+            and recorded_ids[: len(whole)] == whole
+            and ids[: len(begin)] == begin
+        ):
+            extended, longest = index, len(whole)
+    return extended
 
 
 def _first_call(program: ProgramShape) -> ProgramShape:
-    """For a warm-up, which waits for nothing."""
+    """Return the program with its first call only and without gaps, for a warm-up."""
     first = replace(program.calls[0], after=(), gap_s=0.0)
     return replace(program, calls=(first,), tail_s=0.0)
 
@@ -145,42 +159,46 @@ def _first_call(program: ProgramShape) -> ProgramShape:
 
 def measure(
     recording: Recording,
-    everyone: Sequence[Contender],
+    contenders: Sequence[Contender],
     spec: RunSpec,
     sizes: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any], list[Replayed], StoppedError | None]:
-    """What they ran on, in words and as values; the runs; and what ended them early."""
-    check_on_one_engine(everyone)
+    """Replay the recording on a real engine under all contenders.
+
+    Return a description of the engine, the same as values, the runs, and the error of the signal
+    that ended them early, or None.
+    """
+    check_on_one_engine(contenders)
     if spec.machine.replicas > 1:
-        raise ConfigError(_ONE.format(spec.machine.replicas))
+        raise ConfigError(_ONE_ENGINE.format(spec.machine.replicas))
     for call in recording.calls:
-        if not call.asked.get("messages") and not listed(call.asked, "prompt_token_ids"):
+        if not call.request.get("messages") and not listed(call.request, "prompt_token_ids"):
             raise ConfigError(_NO_TEXTS.format(call.program))
     base = _engine_options(recording, sizes, options)
-    lasts_s = max(one.ended_s for one in recording.outcomes)
-    note(f"{len(everyone)} runs, each of about {lasts_s:.0f} s")
-    meter = Meter(len(everyone) * len(recording.programs), "programs")
-    replay = RealReplay(recording, spec, everyone, base, started, meter.now)
-    stop = do_on_engines(replay.run(), replay.results, len(everyone))
+    lasts_s = max(outcome.ended_s for outcome in recording.outcomes)
+    note(f"{len(contenders)} runs, each of about {lasts_s:.0f} s")
+    meter = Meter(len(contenders) * len(recording.programs), "programs")
+    replay = RealReplay(recording, spec, contenders, base, started, meter.now)
+    stop = do_on_engines(replay.run(), replay.results, len(contenders))
     if stop and not replay.results:
         raise stop
     flags, machine = options["engine_flags"], hardware()
     head = about_engine(base.model or "", flags, replay.sizes, machine)
-    told = {"depth": "real", "model": base.model, "flags": list(flags), "hardware": machine}
-    return head, {**told, **replay.sizes}, replay.results, stop
+    values = {"depth": "real", "model": base.model, "flags": list(flags), "hardware": machine}
+    return head, {**values, **replay.sizes}, replay.results, stop
 
 
 def _engine_options(
     recording: Recording, sizes: Mapping[str, Any], options: Mapping[str, Any]
 ) -> EngineOptions:
-    """The recorded engine, but for what is given."""
+    """Return the options of the recorded engine, changed by the command's options."""
     known = {"max_model_len": recording.engine.get("max_model_len"), **sizes}
     flags = [(flag, str(known[of])) for flag, of in _FLAGS.items() if known.get(of)]
     model = options["model"] or recording.engine.get("model")
     if not model:
         raise ConfigError(_NO_MODEL)
-    given = (*chain(*flags), *options["engine_flags"])
-    base = engine_options(model, None, sizes.get("max_num_seqs"), given)
+    all_flags = (*chain(*flags), *options["engine_flags"])
+    base = engine_options(model, None, sizes.get("max_num_seqs"), all_flags)
     prepare_environment(base)
     return base

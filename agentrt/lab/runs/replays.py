@@ -1,4 +1,4 @@
-"""What recorded programs would have had under other policies: who replays them, and the runs."""
+"""Replays of recorded programs under other policies: the policies, and their runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrt.lab.oracles import check_policy
-from agentrt.lab.outcome import Outcome, Ran, summarize
+from agentrt.lab.outcome import Outcome, RunOutcome, summarize
 from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunResult, RunSpec, run
 from agentrt.lab.workloads.journals import Recording, read_recording
@@ -19,32 +19,33 @@ _PLAIN = ("lru", "off")
 
 @dataclass(frozen=True, slots=True)
 class Replayed(RunResult):
-    """The recording itself, or a run of its programs; ``outcomes`` are of those that had ended, in
-    the order of their ends.
+    """The recording itself, or a run of its programs. ``outcomes`` are those of the programs that
+    ended in the recording, in the order of their ends.
     """
 
     outcomes: tuple[Outcome, ...] = ()
 
 
 def replay(spec: RunSpec) -> Replayed:
-    """Run the programs of a journal, which the spec's source names, at their times."""
+    """Run the programs of the journal that the spec's source names, with their arrival times."""
     assert spec.setting.source.path is not None
     recording = read_recording(spec.setting.source.path)
     return ended_of(recording, spec, run(spec, recording.programs))
 
 
-def ended_of(recording: Recording, spec: RunSpec, ran: Ran) -> Replayed:
-    """A run of the recorded programs."""
-    known = {one.program_id for one in recording.outcomes}
-    ended = tuple(one for one in ran.outcomes if one.program_id in known)
+def ended_of(recording: Recording, spec: RunSpec, ran: RunOutcome) -> Replayed:
+    """Return a run of the recorded programs, with only those that ended in the recording."""
+    known = {outcome.program_id for outcome in recording.outcomes}
+    ended = tuple(outcome for outcome in ran.outcomes if outcome.program_id in known)
     return Replayed(spec, summarize(ended, ran.counts, ran.busy_s), outcomes=ended)
 
 
 def as_recorded(recording: Recording, spec: RunSpec) -> Replayed:
-    """The recording itself, beside a run of it."""
+    """Return the recording itself in the form of a run."""
     accounts = [call.account for call in recording.calls]
     cached, prompt = (
-        sum(one.get(name, 0) for one in accounts) for name in ("cached_tokens", "prompt_tokens")
+        sum(account.get(name, 0) for account in accounts)
+        for name in ("cached_tokens", "prompt_tokens")
     )
     summary = replace(summarize(recording.outcomes), prefix_hit_share=cached / max(1, prompt))
     itself = replace(spec, contender=Contender(RECORDED, SchedulerConfig()))
@@ -52,24 +53,28 @@ def as_recorded(recording: Recording, spec: RunSpec) -> Replayed:
 
 
 def policies(recording: Recording, names: Sequence[str]) -> list[Contender]:
-    """Who replays a recording: the recorded policy first, if it is known; the others have its other
-    settings, such as quanta. Raises `ConfigError` for one that is not known here.
+    """Return the contenders of a replay: first the recorded policy, if it is known.
+
+    The other policies get its other settings, such as quanta. Raises `ConfigError` for an unknown
+    policy.
     """
     if "scheduler" not in recording.engine:
         return contenders(names)
     ours = SchedulerConfig.from_dict({**recording.engine["scheduler"], "history": None})
     check_policy(ours.policy)
-    more = [word for word in (ours.retention, ours.admission) if word not in _PLAIN]
-    first = Contender("+".join([ours.policy, *more]), ours)
+    suffixes = [word for word in (ours.retention, ours.admission) if word not in _PLAIN]
+    first = Contender("+".join([ours.policy, *suffixes]), ours)
     return [first, *contenders((name for name in names if name != first.name), ours)]
 
 
 def same_order(recorded: Sequence[Outcome], replayed: Sequence[Outcome]) -> float:
-    """The share of pairs of programs that end in the same order in both; 1 for fewer than two."""
-    places = {one.program_id: place for place, one in enumerate(replayed)}
+    """Return the share of pairs of programs that end in the same order in both; 1 for fewer than
+    two programs.
+    """
+    places = {outcome.program_id: place for place, outcome in enumerate(replayed)}
     seen, same = list[int](), 0
-    for one in recorded:
-        same += bisect(seen, places[one.program_id])
-        insort(seen, places[one.program_id])
+    for outcome in recorded:
+        same += bisect(seen, places[outcome.program_id])
+        insort(seen, places[outcome.program_id])
     pairs = len(seen) * (len(seen) - 1) // 2
     return same / pairs if pairs else 1.0

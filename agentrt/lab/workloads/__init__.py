@@ -1,1 +1,1 @@
-"""Programs to study: their shapes, generators after the literature, traces, arrivals."""
+"""Workloads: the shapes of programs, readers of traces, and arrival times."""

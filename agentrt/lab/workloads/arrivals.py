@@ -1,6 +1,6 @@
-"""When programs arrive: Poisson, in bursts, over a day, or at once, and how hard they press.
+"""Arrival times of programs: Poisson, in bursts, over a day, or at once; and loads.
 
-All ways to arrive return the programs with ``arrives_s`` set, in the order given.
+All functions of arrivals return the programs in the same order with ``arrives_s`` set.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from agentrt.lab.workloads.shape import ProgramShape
 
 
 def at_once(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
-    """All at 0."""
+    """Let all programs arrive at 0."""
     return _at(programs, repeat(0.0))
 
 
 def poisson(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
-    """Independent exponential gaps with mean 1 / ``rate_per_s`` seconds, the first included."""
+    """Return Poisson arrivals: independent exponential gaps with a mean of 1 / ``rate_per_s``
+    seconds, including the gap before the first arrival.
+    """
     times = (work / rate_per_s for work in _unit_poisson(Random(f"poisson/{seed}")))
     return _at(programs, times)
 
@@ -30,7 +32,7 @@ def poisson(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> l
 HIGH, LOW = 1.9, 0.1
 """The loads between which bursts alternate."""
 _PERIOD = 1000.0
-"""Programs per burst and lull: long enough for a backlog of hundreds of programs."""
+"""Mean number of programs in a burst and the lull after it: enough for a backlog of hundreds."""
 
 
 def bursts(
@@ -40,16 +42,16 @@ def bursts(
     load: float = 0.8,
     period_programs: float = _PERIOD,
 ) -> list[ProgramShape]:
-    """Poisson arrivals whose rate alternates between two values; the mean is ``rate_per_s``.
+    """Return Poisson arrivals whose rate alternates between two values, with mean ``rate_per_s``.
 
-    ``rate_per_s`` is the rate that means ``load``, and the two phases have the rates that mean
-    `HIGH` and `LOW`. Both make a period of ``period_programs / rate_per_s`` seconds, in which
-    ``period_programs`` programs arrive on average; the high phase is the share
-    (load - low) / (high - low) of it. Time 0 is a random moment of a period.
+    ``rate_per_s`` corresponds to ``load``; the rates of the two phases correspond to the loads
+    `HIGH` and `LOW`. Both phases together are a period of ``period_programs / rate_per_s`` seconds,
+    in which ``period_programs`` programs arrive on average. The high phase is the share
+    (load - LOW) / (HIGH - LOW) of the period. Time 0 is a random moment of a period.
     """
     rng = Random(f"bursts/{seed}")
     share = (load - LOW) / (HIGH - LOW)
-    # In periods of time, and in programs that are due on average since a period's start.
+    # Time is in periods; rates are the mean number of programs per period.
     wave = _Wave(share, period_programs * HIGH / load, period_programs * LOW / load)
     begin = rng.random()
     due = wave.due_by(begin)
@@ -61,13 +63,13 @@ def bursts(
 
 
 SWING = 0.8
-"""How far a day's rate goes up and down, as a share of its mean."""
+"""Amplitude of a day's rate, as a share of its mean."""
 
 
 def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
-    """Poisson arrivals whose rate swings once, from night to night; the mean is ``rate_per_s``.
+    """Return Poisson arrivals whose rate follows one sine wave, with mean ``rate_per_s``.
 
-    The day is as long as all programs take to arrive on average.
+    The day lasts as long as all programs take to arrive on average.
     """
     day_s = len(programs) / rate_per_s
     due = _unit_poisson(Random(f"daily/{seed}"))
@@ -75,7 +77,10 @@ def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> lis
 
 
 def _hour(due: float) -> float:
-    """When so many days' programs are due, in days: the inverse of a sine on a line, halved to."""
+    """Return the time in days by which the share ``due`` of a day's programs arrives on average.
+
+    This inverts the sum of a line and a sine by bisection.
+    """
     low, high = due - SWING, due + SWING
     for _ in range(50):
         middle = (low + high) / 2
@@ -86,7 +91,7 @@ def _hour(due: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Wave:
-    """A rate that is ``high`` for the first ``share`` of each period, then ``low``."""
+    """A rate that is ``high`` during the first ``share`` of each period, and then ``low``."""
 
     share: float
     high: float
@@ -102,7 +107,7 @@ class _Wave:
         )
 
     def time_of(self, due: float) -> float:
-        """The inverse of `due_by`."""
+        """Return the inverse of `due_by`."""
         whole, within = divmod(due, self._each())
         late = within - self.high * self.share
         if late <= 0:
@@ -114,7 +119,7 @@ class _Wave:
 
 
 def _unit_poisson(rng: Random) -> Iterator[float]:
-    """The times of a Poisson process with rate 1."""
+    """Yield the times of a Poisson process with rate 1."""
     now = 0.0
     while True:
         now += rng.expovariate(1.0)
@@ -122,11 +127,11 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
-    # zip() takes from the times last, and they never end.
+    # Not strict, because the times never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
 
 
-# -- how hard programs press on an engine ------------------------------------------------
+# -- loads -------------------------------------------------------------------------------
 
 Kind = Literal["load", "bursts", "rate", "at-once", "recorded"]
 
@@ -135,16 +140,17 @@ _HOW = "give a share of capacity such as 0.9, or b0.8 for a mean load in bursts"
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """When programs arrive.
+    """A way for programs to arrive.
 
-    ``load``: a Poisson process at ``value`` times what the engine's slots can do.
-    ``bursts``: that mean load, in bursts between the loads 1.9 and 0.1, of which one and
-    the lull after it bring 1000 programs on average (or all, if they are fewer).
-    ``rate``: a Poisson process with ``value`` programs per second. ``at-once``: all at
-    second 0. ``recorded``: as the trace says.
+    - ``load``: a Poisson process at ``value`` times the engine's capacity.
+    - ``bursts``: the same mean load, in bursts between the loads 1.9 and 0.1. A burst and the lull
+      after it have 1000 programs on average, or all if there are fewer.
+    - ``rate``: a Poisson process with ``value`` programs per second.
+    - ``at-once``: all programs at second 0.
+    - ``recorded``: the times of the trace.
 
-    A load counts the work that arrives, not the programs that are there: programs that
-    sleep between their calls press as hard as others in the long run (`share_in_time`).
+    A load counts the work that arrives. Programs that pause between their calls bring the same work
+    as others, but later (`share_in_time`).
     """
 
     kind: Kind
@@ -152,18 +158,22 @@ class Pressure:
 
     @classmethod
     def parse(cls, text: str) -> Pressure:
-        """Read ``0.9`` or ``b0.8``. Raises `ConfigError` for anything else."""
+        """Parse a load such as ``0.9``, or a mean load in bursts such as ``b0.8``. Raises
+        `ConfigError` for anything else.
+        """
         bursty = text.startswith("b")
         value = _number(text.removeprefix("b"))
         if not 0 < value < math.inf:
             raise ConfigError(f"load {text!r}: {_HOW}")
         if bursty and not LOW < value < HIGH:
-            raise ConfigError(f"load {text!r}: bursts swing between {LOW} and {HIGH}")
+            raise ConfigError(
+                f"load {text!r}: a mean load in bursts must be between {LOW} and {HIGH}"
+            )
         return cls("bursts" if bursty else "load", value)
 
     @classmethod
     def parse_rate(cls, text: str) -> Pressure:
-        """Read programs per second. Raises `ConfigError` for what is no positive number."""
+        """Parse a rate in programs per second. Raises `ConfigError` unless it is positive."""
         value = _number(text)
         if not 0 < value < math.inf:
             raise ConfigError(f"rate {text!r}: give programs per second, such as 0.5")
@@ -188,7 +198,9 @@ class Pressure:
     def arrange(
         self, programs: Sequence[ProgramShape], capacity_per_s: float, seed: int
     ) -> Sequence[ProgramShape]:
-        """The programs, each at its time, for an engine that can do so many per second."""
+        """Return the programs with their arrival times, for an engine with this capacity in
+        programs per second.
+        """
         if self.kind == "at-once":
             return at_once(programs)
         rate = self.rate_per_s(capacity_per_s)
@@ -197,16 +209,17 @@ class Pressure:
         return poisson(programs, rate, seed)
 
     def rate_per_s(self, capacity_per_s: float) -> float:
-        """The mean rate of arrivals, in programs per second."""
+        """Return the mean arrival rate in programs per second."""
         return self.value if self.kind == "rate" else self.value * capacity_per_s
 
 
 def share_in_time(programs: Sequence[ProgramShape], token_s: float) -> float:
-    """What share of the output is made before the last program arrives, if no call waits.
+    """Return the share of the output that is generated before the last program arrives, if no call
+    waits. ``token_s`` is the seconds for a token.
 
-    A load is what arrives in the long run. Programs that sleep between their calls bring
-    their work later, and of a run with few of them much comes when nobody arrives any
-    more: the engine then sees about this share of the load.
+    A load is an average over a long time. Programs that pause between their calls bring their work
+    later. In a run with few programs, much of it comes after the last arrival, so the engine gets
+    only about this share of the load.
     """
     last_s = max(program.arrives_s for program in programs)
     made_s = 0.0

@@ -1,15 +1,15 @@
-"""BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
+"""Reads BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
 
-Two files of the package ``bfcl-eval`` are read:
+It reads two kinds of files of the package ``bfcl-eval``:
 
-* what ``bfcl generate`` wrote of a model (``BFCL_v4_*_result.json``, model_handler/
-  base_handler.py): ``input_token_count`` and ``output_token_count`` of each step of each turn;
-* the questions themselves (``data/BFCL_v4_multi_turn_*.json``), with the answers that
-  ``possible_answer`` beside them has: a call for each function of the answer, and one that ends the
-  turn with `CLOSING` tokens. The prompt begins with the functions of the classes that are involved
-  (``multi_turn_func_doc``). What a function gives is taken as `RESULT` tokens.
+* results that ``bfcl generate`` wrote for a model (``BFCL_v4_*_result.json``, model_handler/
+  base_handler.py), with ``input_token_count`` and ``output_token_count`` of each step of each turn;
+* the questions (``data/BFCL_v4_multi_turn_*.json``), with the correct answers in the folder
+  ``possible_answer`` beside them. Each function of an answer becomes a call, and one more call with
+  `CLOSING` tokens ends the turn. The prompt begins with the functions of the involved classes
+  (``multi_turn_func_doc``). The result of a function counts as `RESULT` tokens.
 
-A function takes a second, a human no time: neither is in the files.
+The files have no times: a function is taken to need one second, and a human no time.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ class _Answer(Record):
 def read(
     entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, count: Counter
 ) -> list[ProgramShape]:
-    """One program per agent, of a type for each set of functions: their descriptions are shared."""
+    """Return a program for each agent. Agents with the same functions have the same type, because
+    their prompts share the descriptions of the functions.
+    """
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             counted = "input_token_count" in entry.values
             turns = _counted(entry) if counted else _answered(entry, notes, count)
-            replay = chain([one for turn in turns for one in turn], scales, notes)
+            replay = chain([step for turn in turns for step in turn], scales, notes)
             if not replay.calls:
                 notes[NO_CALLS] += 1
                 continue
@@ -87,11 +89,13 @@ def read(
 
 
 def _counted(entry: Fields) -> list[list[Turn]]:
-    """The steps of each turn, as a model made them."""
+    """Return the steps of each turn as a model made them."""
     result = entry.read(_Result)
     prompts, outputs = result.input_token_count, result.output_token_count
     if [*map(len, prompts)] != [*map(len, outputs)]:
-        raise entry.complain("input_token_count and output_token_count are not of the same steps")
+        raise entry.complain(
+            "input_token_count and output_token_count have different numbers of steps"
+        )
     return [
         [
             Turn(round(prompt), round(output), TOOL_S if step else 0.0, human=not step)
@@ -102,19 +106,21 @@ def _counted(entry: Fields) -> list[list[Turn]]:
 
 
 def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
-    """The steps of each turn, if a model gives the answer that is right."""
+    """Return the steps of each turn for a model that gives the correct answer."""
     file = entry.file
-    asked = entry.read(_Question)
-    answer = _answers(file.parent / "possible_answer" / file.name).get(asked.id)
+    question = entry.read(_Question)
+    answer = _answers(file.parent / "possible_answer" / file.name).get(question.id)
     if answer is None:
-        raise entry.complain(f"possible_answer has no {asked.id!r}")
+        raise entry.complain(f"possible_answer has no {question.id!r}")
     try:
         right = answer.read(_Answer).ground_truth
     except ConfigError as error:
-        raise ConfigError(f"{error}; of such questions, give what `bfcl generate` wrote") from error
+        raise ConfigError(
+            f"{error}; for such questions, give the results of `bfcl generate`"
+        ) from error
     held = _docs(entry, count)
     turns: list[list[Turn]] = []
-    for messages, called in zip(asked.question, right, strict=False):
+    for messages, called in zip(question.question, right, strict=False):
         held += sum(FRAME + count(str(message.get("content"))) for message in messages)
         outputs = [FRAME + count(text) for text in called]
         turn = []
@@ -129,11 +135,11 @@ def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
 
 @lru_cache(maxsize=8)
 def _answers(path: Path) -> Mapping[str, Fields]:
-    return {str(one.values.get("id")): one for one in read_objects(path, Notes())}
+    return {str(entry.values.get("id")): entry for entry in read_objects(path, Notes())}
 
 
 def _docs(entry: Fields, count: Counter) -> int:
-    """Tokens of the descriptions of the functions that an agent has."""
+    """Return the number of tokens of the descriptions of an agent's functions."""
     folder, names = entry.file.parent / "multi_turn_func_doc", entry.values["involved_classes"]
     files = [folder / f"{_DOCS.get(name, name)}.json" for name in names]
     return sum(count(text) for file in files for text in _texts(file))
@@ -141,4 +147,4 @@ def _docs(entry: Fields, count: Counter) -> int:
 
 @lru_cache(maxsize=16)
 def _texts(path: Path) -> list[str]:
-    return [json.dumps(one.values) for one in read_objects(path, Notes())]
+    return [json.dumps(entry.values) for entry in read_objects(path, Notes())]

@@ -1,8 +1,8 @@
-"""Execution DAGs that ``agentrt run --dag FILE.json`` wrote, as programs to run again.
+"""Reads execution DAGs that ``agentrt run --dag FILE.json`` wrote, as programs to run again.
 
-Tools, humans and calls that gave nothing (failed, cancelled) become the gap before the calls
-that waited for them: the time from the end of the last earlier call to the emission of this
-one. A call extends the longest earlier call that its engine found in the prefix cache.
+Tools, humans and calls without a result (failed or cancelled) become the gap before the calls that
+waited for them: the time from the end of the last earlier call until this call was emitted. A call
+extends the longest earlier call whose prompt was in the prefix cache.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
-from agentrt.lab.workloads.replay import Replay, Scales
+from agentrt.lab.workloads.replay import ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _BLOCK = 16
-"""Tokens in a block of the prefix cache: what is cached may be so much shorter."""
+"""Tokens in a block of the prefix cache. The cached part of a prompt may be shorter by a block."""
 
 UNREADABLE = "programs that cannot be read, left out"
 NO_CALLS = "programs without a call that ended, left out"
-NO_OUTPUT = "calls that gave nothing (failed or cancelled), their time taken as a gap"
-NO_END = "calls without the time of their end, the gap after them taken as 0 s"
+NO_OUTPUT = "calls without a result (failed or cancelled), their time taken as a gap"
+NO_END = "calls without an end time, the gap after them taken as 0 s"
 
 
 class _Report(Record):
@@ -56,9 +56,10 @@ class _Dag(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A node that was read: the calls that it stands for, whether a human is in it, or which tool.
+    """A node that was read, with the calls that it stands for.
 
-    A call stands for itself; an interrupt for the calls before it.
+    A call stands for itself, and an interrupt for the calls before it. ``human`` says whether one
+    of the interrupts since these calls is a human's, and ``tool`` names a tool among them.
     """
 
     calls: tuple[int, ...]
@@ -67,7 +68,7 @@ class _Seen:
 
 
 def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
-    """One program per DAG, of the type that the DAG names."""
+    """Return a program for each DAG, of the type that the DAG names."""
     began: list[float] = []
     programs: list[ProgramShape] = []
     for entry in entries:
@@ -92,7 +93,7 @@ def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> 
 def _calls(
     entry: Fields, dag: _Dag, began_s: float, scales: Scales, notes: Notes
 ) -> tuple[CallShape, ...]:
-    replay = Replay(scales, notes)
+    replay = ScaledCalls(scales, notes)
     seen: dict[int, _Seen] = {}
     ends: list[float | None] = []
     reports: list[_Report] = []
@@ -131,7 +132,7 @@ def _calls(
 
 
 def _report(node: _Node, where: Fields, notes: Notes) -> _Report | None:
-    """A call's report; None for an interrupt, and for a call that did not run to its end."""
+    """Return the report of a call; None for an interrupt, and for a call without a result."""
     if node.kind != "call":
         return None
     if not node.report or not node.report.get("output_tokens"):
@@ -160,10 +161,12 @@ def _extended(report: _Report, before: Sequence[int], reports: Sequence[_Report]
 
 
 def _was_cached(earlier: _Report, report: _Report) -> bool:
-    """True if that call's prompt was cached, and this one has room for it and its output."""
+    """Return whether the earlier prompt was cached for this call, whose prompt is long enough to
+    contain it and its output.
+    """
     begin, cached = earlier.prompt_tokens, report.cached_tokens or 0.0
-    found = cached > 0 and cached + _BLOCK > begin
-    return found and begin + earlier.output_tokens <= report.prompt_tokens
+    is_cached = cached > 0 and cached + _BLOCK > begin
+    return is_cached and begin + earlier.output_tokens <= report.prompt_tokens
 
 
 def _place(node: _Node) -> str:

@@ -1,7 +1,7 @@
-"""Reading what others wrote: JSON documents and lines, as models that say what they should be.
+"""Reads JSON documents and JSON lines of other programs, and checks them against models.
 
-Every complaint is a `ConfigError` that names the file, the line, and the field. `Notes` counts what
-is left out because of one.
+Every fault is a `ConfigError` that names the file, the line and the field. `Notes` counts the
+objects that are left out because of a fault.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from agentrt.errors import ConfigError
 from agentrt.files import parse_json, read_bytes
 
 _MOST = 256 * 1024**2
-"""Bytes of a trace, unpacked."""
+"""Maximum size of a trace in bytes, after decompression."""
 _GZIP = b"\x1f\x8b"
-NO_OBJECT = "lines or entries that are no JSON object, left out"
+NO_OBJECT = "lines or entries that are not JSON objects, left out"
 
 Number = Annotated[float, Field(ge=0, lt=1e18)]
-"""A finite number from 0 up, such as seconds."""
+"""A finite number of at least 0, such as seconds."""
 Tokens = Annotated[int, Field(ge=0, lt=1e18)]
 """A count of tokens."""
 
 
 class Record(BaseModel):
-    """What an object has to have. Nothing is converted, and other fields are left alone."""
+    """The required fields of an object. Types are not converted, and other fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -43,109 +43,117 @@ R = TypeVar("R", bound=Record)
 
 
 class Notes(Counter[str]):
-    """What a reader left out, changed or guessed, counted under words for people."""
+    """The counts of objects that a reader left out, changed or guessed, by labels for people."""
 
     def __init__(self) -> None:
         super().__init__()
         self._reasons: dict[str, str] = {}
 
     @contextmanager
-    def leaving_out(self, what: str) -> Iterator[None]:
-        """Count what the body reads as left out, under ``what``, if it raises `ConfigError`."""
+    def leaving_out(self, label: str) -> Iterator[None]:
+        """Run the body. If it raises `ConfigError`, count its object under ``label``, and drop the
+        other notes that the body made.
+        """
         before = dict(self)
         try:
             yield
         except ConfigError as error:
             self.clear()
             self.update(before)
-            if not self[what]:
-                self._reasons[what] = str(error)
-            self[what] += 1
+            if not self[label]:
+                self._reasons[label] = str(error)
+            self[label] += 1
 
     def explained(self) -> dict[str, int]:
-        """The counts; where something was left out for an error, with the first such error."""
+        """Return the counts by labels, which include the first error if there was one."""
         return {
-            f"{what} (first: {self._reasons[what]})" if what in self._reasons else what: count
-            for what, count in self.items()
+            f"{label} (first: {self._reasons[label]})" if label in self._reasons else label: count
+            for label, count in self.items()
         }
 
     def only_reason(self) -> str | None:
-        """The error, if all that there is to say is one thing left out for an error."""
+        """Return the error if the only note is a single object left out for it; else None."""
         return self._reasons.get(next(iter(self))) if self.total() == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it stands (``file:line``, and the way inside that line)."""
+    """A JSON object and its location (``file:line``, and the path inside the line)."""
 
     where: str
     values: dict[str, Any]
 
     @classmethod
     def of(cls, where: str, value: Any) -> Fields:
-        """Raises `ConfigError` for a value that is no object."""
+        """Return the fields of a value. Raises `ConfigError` if the value is not an object."""
         if not isinstance(value, dict):
-            raise ConfigError(f"{where}: {_short(value)} where an object should be")
+            raise ConfigError(f"{where}: expected a JSON object, got {_short(value)}")
         return cls(where, value)
 
     @property
     def file(self) -> Path:
-        """The file that it stands in."""
+        """The file that contains the object."""
         return Path(
             self.where.partition(", [")[0].rpartition(":")[0] or self.where.partition(", [")[0]
         )
 
-    def complain(self, what: str) -> ConfigError:
-        """The error to raise for something wrong in this object."""
-        return ConfigError(f"{self.where}: {what}")
+    def complain(self, message: str) -> ConfigError:
+        """Return the error for a fault in this object."""
+        return ConfigError(f"{self.where}: {message}")
 
     def read(self, model: type[R]) -> R:
-        """The object as a record. Raises `ConfigError` for the first thing that is wrong."""
+        """Return the object as a record. Raises `ConfigError` for its first fault."""
         try:
             return model.model_validate(self.values)
         except ValidationError as error:
             wrong = error.errors(include_url=False, include_context=False)[0]
-        place = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in wrong["loc"])
+        place = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"]
+        )
         said = "" if wrong["type"] == "missing" else f" {_short(wrong['input'])}:"
         raise self.complain(f"{place.removeprefix('.')}:{said} {wrong['msg'].lower()}")
 
     def inside(self, name: str) -> list[Fields]:
-        """The objects of a list in this one. Raises `ConfigError`."""
+        """Return the objects of a list in this object. Raises `ConfigError` if there is no such
+        list.
+        """
         value = self.values.get(name)
         if not isinstance(value, list):
-            raise self.complain(f"{name}: {_short(value)} where a list should be")
-        return [Fields.of(f"{self.where}, {name}[{i}]", one) for i, one in enumerate(value)]
+            raise self.complain(f"{name}: expected a list, got {_short(value)}")
+        return [Fields.of(f"{self.where}, {name}[{i}]", item) for i, item in enumerate(value)]
 
 
 def read_objects(path: Path, notes: Notes) -> list[Fields]:
-    """The JSON objects of a file: one, an array of them, or one a line; gzipped or not."""
+    """Return the JSON objects of a file, which may be gzipped: a single object, an array of
+    objects, or an object in each line.
+    """
     text = _text(path)
     try:
         whole = parse_json(text)
     except ValueError as error:
         return _lines(path, text, error, notes)
     several = isinstance(whole, list)
-    found = []
-    for index, one in enumerate(whole if several else [whole]):
+    objects = []
+    for index, item in enumerate(whole if several else [whole]):
         with notes.leaving_out(NO_OBJECT):
-            found.append(Fields.of(f"{path}, [{index}]" if several else f"{path}:1", one))
-    return found
+            objects.append(Fields.of(f"{path}, [{index}]" if several else f"{path}:1", item))
+    return objects
 
 
 def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[Fields]:
-    """The objects of a file that is not JSON as a ``whole``, which failed with that error."""
+    """Return the objects in the lines of a file. ``whole`` is the error of parsing all of it."""
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
         parse_json(lines[0][1])
     except ValueError:
-        # If not even the first line is JSON, this is one broken document, not lines.
+        # If not even the first line is JSON, the file is a single invalid document.
         at = whole.lineno if isinstance(whole, json.JSONDecodeError) else lines[0][0]
         raise _broken(f"{path}:{at}", whole) from whole
-    found = []
+    objects = []
     for number, line in lines:
         with notes.leaving_out(NO_OBJECT):
-            found.append(_of_line(f"{path}:{number}", line))
-    return found
+            objects.append(_of_line(f"{path}:{number}", line))
+    return objects
 
 
 def _of_line(where: str, line: str) -> Fields:
@@ -183,10 +191,10 @@ def _text(path: Path) -> str:
 
 def _unzipped(raw: bytes) -> bytes:
     with gzip.open(io.BytesIO(raw)) as file:
-        found = file.read(_MOST + 1)
-    if len(found) > _MOST:
+        text = file.read(_MOST + 1)
+    if len(text) > _MOST:
         raise ValueError(f"more than {_MOST // 1024**2} MiB")
-    return found
+    return text
 
 
 def _short(value: Any) -> str:

@@ -1,15 +1,15 @@
-"""Conversations as lists of messages: chats of ShareGPT, and coding agents' trajectories.
+"""Reads conversations as lists of messages: chats of ShareGPT and trajectories of coding agents.
 
-An object has ``messages``, each with a ``role`` and a ``content``; each of the assistant's is a
-call, whose prompt is all before it.
+An object has ``messages``, each with a ``role`` and a ``content``. Each message of the assistant is
+a call, whose prompt is everything before it.
 
-* ``sharegpt``: what vLLM's ``benchmarks/multi_turn/convert_sharegpt_to_openai.py`` writes: a list
-  of objects with ``id`` and ``messages``. How long the human took is not in it.
+* ``sharegpt``: the output of vLLM's ``benchmarks/multi_turn/convert_sharegpt_to_openai.py``: a list
+  of objects with ``id`` and ``messages``. It does not have the times that humans took.
 * ``swe``: trajectories of SWE-smith (data set SWE-bench/SWE-smith-trajectories: ``messages`` as
   text, ``instance_id``, ``traj_id``) and of mini-swe-agent (``*.traj.json``: agents/default.py,
-  ``serialize``). The latter's tokens are those that the model's server counted, in
-  ``extra.response.usage``, and its tools took the time between two ``extra.timestamp``, where
-  there are such. Else a tool takes `TOOL_S`.
+  ``serialize``). mini-swe-agent has the token counts of the model's server in
+  ``extra.response.usage``, and its tools took the time between two ``extra.timestamp``. Without
+  timestamps, a tool takes `TOOL_S` seconds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from agentrt.lab.workloads.texts import Counter
 
 TOOL_S = 1.0
 FRAME = 4
-"""Tokens around a message, which say whose it is."""
+"""Number of tokens that a chat template adds to a message for its role."""
 
 UNREADABLE = "conversations that cannot be read, left out"
-NO_CALLS = "conversations in which no assistant says anything, left out"
-UNKNOWN_TOOL = f"tools whose time the file does not know, taken as {TOOL_S:g} s"
-UNKNOWN_PAUSE = "pauses of humans that the file does not know, taken as 0 s"
+NO_CALLS = "conversations without a message of the assistant, left out"
+UNKNOWN_TOOL = f"tools whose time is not in the file, taken as {TOOL_S:g} s"
+UNKNOWN_PAUSE = "pauses of humans that are not in the file, taken as 0 s"
 
 
 class _Usage(Record):
@@ -64,15 +64,16 @@ def read(
     count: Counter,
     tools: bool,
 ) -> list[ProgramShape]:
-    """One program per conversation, all of this type; between its calls are ``tools``, or humans.
+    """Return a program of this type for each conversation. Between calls there are ``tools``, or
+    else humans.
 
-    Those that have the system prompt of the first one share it.
+    Conversations with the same system prompt as the first one share it.
     """
     programs: list[ProgramShape] = []
     system: str | None = None
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
-            messages = [one.read(_Message) for one in _listed(entry).inside("messages")]
+            messages = [message.read(_Message) for message in _listed(entry).inside("messages")]
             reply = chain([*_turns(messages, notes, count, tools=tools)], scales, notes)
             if not reply.calls:
                 notes[NO_CALLS] += 1
@@ -105,7 +106,7 @@ def _turns(
 
 
 def _gap(answer: _Message, last: _Message, notes: Notes, *, tools: bool) -> float:
-    """From one answer to what was the last message before the next one."""
+    """Return the seconds from an answer to the last message before the next answer."""
     began_s, ended_s = answer.extra.timestamp, last.extra.timestamp
     if began_s is not None and ended_s is not None:
         return max(0.0, ended_s - began_s)
@@ -114,7 +115,7 @@ def _gap(answer: _Message, last: _Message, notes: Notes, *, tools: bool) -> floa
 
 
 def _listed(entry: Fields) -> Fields:
-    """With its messages as a list: SWE-smith has them as text."""
+    """Return the entry with its messages as a list. SWE-smith has them as text."""
     text = entry.values.get("messages")
     if not isinstance(text, str):
         return entry
@@ -125,10 +126,10 @@ def _listed(entry: Fields) -> Fields:
 
 
 def _text(message: _Message) -> str:
-    told = message.content if isinstance(message.content, str) else json.dumps(message.content)
-    return told + (json.dumps(message.tool_calls) if message.tool_calls else "")
+    text = message.content if isinstance(message.content, str) else json.dumps(message.content)
+    return text + (json.dumps(message.tool_calls) if message.tool_calls else "")
 
 
 def _name(entry: Fields) -> str:
     ids = (entry.values.get(name) for name in ("traj_id", "id", "instance_id"))
-    return next((one for one in ids if isinstance(one, str)), entry.file.name)
+    return next((name for name in ids if isinstance(name, str)), entry.file.name)

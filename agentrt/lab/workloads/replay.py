@@ -1,4 +1,4 @@
-"""What the readers of traces share: scales, and calls whose prompts contain each other."""
+"""Code that the readers of traces share: scales, and calls whose prompts extend each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from agentrt.errors import ConfigError
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
-RAISED = "prompts longer than the scale says, to hold the earlier prompt and output they extend"
+RAISED = "prompts longer than scaled, because they contain an earlier prompt and output"
 NO_OUTPUT = "calls without output tokens, given one"
 REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
 
@@ -26,18 +26,18 @@ class Scales:
     def __post_init__(self) -> None:
         for name, value in (("context", self.context), ("output", self.output)):
             if not 0 < value < math.inf:
-                raise ConfigError(f"{name}_scale is a positive number, not {value}")
+                raise ConfigError(f"{name}_scale must be a positive number, not {value}")
         if not 0 <= self.gap < math.inf:
-            raise ConfigError(f"gap_scale is a number from 0 up, not {self.gap}")
+            raise ConfigError(f"gap_scale must be a number of at least 0, not {self.gap}")
 
 
 UNSCALED = Scales()
 
 
-class Replay:
-    """The calls of one program so far, scaled. Everything that had to change is counted.
+class ScaledCalls:
+    """The scaled calls of one program so far. ``notes`` counts everything that had to be changed.
 
-    With ``exact`` a prompt stays as long as it was, and holds of the output before what has room.
+    With ``exact``, a prompt is never lengthened to contain the whole output before it.
     """
 
     def __init__(self, scales: Scales, notes: Counter[str], *, exact: bool = False) -> None:
@@ -47,7 +47,7 @@ class Replay:
         self._notes = notes
 
     def add(self, call: CallShape) -> int:
-        """A call as it was recorded. Returns its index."""
+        """Add a recorded call, and return its index."""
         gap_s = call.gap_s * self._scales.gap
         self.calls.append(
             replace(
@@ -61,7 +61,9 @@ class Replay:
         return len(self.calls) - 1
 
     def system_tokens(self, recorded: int) -> int:
-        """A shared prefix as recorded, scaled; no longer than a prompt that begins with it."""
+        """Return the scaled length of a recorded shared prefix, at most that of the shortest prompt
+        that begins with it.
+        """
         least = min(call.prompt_tokens for call in self.calls if call.extends is None)
         return min(round(recorded * self._scales.context), least)
 
@@ -82,7 +84,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call of a chain: its whole prompt, and the seconds since the call before it ended."""
+    """A call of a chain: its whole prompt, its output, and the seconds since the previous call
+    ended.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -90,9 +94,11 @@ class Turn:
     human: bool = False
 
 
-def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> Replay:
-    """Each turn waits for the one before, and extends it unless its prompt is the shorter one."""
-    replay, before = Replay(scales, notes, exact=True), 0
+def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledCalls:
+    """Return the calls of a chain. Each turn waits for the previous one, and extends it unless its
+    own prompt is shorter.
+    """
+    replay, before = ScaledCalls(scales, notes, exact=True), 0
     for index, turn in enumerate(turns):
         extends = turn.prompt_tokens >= before
         notes.update([REWRITTEN] * (not extends))
@@ -112,8 +118,8 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> Replay:
 
 
 def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
-    """A program with its tokens and gaps multiplied, as those of a trace are."""
-    replay = Replay(scales, Counter(), exact=exact)
+    """Return a program with scaled tokens and gaps, as for a trace."""
+    replay = ScaledCalls(scales, Counter(), exact=exact)
     for call in program.calls:
         replay.add(call)
     system = replay.system_tokens(program.system_tokens)

@@ -1,22 +1,23 @@
-"""Sessions of coding agents: one JSON object a line, token counts and times without text.
+"""Reads sessions of coding agents: one JSON object in each line, with token counts and times.
 
-A session has ``id``, ``start`` (seconds after the first), ``tool_tokens``, ``system_tokens`` and
-``calls``. A call has ``t`` (its start, seconds from the session's), ``in`` and ``out`` (tokens),
-``blk`` and ``hit_blk`` (blocks in its prompt; leading ones equal to the previous prompt's),
-``stop``, ``gap`` (seconds since the previous call's end) and ``api`` (seconds that it took). An
-entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is when it **ended**,
-``dur_ms`` after it began.
+A session has ``id``, ``start`` (seconds after the first session), ``tool_tokens``,
+``system_tokens`` and ``calls``. A call has ``t`` (its start, in seconds after the session's),
+``in`` and ``out`` (tokens), ``blk`` and ``hit_blk`` (blocks of its prompt, and leading blocks equal
+to the previous prompt's), ``stop``, ``gap`` (seconds since the previous call's end) and ``api``
+(seconds that it took). An entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is
+the time of its **end**, ``dur_ms`` after its start.
 
-Weka's files say the same in other words (``requests``, ``api_time``, ``think_time``, ``type``), and
-have blocks' hashes, ``hash_ids`` (callanjfox/kv-cache-tester, docs/trace_replay_tester.md;
-``aiperf``, dataset/loader/weka_trace_models.py). They are read by the rules of
-``aiperf``'s scenario ``inferencex-agentx-mvp``: prompts and outputs have the lengths that
-were recorded, sessions share no beginning, and nothing stands still for more than `IDLE_S`. AgentX
-cuts the time in which no session at all has a call; here each gap is cut.
+Weka's files have the same data under other names (``requests``, ``api_time``, ``think_time``,
+``type``), and the hashes of blocks, ``hash_ids`` (callanjfox/kv-cache-tester,
+docs/trace_replay_tester.md; ``aiperf``, dataset/loader/weka_trace_models.py). They are read by the
+rules of ``aiperf``'s scenario ``inferencex-agentx-mvp``: prompts and outputs have the recorded
+lengths, sessions share no prefix, and no gap is longer than `IDLE_S`. AgentX shortens the times in
+which no session has a call; here each gap is shortened.
 
-Calls make a chain. Subagents between two calls are parallel branches that begin with the end
-of the first and that the second waits for. A gap after ``end_turn`` is a human's.
-A subagent that cannot be read is left out of its session; any other fault costs the session.
+The calls of a session are a chain. Subagents between two calls are parallel branches that begin
+when the first call ends, and that the second call waits for. A gap after ``end_turn`` is a human's.
+A subagent that cannot be read is left out of its session; after any other fault, the whole session
+is left out.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from itertools import pairwise, takewhile
 from pydantic import AliasChoices, Field
 
 from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
-from agentrt.lab.workloads.replay import REWRITTEN, Replay, Scales
+from agentrt.lab.workloads.replay import REWRITTEN, ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _KEPT = 0.9
-"""A prompt with this share of the previous prompt's blocks at its start extends it."""
+"""A prompt that begins with this share of the previous prompt's blocks extends that prompt."""
 _WHOLE_SECONDS = 1.0
-"""Starts are given in whole seconds, ends are not: they may cross by so much."""
+"""Tolerance in seconds for comparing a call's start with an earlier end, because starts are rounded
+to whole seconds, and ends are not.
+"""
 
 UNREADABLE = "sessions that cannot be read, left out"
 UNREADABLE_SUBAGENT = "subagents that cannot be read, left out"
 NO_CALLS = "sessions or subagents without calls, left out"
-UNKNOWN_GAP = "gaps that the file does not know, taken as 0 s"
-UNKNOWN_STOP = "gaps after an unknown stop, taken as a tool's"
+UNKNOWN_GAP = "gaps that are not in the file, taken as 0 s"
+UNKNOWN_STOP = "gaps after an unknown stop reason, taken as a tool's"
 IDLE_S = 10.0
-CUT = f"gaps of more than {IDLE_S:g} s, cut to that"
-DETACHED = "subagents that end after the next call began, so that nothing waits for them"
+CUT = f"gaps of more than {IDLE_S:g} s, shortened to {IDLE_S:g} s"
+DETACHED = "subagents that end after the next call began, so that no call waits for them"
 
 
 class _Call(Record):
@@ -58,7 +61,7 @@ class _Call(Record):
 
 
 class _OwnCall(_Call):
-    """One of the agent itself."""
+    """A call of the agent itself, which has a start time."""
 
     t: Number
 
@@ -79,7 +82,7 @@ class _Head(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A subagent that has ended: its last call, and when (seconds from the session's start)."""
+    """An ended subagent: its last call, and its end in seconds after the session's start."""
 
     last: int
     ended_s: float
@@ -88,14 +91,14 @@ class _Branch:
 def read(
     entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, exact: bool = False
 ) -> list[ProgramShape]:
-    """One program per session, all of this type.
+    """Return a program of this type for each session.
 
-    With ``exact`` prompts are as long as they were (`Replay`), and sessions share no beginning.
+    With ``exact``, prompts keep their lengths (`ScaledCalls`), and sessions share no prefix.
     """
     programs: list[ProgramShape] = []
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
-            replay = Replay(scales, notes, exact=exact)
+            replay = ScaledCalls(scales, notes, exact=exact)
             program = _program(entry, type, replay, notes, shares=not exact)
             programs += [] if program is None else [program]
     return programs
@@ -104,7 +107,7 @@ def read(
 def read_weka(
     entries: Sequence[Fields], type: str, scales: Scales, notes: Notes
 ) -> list[ProgramShape]:
-    """One program per session of Weka's, all of this type."""
+    """Return a program of this type for each session of a Weka file."""
     longest_s = IDLE_S * scales.gap
 
     def cut(call: CallShape) -> CallShape:
@@ -112,13 +115,13 @@ def read_weka(
         return replace(call, gap_s=min(call.gap_s, longest_s))
 
     return [
-        replace(one, calls=tuple(map(cut, one.calls)))
-        for one in read(entries, type, scales, notes, exact=True)
+        replace(program, calls=tuple(map(cut, program.calls)))
+        for program in read(entries, type, scales, notes, exact=True)
     ]
 
 
 def _program(
-    entry: Fields, type: str, replay: Replay, notes: Notes, *, shares: bool
+    entry: Fields, type: str, replay: ScaledCalls, notes: Notes, *, shares: bool
 ) -> ProgramShape | None:
     session = _Session(replay, notes)
     for call in entry.inside("requests" if "requests" in entry.values else "calls"):
@@ -142,9 +145,9 @@ def _program(
 
 
 class _Session:
-    """Where one session stands while its calls are read."""
+    """The state of reading one session."""
 
-    def __init__(self, replay: Replay, notes: Notes) -> None:
+    def __init__(self, replay: ScaledCalls, notes: Notes) -> None:
         self.replay = replay
         self._notes = notes
         self._main: int | None = None
@@ -152,7 +155,7 @@ class _Session:
         self._branches: list[_Branch] = []
 
     def own_call(self, call: _OwnCall) -> None:
-        """A call of the agent itself: after the last one and the subagents since."""
+        """Add a call of the agent itself. It waits for the previous one and the subagents since."""
         joined = self._joined(call.t)
         after = [] if self._main is None else [self._main]
         gap_s = self._gap(call, self._before)
@@ -163,7 +166,7 @@ class _Session:
         self._before = call
 
     def subagent(self, sub: _Subagent) -> None:
-        """A chain of its own, which begins when the agent's last call has ended."""
+        """Add a subagent: a chain of calls that begins when the agent's last call has ended."""
         if not sub.calls:
             self._notes[NO_CALLS] += 1
             return
@@ -216,7 +219,7 @@ class _Session:
         return call.gap or 0.0
 
     def _until(self, started_s: float) -> float:
-        """Seconds from the end of the agent's last call, where that is known."""
+        """Return the seconds from the end of the agent's last call; 0 if the end is unknown."""
         if self._before is None:
             return started_s
         if self._before.api is None:
@@ -225,8 +228,8 @@ class _Session:
         return max(0.0, started_s - self._before.t - self._before.api)
 
     def _joined(self, now_s: float) -> list[_Branch]:
-        """The subagents since the last call that have ended by ``now_s``; the rest detach."""
-        joined = [one for one in self._branches if one.ended_s <= now_s + _WHOLE_SECONDS]
+        """Return the subagents since the last call that have ended by ``now_s``, and forget all."""
+        joined = [branch for branch in self._branches if branch.ended_s <= now_s + _WHOLE_SECONDS]
         if len(joined) < len(self._branches):
             self._notes[DETACHED] += len(self._branches) - len(joined)
         self._branches = []

@@ -1,7 +1,7 @@
-"""What a program looks like to those who only study it: calls, edges, tokens, times.
+"""The shape of a program: its calls, their dependencies, token counts and times.
 
-A shape has no text. Generators and traces make shapes; the simulator and the virtual
-engine run them; the benchmarks give them words.
+A shape has no text. Readers of traces and generators make shapes, virtual engines run them, and
+real engines run them with made-up text.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from agentrt.errors import ConfigError
 class CallShape:
     """One LLM call of a program.
 
-    It arrives once all calls ``after`` (indices of earlier calls) are done and the
-    tools between them and it have taken ``gap_s`` seconds; without parents, ``gap_s``
-    after the program. ``human`` says that the gap is a human's; else ``tool`` names what
-    took the time, if it is known.
+    It arrives ``gap_s`` seconds after all calls in ``after`` (indices of earlier calls) have ended,
+    or after the program's arrival if there are none. With ``human``, the gap is a human's;
+    otherwise ``tool`` names the tool that took the time, if it is known.
 
-    ``prompt_tokens`` is the whole prompt. It begins with the prompt and the output of
-    the earlier call that it ``extends``, or else with the program's shared
-    `ProgramShape.system_tokens`. Where more is known of who shares what with whom,
-    ``prompt_ids`` are its token ids, in parts, and ``output_ids`` those that it generates. Calls
-    with different ``cache_salt`` share nothing on a real engine; in virtual time ids differ, too.
+    ``prompt_tokens`` is the length of the whole prompt. It begins with the prompt and the output of
+    the call that it ``extends``, or else with the program's shared `ProgramShape.system_tokens`. If
+    the common parts of prompts are known exactly, ``prompt_ids`` are the token ids of the prompt,
+    in parts, and ``output_ids`` those of the output. On a real engine, calls with different
+    ``cache_salt`` share no cache; in virtual time, they have different ids instead.
 
-    ``max_tokens`` is the limit that the client sets. Where it is above ``output_tokens``, the model
-    stops before it, so that the limit says little of the call's length. Virtual engines alone do
-    that; elsewhere, and with None, the limit is ``output_tokens``.
+    ``max_tokens`` is the limit that the client sets. If it is above ``output_tokens``, the model
+    stops before the limit; only virtual engines simulate this. Elsewhere, and with None, the limit
+    is ``output_tokens``.
     """
 
     output_tokens: int
@@ -50,18 +49,18 @@ class CallShape:
 
     @property
     def needs(self) -> set[int]:
-        """The calls that must be there for this one to be."""
+        """The indices of the calls on which this call depends."""
         return {*self.after, *(() if self.extends is None else (self.extends,))}
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
-    """One program: its calls, parents before children, and when it arrives (seconds).
+    """One program: its calls, parents before children, and its arrival time in seconds.
 
-    ``system_tokens`` leading tokens of its prompts are the same in all programs of its
-    type. ``hint_tokens`` is a guess, made when the program starts, of the output
-    tokens that it will need in all. It ends ``tail_s`` after its last call, which a tool takes if
-    ``tail_tool`` names one.
+    The first ``system_tokens`` tokens of prompts are the same in all programs of its type.
+    ``hint_tokens`` is an estimate, known when the program starts, of its total output tokens. It
+    ends ``tail_s`` seconds after its last call; ``tail_tool`` names the tool that takes this time,
+    "" for none.
     """
 
     program_id: str
@@ -80,7 +79,8 @@ class ProgramShape:
         for index, call in enumerate(self.calls):
             if any(not 0 <= parent < index for parent in call.needs):
                 raise ConfigError(
-                    f"program {self.program_id}: call {index} names a parent that is not before it"
+                    f"program {self.program_id}: call {index} depends on a call that does not come "
+                    "before it; list parents before children"
                 )
             if call.output_tokens < 1 or call.prompt_tokens < 0 or not call.gap_s >= 0:
                 raise ConfigError(
@@ -90,7 +90,7 @@ class ProgramShape:
             if call.max_tokens is not None and call.max_tokens < call.output_tokens:
                 raise ConfigError(
                     f"program {self.program_id}: call {index} generates {call.output_tokens} "
-                    f"tokens, and its max_tokens is {call.max_tokens}; raise max_tokens"
+                    f"tokens, more than its max_tokens of {call.max_tokens}; raise max_tokens"
                 )
 
     @property
@@ -98,11 +98,14 @@ class ProgramShape:
         return sum(call.output_tokens for call in self.calls)
 
     def ideal_s(self, seconds_per_token: float) -> float:
-        """Seconds from its start to its end if no call ever waits, tools included."""
+        """Return the seconds from start to end, including gaps, if no call ever waits."""
         return max(self.ends(lambda call: call.output_tokens * seconds_per_token))
 
     def ends(self, took_s: Callable[[CallShape], float]) -> list[float]:
-        """When each call ends if none ever waits and each takes so long."""
+        """Return the end of each call, in seconds after the program's arrival, if no call waits.
+
+        ``took_s`` returns the seconds that a call takes.
+        """
         ends: list[float] = []
         for call in self.calls:
             start = max((ends[i] for i in call.after), default=0.0) + call.gap_s
@@ -115,18 +118,18 @@ class ProgramShape:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """At most so many ``calls`` of a program, and so many ``tokens`` of prompt and output a call.
-
-    None is no limit.
+    """Limits for programs: the number of ``calls``, and the ``tokens`` of prompt and output of each
+    call. None is no limit.
     """
 
     calls: int | None = None
     tokens: int | None = None
 
     def of(self, program: ProgramShape) -> ProgramShape:
-        """The program without the calls that do not fit, and without all that comes after them.
+        """Return the program without calls that exceed the limits, and without calls that depend on
+        these.
 
-        Raises `ConfigError` when nothing is left of it.
+        Raises `ConfigError` if no call is left.
         """
         kept: dict[int, int] = {}
         calls: list[CallShape] = []
@@ -137,9 +140,9 @@ class Cut:
         if not calls:
             first = program.calls[0]
             raise ConfigError(
-                f"program {program.program_id}: not even its first call, of {first.prompt_tokens} "
-                f"prompt and {first.output_tokens} output tokens, fits into {self.tokens} tokens; "
-                "scale its contexts down, or raise --max-model-len"
+                f"program {program.program_id}: its first call, with {first.prompt_tokens} prompt "
+                f"and {first.output_tokens} output tokens, does not fit into {self.tokens} tokens; "
+                "scale contexts down, or raise --max-model-len"
             )
         return program if len(calls) == len(program.calls) else replace(program, calls=tuple(calls))
 
@@ -150,7 +153,7 @@ class Cut:
 
 
 WHOLE = Cut()
-"""Nothing is cut."""
+"""No limits."""
 
 
 def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
@@ -161,12 +164,12 @@ def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
 def with_hints(
     programs: Sequence[ProgramShape], correlation: float = 0.5, seed: int = 0
 ) -> list[ProgramShape]:
-    """The same programs with ``hint_tokens`` set.
+    """Return the same programs with ``hint_tokens`` set.
 
-    The logarithms of hints and of true sizes (output tokens of the whole program) have
-    about this correlation over ``programs``, and the same mean and spread. 1 makes the
-    hints exact, 0 worthless. 0.5 stands for what a server can know: the
-    prompt's length, a user's budget, an earlier run of the same thread.
+    The logarithms of hints and of true sizes (output tokens of the whole program) have about this
+    correlation over ``programs``, and the same mean and standard deviation. With 1 the hints are
+    exact, with 0 worthless. 0.5 represents the knowledge of a server: the length of the prompt, a
+    user's budget, or an earlier run of the same thread.
     """
     logs = [math.log(program.output_tokens) for program in programs]
     mean, noise = fmean(logs), pstdev(logs) * math.sqrt(1 - correlation**2)
@@ -184,12 +187,14 @@ def with_hints(
 
 
 def prompt_tokens(call: CallShape) -> int:
-    """Return the length of a call's prompt, at least 1: an engine takes no empty prompt."""
+    """Return the length of a call's prompt, at least 1 because engines reject empty prompts."""
     return max(1, call.prompt_tokens)
 
 
 def cached_tokens(program: ProgramShape, call: CallShape) -> int:
-    """Return how many tokens of a call's prompt are cached at best: all but the last one."""
+    """Return how many tokens of a call's prompt can be cached at most: its prefix, without the last
+    token, which an engine always computes.
+    """
     shared = program.system_tokens
     if call.extends is not None:
         earlier = program.calls[call.extends]

@@ -1,8 +1,8 @@
-"""Recorded texts as tokens: how many, and ids, so that what prompts have in common is the same.
+"""Token counts and token ids for recorded texts, such that equal beginnings have equal ids.
 
-A journal has a prompt's text and how many tokens it had, and no ids. All texts go into a tree of
-their common beginnings, in the order of the calls. What is new in a text gets the tokens that are
-new, spread over its characters: so an output has as many as were recorded, in later prompts, too.
+A journal has the text of a prompt and its number of tokens, but not its token ids. All texts are
+added to a prefix tree, in the order of the calls. The new part of a text gets new token ids, spread
+evenly over its characters. So an output has the recorded number of tokens in later prompts, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from agentrt.errors import ConfigError
 
 _FIRST = 1 << 41
-"""Above all that `agentrt.lab.engine.virtual.tokens` makes."""
+"""The first id. It is above all ids of `agentrt.lab.engine.virtual.tokens`."""
 
 
 class _Edge:
-    """A piece of text with its token ids, and what has followed it so far."""
+    """An edge of the tree: a piece of text with its token ids, and the edges below it."""
 
     __slots__ = ("below", "ids", "text")
 
@@ -29,7 +29,7 @@ class _Edge:
         self.below: dict[str, _Edge] = {}
 
     def split(self, at: int) -> None:
-        """Another text leaves this one here."""
+        """Split the edge at a character, because another text differs from there on."""
         cut = round(len(self.ids) * at / len(self.text))
         rest = _Edge(self.text[at:], self.ids[cut:])
         rest.below, self.below = self.below, {rest.text[0]: rest}
@@ -37,14 +37,14 @@ class _Edge:
 
 
 class Texts:
-    """The trees of all texts so far: those of different roots have nothing in common."""
+    """The prefix trees of all texts so far. Texts with different roots share no ids."""
 
     def __init__(self) -> None:
         self._roots: dict[str, _Edge] = {}
         self._next = _FIRST
 
     def ids(self, root: str, text: str, count: int) -> tuple[range, ...]:
-        """The ``count`` token ids of a text, in parts."""
+        """Return the ``count`` token ids of a text, in parts."""
         at = self._roots.setdefault(root, _Edge("", range(0)))
         left, parts, place = count, list[range](), 0
         while place < len(text):
@@ -55,11 +55,11 @@ class Texts:
             elif not text.startswith(edge.text, place):
                 rest = text[place : place + len(edge.text)]
                 pairs = enumerate(zip(rest, edge.text, strict=False))
-                edge.split(next((at for at, (one, two) in pairs if one != two), len(rest)))
+                edge.split(next((at for at, (left, right) in pairs if left != right), len(rest)))
             parts.append(edge.ids[:left])
             left -= len(parts[-1])
             place, at = place + len(edge.text), edge
-        # What the text does not show, such as an image, is nobody else's.
+        # Tokens that are not in the text, such as those of an image, are shared with no other text.
         return tuple(part for part in (*parts, self._fresh(left)) if part)
 
     def _fresh(self, count: int) -> range:
@@ -67,22 +67,28 @@ class Texts:
         return range(first, self._next)
 
 
-# -- what a chat reads as, about as a template writes it --------------------------------------
+# -- chats as text, similar to a chat template ------------------------------------------------
 
 
 def prompt_text(request: Mapping[str, Any]) -> str:
-    """A chat request, up to where its answer begins."""
+    """Return a chat request as text, up to the beginning of its answer."""
     tools = json.dumps(request["tools"]) if request.get("tools") else ""
-    told = "".join(f"{one.get('role')}\n{said(one)}" for one in request["messages"])
-    return f"{tools}{told}assistant\n"
+    messages = "".join(
+        f"{message.get('role')}\n{message_text(message)}" for message in request["messages"]
+    )
+    return f"{tools}{messages}assistant\n"
 
 
-def said(message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """What a message says: its text and its tool calls, without their ids."""
+def message_text(
+    message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] | None = None
+) -> str:
+    """Return a message as text: its content and its tool calls, without the ids of the calls."""
     content = message.get("content")
     text = content if isinstance(content, str) else json.dumps(content or "")
-    given = [one["function"] for one in message.get("tool_calls") or ()] if calls is None else calls
-    return "".join([text, *map(_called, given), "\n"])
+    functions = (
+        [call["function"] for call in message.get("tool_calls") or ()] if calls is None else calls
+    )
+    return "".join([text, *map(_called, functions), "\n"])
 
 
 def _called(call: Mapping[str, Any]) -> str:
@@ -92,15 +98,15 @@ def _called(call: Mapping[str, Any]) -> str:
     return f"{call['name']}{arguments}"
 
 
-# -- how many tokens a text has ---------------------------------------------------------------
+# -- counting tokens --------------------------------------------------------------------------
 
 CHARACTERS = 4
-"""To a token, where no tokenizer is given: about what English and code have."""
+"""Characters per token without a tokenizer, which is typical of English and code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts a text's tokens; ``rule`` says how, as a note for people."""
+    """Counts the tokens of a text. ``rule`` describes the method for people."""
 
     rule: str
     count: Callable[[str], int]
@@ -110,12 +116,12 @@ class Counter:
 
 
 def counter(tokenizer: str = "") -> Counter:
-    """That of a model's tokenizer, or of so many `CHARACTERS` to a token.
+    """Return a counter with a model's tokenizer, or without one with `CHARACTERS` per token.
 
-    Raises `ConfigError` for one that cannot be loaded.
+    Raises `ConfigError` if the tokenizer cannot be loaded.
     """
     if not tokenizer:
-        rule = f"calls whose tokens are guessed: {CHARACTERS} characters each"
+        rule = f"calls whose tokens are estimated as {CHARACTERS} characters each"
         return Counter(rule, lambda text: -(-len(text) // CHARACTERS))
     from tokenizers import Tokenizer
 
@@ -125,7 +131,7 @@ def counter(tokenizer: str = "") -> Counter:
             encode = Tokenizer.from_file(str(file)).encode
         else:
             encode = Tokenizer.from_pretrained(tokenizer).encode
-    except Exception as error:  # it raises nothing narrower
+    except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(f"--tokenizer {tokenizer!r}: {error}") from error
     rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
     return Counter(rule, lambda text: len(encode(text, add_special_tokens=False)))

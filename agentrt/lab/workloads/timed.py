@@ -1,17 +1,17 @@
-"""Timed requests with the hashes of their prompts' blocks: Mooncake's traces, and those of vLLM.
+"""Reads timed requests with the hashes of their prompts' blocks: traces of Mooncake and of vLLM.
 
-A line is a request: ``timestamp``, ``input_length``, ``output_length``, and ``hash_ids``, one for
-each block of the prompt, the last of which may be begun only. Equal ids are equal blocks, in whose
-request ever. Two scales are in use:
+A line is a request with ``timestamp``, ``input_length``, ``output_length``, and ``hash_ids``, which
+has an id for each block of the prompt; the last block may be incomplete. Blocks with equal ids are
+equal in all requests. There are two formats:
 
 * ``mooncake``: milliseconds, blocks of 512 tokens (kvcache-ai/Mooncake, FAST25-release/README.md);
-* ``timed``: seconds, blocks of 16: the defaults of ``vllm bench serve --dataset-name timed_trace``
-  (vllm/benchmarks/datasets, ``TimedTrace``).
+* ``timed``: seconds, blocks of 16 tokens: the defaults of ``vllm bench serve --dataset-name
+  timed_trace`` (vllm/benchmarks/datasets, ``TimedTrace``).
 
-The files do not say which requests belong together. A request is taken as the next turn of an
-earlier one if it has the last whole block of that, which no request had before that. Between the
-two lies the time from the one's timestamp to the other's, with the call itself, whose time nobody
-recorded.
+The files do not say which requests belong to one conversation. A request counts as the next turn of
+an earlier request if it has the last whole block of that request, and no request before that had
+this block. The gap between two turns is the time between their timestamps. It includes the time of
+the first call, which is not recorded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 MOONCAKE, TIMED = (1e-3, 512), (1.0, 16)
-"""Seconds in a unit of time, tokens in a block."""
+"""The seconds of a time unit, and the tokens of a block."""
 _FIRST, _STRIDE = 1 << 42, 2_000_003
-"""Above all token ids that others make, and from one block's to the next one's."""
+"""The first token id, above all ids of other modules, and the difference between two blocks."""
 
 UNREADABLE = "requests that cannot be read, left out"
 TURNS = "requests taken as the next turn of an earlier one, by their blocks"
@@ -46,7 +46,7 @@ _Conversation = list[_Request]
 
 
 def has_blocks(values: dict[str, Any], tokens: int) -> bool:
-    """Whether a request's prompt has as many ids as blocks of so many tokens."""
+    """Return whether a request has an id for each block of ``tokens`` tokens."""
     length, ids = values.get("input_length"), values["hash_ids"]
     return isinstance(length, int) and isinstance(ids, list) and -(-length // tokens) == len(ids)
 
@@ -59,26 +59,28 @@ def read(
     *,
     units: tuple[float, int] = MOONCAKE,
 ) -> list[ProgramShape]:
-    """A program for each conversation, which arrives when its first request did."""
+    """Return a program for each conversation. It arrives with its first request."""
     unit_s, size = units
-    found: list[_Conversation] = []
+    conversations: list[_Conversation] = []
     tips: dict[tuple[int, int], _Conversation | None] = {}
     for entry in entries:
         with notes.leaving_out(UNREADABLE):
             request = entry.read(_Request)
             if not has_blocks(entry.values, size):
                 raise entry.complain(
-                    f"hash_ids: {len(request.hash_ids)} of them, where a prompt of "
-                    f"{request.input_length} tokens has a block for each {size}"
+                    f"hash_ids has {len(request.hash_ids)} ids, but a prompt of "
+                    f"{request.input_length} tokens has one for each {size} tokens"
                 )
-            _place(request, size, tips, found)
-    notes.update([TURNS] * sum(len(one) - 1 for one in found))
-    first = min((one[0].timestamp for one in found), default=0.0)
+            _place(request, size, tips, conversations)
+    notes.update([TURNS] * sum(len(conversation) - 1 for conversation in conversations))
+    first = min((conversation[0].timestamp for conversation in conversations), default=0.0)
     programs = []
-    for index, one in enumerate(found):
-        calls = tuple(_calls(one, unit_s, int(size * scales.context), scales, notes))
+    for index, conversation in enumerate(conversations):
+        calls = tuple(_calls(conversation, unit_s, int(size * scales.context), scales, notes))
         name = f"{entries[0].file.stem}-{index}"
-        programs.append(ProgramShape(name, type, calls, (one[0].timestamp - first) * unit_s))
+        programs.append(
+            ProgramShape(name, type, calls, (conversation[0].timestamp - first) * unit_s)
+        )
     return programs
 
 
@@ -86,38 +88,40 @@ def _place(
     request: _Request,
     size: int,
     tips: dict[tuple[int, int], _Conversation | None],
-    found: list[_Conversation],
+    conversations: list[_Conversation],
 ) -> None:
-    """Add it to the conversation that it goes on with, or to a new one.
+    """Add a request to the conversation that it continues, or to a new one.
 
-    ``tips`` has the conversation of which a block is the last whole one, and none of others.
+    ``tips`` has the conversation that ends with a block, by blocks; None for all other blocks.
     """
     blocks = list(enumerate(request.hash_ids[: request.input_length // size]))
-    conversation = next((tip for one in reversed(blocks) if (tip := tips.get(one))), None)
+    conversation = next((tip for block in reversed(blocks) if (tip := tips.get(block))), None)
     if conversation is None:
         conversation = []
-        found.append(conversation)
+        conversations.append(conversation)
     conversation.append(request)
-    for one in blocks:
-        own = one == blocks[-1] and tips.get(one, conversation) is conversation
-        tips[one] = conversation if own else None
+    for block in blocks:
+        own = block == blocks[-1] and tips.get(block, conversation) is conversation
+        tips[block] = conversation if own else None
 
 
 def _calls(
     turns: _Conversation, unit_s: float, size: int, scales: Scales, notes: Notes
 ) -> Iterator[CallShape]:
     before = turns[0].timestamp
-    told: list[Turn] = []
-    for one in turns:
-        gap_s = max(0.0, one.timestamp - before) * unit_s
-        told.append(Turn(one.input_length, one.output_length, gap_s))
-        before = one.timestamp
-    for call, one in zip(chain(told, scales, notes).calls, turns, strict=True):
-        yield _with_ids(call, one.hash_ids, size)
+    chain_turns: list[Turn] = []
+    for request in turns:
+        gap_s = max(0.0, request.timestamp - before) * unit_s
+        chain_turns.append(Turn(request.input_length, request.output_length, gap_s))
+        before = request.timestamp
+    for call, request in zip(chain(chain_turns, scales, notes).calls, turns, strict=True):
+        yield _with_ids(call, request.hash_ids, size)
 
 
 def _with_ids(call: CallShape, blocks: Sequence[int], size: int) -> CallShape:
-    """The ids of its prompt: so many for each block, and what is over for the last one."""
+    """Return the call with the ids of its prompt: ``size`` ids for each block, and the rest for the
+    last block.
+    """
     left = call.prompt_tokens - size * (len(blocks) - 1)
     parts = [
         range(first, first + (left if index == len(blocks) else size))

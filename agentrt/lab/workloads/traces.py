@@ -1,8 +1,7 @@
-"""Programs from files: what agents really did, as shapes that can be run again.
+"""Reads traces: recorded programs of agents, as shapes that can be run again.
 
-A file is a journal, or JSON or JSON lines, gzipped or not, of one of the formats of `FORMATS`. A
-folder is all such files in it. What cannot be read is left out and reported, as long as something
-good is left.
+A trace is a journal, or a file of JSON or JSON lines in one of the `FORMATS`, gzipped or not, or a
+folder with such files. Programs that cannot be read are left out and reported.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
 Reader = Callable[[Sequence[Fields], str, Scales, Notes], list[ProgramShape]]
-"""From the objects of a file, a type for its programs, and scales: the programs. What is
-left out, changed or guessed is counted in the last argument, under words for people."""
+"""Returns the programs in the objects of a file, with a given type and scales. The last argument
+counts what was left out, changed or guessed.
+"""
 
 JOURNAL = "journal"
 FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
@@ -40,16 +40,17 @@ FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
     "sharegpt": (frozenset({"messages"}),),
     "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
-"""Those of JSON, by the fields that an entry has: the first that fits is meant. Their modules say
-where each is defined."""
+"""The JSON formats with the fields that identify them; the first format that fits is used. The
+module of each format says where it is defined.
+"""
 KNOWN = (*FORMATS, JOURNAL)
 
 
 def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
-    """The format, if it is said, and the file of ``FORMAT:FILE`` or ``FILE``.
+    """Return the format ("" if it is not named) and the file of ``FORMAT:FILE`` or ``FILE``.
 
-    None for what is the name of something else, as those that are ``known``. Raises `ConfigError`
-    for a file that is not there.
+    None for a text that is no file, such as one of the ``known`` names. Raises `ConfigError` for a
+    file that does not exist.
     """
     name, colon, rest = text.partition(":")
     if colon and name in KNOWN:
@@ -59,8 +60,8 @@ def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
         return "", path
     if colon or path.suffix or len(path.parts) > 1:
         raise ConfigError(
-            f"{text!r}: there is no such file; recorded programs are FILE or FORMAT:FILE, and the "
-            f"formats are {', '.join(KNOWN)}"
+            f"the file {text!r} does not exist; give recorded programs as FILE or FORMAT:FILE, "
+            f"with one of the formats {', '.join(KNOWN)}"
         )
     return None
 
@@ -84,9 +85,9 @@ UNREADABLE = "files that cannot be read, left out"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was read from a file, how it was scaled, and what was left out or changed.
+    """The programs of a trace, with their scales.
 
-    ``notes`` counts, by a description, everything that is not as it was in the file.
+    ``notes`` counts, by descriptions, everything that was left out, changed or guessed.
     """
 
     path: str
@@ -96,7 +97,7 @@ class Trace:
     notes: Mapping[str, int]
 
     def report(self) -> str:
-        """A line on what was read and at what scale, and one for each note."""
+        """Return a line about the programs and their scales, and a line for each note."""
         calls = [call for program in self.programs for call in program.calls]
         prompt = sum(call.prompt_tokens for call in calls) / len(calls)
         output = sum(call.output_tokens for call in calls) / len(calls)
@@ -106,7 +107,7 @@ class Trace:
             f"{self.scales.output:g}, gaps x {self.scales.gap:g}; then "
             f"{prompt:.0f} prompt and {output:.0f} output tokens per call"
         )
-        return "\n".join([head, *(f"  {what}: {count}" for what, count in self.notes.items())])
+        return "\n".join([head, *(f"  {label}: {count}" for label, count in self.notes.items())])
 
 
 def read_programs(
@@ -116,19 +117,18 @@ def read_programs(
     tokenizer: str = "",
     scales: Scales = UNSCALED,
 ) -> Trace:
-    """The programs of a file or a folder, in its order, with their tokens and gaps multiplied.
+    """Read the programs of a file or a folder, in order, with scaled tokens and gaps.
 
-    ``as_format`` is one of `FORMATS`; else the first entry says it. ``tokenizer`` is the model
-    whose tokens texts are counted in.
-    A prompt holds the earlier prompt and output that it begins with, so contexts shrink in full
-    only if outputs shrink with them; where a prompt had to stay longer than ``scales`` say, it is
-    counted. An output has at least a token.
-    Programs arrive when they did, in seconds after the first, or at 0 where no format says it.
+    ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
+    model whose tokenizer counts the tokens of texts.
 
-    What cannot be read is left out. The notes count it, and say where the first one is and what is
-    wrong with it.
+    A prompt contains the earlier prompt and output that it extends, so contexts shrink fully only
+    if outputs shrink, too. The notes count the prompts that stay longer than scaled. An output has
+    at least one token. Programs arrive in seconds after the first one, or at 0 if the format has no
+    times.
 
-    Raises `ConfigError`, which names file and line, where nothing is left.
+    Programs that cannot be read are left out. The notes count them, with the location and the fault
+    of the first one. Raises `ConfigError`, which names file and line, if no program is left.
     """
     source = Path(path)
     notes = Notes()
@@ -149,33 +149,33 @@ def read_programs(
 
 
 def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManager[None]]]:
-    """The files of a folder, each of which may be left out, or the file itself."""
+    """Return the files of a folder, each of which may be left out, or the file itself."""
     if not source.is_dir():
         return [(source, nullcontext())]
-    found = [one for one in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*one.suffixes}]
-    if not found:
-        raise ConfigError(f"{source}: this folder has no file that ends in .json or .jsonl")
-    return [(one, notes.leaving_out(UNREADABLE)) for one in found]
+    files = [file for file in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*file.suffixes}]
+    if not files:
+        raise ConfigError(f"the folder {source} has no file that ends in .json or .jsonl")
+    return [(file, notes.leaving_out(UNREADABLE)) for file in files]
 
 
 def _of_one_format(objects: Sequence[Fields], name: str, notes: Notes) -> tuple[str, list[Fields]]:
-    """The format that is said, or that of the first entry that has a known one; and the entries
-    that have it.
+    """Return the named format, or that of the first entry with a known one, and the entries that
+    have this format.
     """
-    found = []
-    for one in objects:
+    entries = []
+    for entry in objects:
         with notes.leaving_out(OTHER_FORMAT):
-            name = name or _format(one)
-            if not any(one.values.keys() >= fields for fields in FORMATS.get(name, ())):
-                raise one.complain(f"not of the format of the first entry ({name})")
-            found.append(one)
-    return name, found
+            name = name or _format(entry)
+            if not any(entry.values.keys() >= fields for fields in FORMATS.get(name, ())):
+                raise entry.complain(f"not of the format of the first entry ({name})")
+            entries.append(entry)
+    return name, entries
 
 
 def _nothing_left(path: Path, notes: Notes) -> str:
     if not notes:
         return f"{path}: the file holds no programs"
-    said = "; ".join(f"{what}: {count}" for what, count in notes.explained().items())
+    said = "; ".join(f"{label}: {count}" for label, count in notes.explained().items())
     return notes.only_reason() or f"{path}: no program is left to run ({said})"
 
 
@@ -183,7 +183,7 @@ def _format(entry: Fields) -> str:
     keys = entry.values.keys()
     if {"results", "programs", "engine"} <= keys:
         raise entry.complain(
-            "this is what `agentrt run --json` prints, which has no single calls: "
+            "this is the output of `agentrt run --json`, which has no single calls; "
             "give the file that `agentrt run --dag FILE.json` writes"
         )
     for name, alternatives in FORMATS.items():
@@ -191,8 +191,7 @@ def _format(entry: Fields) -> str:
             in_short_blocks = name == "mooncake" and not timed.has_blocks(entry.values, 512)
             return "timed" if in_short_blocks else name
     raise entry.complain(
-        f"of no known format, by its fields ({', '.join(list(keys)[:5]) or 'none'}): "
-        "of those known, "
+        f"unknown format with the fields {', '.join(list(keys)[:5]) or '(none)'}; known formats: "
         + "; ".join(
             f"{name} has {', '.join(sorted(alternatives[0]))}"
             for name, alternatives in FORMATS.items()
@@ -201,7 +200,7 @@ def _format(entry: Fields) -> str:
 
 
 def stem(path: Path) -> str:
-    """A file's name without its endings."""
+    """Return the name of a file without its endings."""
     name = path.name.removesuffix(".gz")
     return name.rsplit(".", 1)[0] or name
 
@@ -210,4 +209,6 @@ def _unique(path: Path, programs: Sequence[ProgramShape]) -> None:
     counts = Counter(program.program_id for program in programs)
     program_id, count = counts.most_common(1)[0]
     if count > 1:
-        raise ConfigError(f"{path}: {count} programs have the id {program_id!r}: name them apart")
+        raise ConfigError(
+            f"{path}: {count} programs have the id {program_id!r}; give each its own id"
+        )

@@ -281,7 +281,7 @@ class Parking:
             if opened.done():
                 return
             if (record := run.record) is not None and (
-                record.asks_no_more(question) or tracking.only_rests(run, record.rests)
+                record.has_left(question) or tracking.only_rests(run, record.rests)
             ):
                 raise QuestionClosedError(
                     f"question {question}: program {run.id} was resumed and does not ask it any "
@@ -303,7 +303,7 @@ class Parking:
 
 
 def _question_view(question: ParkedQuestion, clock: SteadyClock) -> QuestionView:
-    content = json.loads(question.asked)
+    content = json.loads(question.request)
     return QuestionView(
         question.id,
         content["question"],

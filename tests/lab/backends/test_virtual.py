@@ -13,7 +13,7 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
@@ -29,18 +29,18 @@ def some(count: int = 8) -> list[ProgramShape]:
     return poisson(generate("react", count, 3), 4.0, 3)
 
 
-def fleet(programs: list[ProgramShape], replicas: int, router: str) -> Ran:
+def fleet(programs: list[ProgramShape], replicas: int, router: str) -> RunOutcome:
     return drive(Virtual(SchedulerConfig(), OPTIONS, replicas=replicas, router=router), programs)
 
 
 @cache
-def by_three(router: str) -> tuple[Virtual, Ran]:
+def by_three(router: str) -> tuple[Virtual, RunOutcome]:
     """Three engines behind a router, and their run of `some` programs."""
     backend = Virtual(SchedulerConfig(), OPTIONS, replicas=3, router=router)
     return backend, drive(backend, some())
 
 
-def ends(run: Ran) -> dict[str, float]:
+def ends(run: RunOutcome) -> dict[str, float]:
     return {one.program_id: one.ended_s for one in run.outcomes}
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from agentrt import Runtime
 from agentrt.cli.app import call
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.runs.comparison import GAIN, LOSS, NOTHING, Comparison, Course
+from agentrt.lab.runs.comparison import GAIN, LOSS, NOTHING, Comparison, ProgramRun
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals
@@ -145,9 +145,9 @@ def test_who_waits_for_nobody_gains_nothing(
     engines(3)
     assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
     out = capfd.readouterr().out
-    assert "\nnothing: 1.00 of stock's time in the mean once agentrt knows the programs" in out
+    assert "\nnothing: 1.00 of stock's mean time once agentrt has seen the programs" in out
     assert "waiting for a slot" not in out
-    assert out.endswith("before, nothing was known of these programs; nothing of them is kept\n")
+    assert out.endswith("before, there was no history of these programs; no history is saved\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}
     assert not any("script" in one.tag for one in ElementTree.parse(tmp_path / "ends.svg").iter())
@@ -176,7 +176,7 @@ def test_a_comparison_starts_from_what_earlier_ones_taught_and_says_so(
     capfd.readouterr()
     assert call(["compare", *some, "--history", path]) == 0
     out = capfd.readouterr().out
-    assert " with what was known before" in out
+    assert " with the earlier history" in out
     last = (
         f"before, search was known from {path}, and graph was new; --history none starts without it"
     )
@@ -218,8 +218,8 @@ def test_what_cannot_be_compared_is_refused(
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
     for args, code, said in (
-        (("silent.py",), 2, "error: program main-1 got nothing from its model"),
-        (("chat.py",), 2, "error: 1 calls are too few to replay: give a larger --n or --real"),
+        (("silent.py",), 2, "error: program main-1 got no answer from its model"),
+        (("chat.py",), 2, "error: 1 calls are too few to replay; give a larger --n, or use --real"),
         (("graph.py", "--input", '{"text": "ask"}'), 2, "error: program graph-1 asks a human"),
         (("broken.py",), 1, "ZeroDivisionError"),
     ):
@@ -242,5 +242,5 @@ def test_a_difference_is_one_if_all_pairs_have_it(
     stock: tuple[float, ...], ours: tuple[float, ...], off: float, verdict: str
 ) -> None:
     shape = ProgramShape("one", "one", (CallShape(1),))
-    runs = [[[Course(shape, 0.0, ended, {})] for ended in times] for times in (stock, ours)]
+    runs = [[[ProgramRun(shape, 0.0, ended, {})] for ended in times] for times in (stock, ours)]
     assert Comparison(runs[0], runs[1], [], off).verdict == verdict

@@ -113,7 +113,7 @@ async def test_a_journal_that_does_not_say_on_what_it_ran(
     with closing(sqlite3.connect(journal)) as writer, writer:
         writer.execute("DELETE FROM agentrt_journal WHERE key LIKE 'engine%'")
     out, err = replayed(capfd, journal, "--max-num-seqs", 2, "--kv-blocks", 300, "--policy", "plas")
-    assert "neither the engine nor its policy is recorded" in err
+    assert "the journal does not say which engine and policy were used" in err
     assert "2 batch slots, 300 KV blocks" in out
     assert "| plas " in out
     args = [
@@ -200,7 +200,7 @@ def test_ctrl_c_keeps_what_is_done(
         on_an_engine(monkeypatch, Interrupted())
         assert call(args) == 130
         out, err = capfd.readouterr()
-        assert f"{done} of 2 runs were done" in err
+        assert f"{done} of 2 runs were finished" in err
         assert said in out
         assert "| atlas" not in out
 
@@ -219,11 +219,9 @@ async def test_a_journal_that_two_engines_have_written(
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(
-        capfd, call(["journal", "replay", str(path)]), "of several sizes: choose by --max-num-seqs"
-    )
+    check(capfd, call(["journal", "replay", str(path)]), "of several sizes; set --max-num-seqs")
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
-    assert "ran under several policies: none is replayed as the recorded one" in err
+    assert "ran under several policies, so no policy is shown as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
     assert names[:3] == ["policy", "recorded", "plas"]
@@ -240,27 +238,30 @@ async def test_what_cannot_be_replayed_is_refused(
     write_two(written := Written(tmp_path / "bare"))
     bare = written.write()
     for args, said in (
-        ((tmp_path / "none",), "there is no such file"),
-        ((text,), "is no journal: give a file of agentrt run --journal"),
-        (("postgresql://h/d",), "a replay reads files alone"),
+        ((tmp_path / "none",), "does not exist"),
+        ((text,), "is not a journal; name a journal of agentrt run --journal"),
+        (("postgresql://h/d",), "a replay reads only files"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
-        ((journal, "--router", "cost"), "--router chooses among replicas"),
+        ((journal, "--router", "cost"), "--router needs several replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
-        ((journal, "--model", "m"), "--model is for --depth real"),
-        ((journal, "--", "--dtype", "half"), "flags after -- is for --depth real"),
-        ((journal, *REAL, "--step-time", text), "--step-time is for --depth virtual"),
+        ((journal, "--model", "m"), "--model needs --depth real"),
+        ((journal, "--", "--dtype", "half"), "a flag after -- needs --depth real"),
+        ((journal, *REAL, "--step-time", text), "--step-time needs --depth virtual"),
     ):
         capfd.readouterr()
         check(capfd, call(["journal", "replay", *map(str, args)]), said)
     for given, told in (
         ((journal, "--kv-blocks", 20), "raise kv_blocks"),
         ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
-        ((journal, *REAL, "--policy", "stock+ample"), "'stock+ample': all share an engine"),
-        ((journal, *REAL, "--replicas", 2), "and these are 2: give --replicas 1"),
-        ((bare, *REAL), "which model was recorded is not known: give --model"),
+        (
+            (journal, *REAL, "--policy", "stock+ample"),
+            "'stock+ample' needs an engine with more memory",
+        ),
+        ((journal, *REAL, "--replicas", 2), "but there are 2 replicas; add --replicas 1"),
+        ((bare, *REAL), "the journal does not say which model was recorded; add --model"),
         ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
-        ((quiet, *REAL), "program main-1: --depth real needs its prompts"),
+        ((quiet, *REAL), "program main-1: --depth real needs the prompts"),
     ):
         assert call(["journal", "replay", *map(str, given)]) == 2
         assert told in capfd.readouterr().err.splitlines()[-1]

@@ -85,9 +85,9 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "steps.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"steps\.json.* is no step-time file"):
+    with pytest.raises(ConfigError, match=r"steps\.json.* is not a step-time file"):
         StepTimeModel.load(path)
-    with pytest.raises(ConfigError, match="is no step-time file"):
+    with pytest.raises(ConfigError, match="is not a step-time file"):
         StepTimeModel.load(tmp_path / "absent.json")
 
 

@@ -89,7 +89,7 @@ def test_a_probe_leaves_the_scheduler_as_it_was() -> None:
     assert seen["steps"] == 5
     assert seen["cpu_us"] > 0
     assert seen["calls"]["mine"]["output_tokens"] == 5
-    with pytest.raises(InvariantError, match="nothing is watched"):
+    with pytest.raises(InvariantError, match="no probe was started"):
         answer(scheduler, "stop")
 
 

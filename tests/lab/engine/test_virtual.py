@@ -14,7 +14,7 @@ from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
-from agentrt.lab.outcome import Ran
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
@@ -76,7 +76,7 @@ def mixed(seed: int, count: int) -> list[ProgramShape]:
     return programs
 
 
-def ends(run: Ran) -> dict[str, float]:
+def ends(run: RunOutcome) -> dict[str, float]:
     return {outcome.program_id: outcome.ended_s for outcome in run.outcomes}
 
 
@@ -108,7 +108,7 @@ def test_a_model_may_stop_before_the_limit_of_its_client(
 
 
 def test_a_limit_below_the_output_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"generates 10 tokens, and its max_tokens is 9"):
+    with pytest.raises(ConfigError, match=r"generates 10 tokens, more than its max_tokens of 9"):
         ProgramShape("p", "chat", (CallShape(10, 50, max_tokens=9),))
 
 

@@ -42,7 +42,7 @@ def real_replay(
     setting = Setting(Source("j", path), Pressure("recorded"))
     everyone = contenders(names)
     [spec, *_] = grid([setting], everyone, [0], MACHINE)
-    given = {"open": engine.started, "progress": lambda done, what="": None, **more}
+    given = {"open": engine.started, "progress": lambda done, message="": None, **more}
     return RealReplay(recording, spec, everyone, EngineOptions("m"), **given)
 
 
@@ -66,7 +66,7 @@ async def test_all_do_the_recorded_work_with_what_the_engine_says(
         ids = spec.prompt_token_ids or ()
         assert len(ids) == call.account["prompt_tokens"]
         assert (spec.max_tokens, spec.ignore_eos) == (call.account["output_tokens"], True)
-        told = [one for one in call.asked["messages"] if one["role"] == "assistant"]
+        told = [one for one in call.request["messages"] if one["role"] == "assistant"]
         assert ids.count(9) == sum(len(one["content"]) + 1 for one in told)
         assert bytes(one for one in ids if one != 9).decode().startswith("system\nYou answer in a")
     [result] = replay.results
@@ -86,7 +86,7 @@ async def test_who_shares_an_engine_and_what_is_said_meanwhile(
     said: list[tuple[int, str]] = []
     replay = real_replay(
         *(journal.path, recording, engine, ["fcfs", "stock", "atlas"]),
-        progress=lambda done, what="": said.append((done, what)),
+        progress=lambda done, message="": said.append((done, message)),
     )
     await replay.run()
     assert engine.starts == 2
@@ -112,7 +112,9 @@ async def test_salts_and_token_ids_are_as_recorded(tmp_path: Path) -> None:
     [salted] = second.calls
     assert (salted.cache_salt, salted.extends) == ("mine", None)
     assert bytes(*salted.prompt_ids) == b"user\n?\nassistant\n"
-    with pytest.raises(ConfigError, match=r"p-1: a call of 23 tokens with 3 .* into the 25 that"):
+    with pytest.raises(
+        ConfigError, match=r"p-1: a call with 23 prompt tokens and 3 .* engine's 25 tokens"
+    ):
         await rendered(recording, front, 25)
 
 

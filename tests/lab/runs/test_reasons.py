@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.journal.analysis.wall import TOOL, Recorded, read_program
+from agentrt.journal.analysis.wall import TOOL, RecordedTime, read_program
 from agentrt.journal.store import SQLiteStore
 from agentrt.request.spans import (
     ADMISSION,
@@ -34,7 +34,7 @@ CONFIGS = [
 ]
 
 
-async def programs(path: Path, config: SchedulerConfig, seed: int) -> list[Recorded]:
+async def programs(path: Path, config: SchedulerConfig, seed: int) -> list[RecordedTime]:
     """What the journal has of a burst of programs."""
     ends = await record_burst(config, path, seed=seed)
     store = SQLiteStore(path)
@@ -64,7 +64,7 @@ async def test_each_second_of_a_program_has_its_reason(
     assert seen == expected
 
 
-def check_wall(recorded: Recorded, seconds: dict[str, float]) -> None:
+def check_wall(recorded: RecordedTime, seconds: dict[str, float]) -> None:
     """The pieces have no gaps, and sum up to the wall time."""
     pieces = recorded.pieces()
     assert (pieces[0].since, pieces[-1].until) == (recorded.since, recorded.until)
@@ -76,7 +76,7 @@ def check_wall(recorded: Recorded, seconds: dict[str, float]) -> None:
     assert known == pytest.approx(wall, rel=0.01)
 
 
-def check_calls(recorded: Recorded, names: set[str]) -> None:
+def check_calls(recorded: RecordedTime, names: set[str]) -> None:
     """Each wait, preemption and eviction names who caused it; and none is kept quiet."""
     calls = [stay for life in recorded.lives for stay in life.stays if stay.start.kind == "call"]
     assert calls

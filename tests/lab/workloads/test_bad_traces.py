@@ -50,16 +50,19 @@ BAD = {
     "not a number of JSON": (good_then('{"calls": NaN}'), ":2: not JSON: NaN is not JSON"),
     "too long a number": (good_then('{"calls": ' + "1" * 5000 + "}"), ":2: not JSON: "),
     "too deep": ("[" * 200_000, "bad.jsonl:1: not JSON"),
-    "a list": (good_then([1]), r":2: \[1\] where an object should be"),
-    "a text in an array": ('["x"]', r"\[0\]: 'x' where an object should be"),
-    "no known format": ('{"a": 1}', ":1: of no known format"),
+    "a list": (good_then([1]), r":2: expected a JSON object, got \[1\]"),
+    "a text in an array": ('["x"]', r"\[0\]: expected a JSON object, got 'x'"),
+    "no known format": ('{"a": 1}', ":1: unknown format"),
     "another format": (good_then(DAG), r":2: not of the format of the first entry \(sessions\)"),
     "a report of a run": (
         '{"results": [], "programs": [], "engine": {}}',
         "--dag FILE.json",
     ),
-    "calls are no list": ('{"id": "s", "calls": 5}', ":1: calls: 5 where a list should be"),
-    "a call is no object": ('{"id": "s", "calls": [5]}', r"calls\[0\]: 5 where an object"),
+    "calls are no list": ('{"id": "s", "calls": 5}', ":1: calls: expected a list, got 5"),
+    "a call is no object": (
+        '{"id": "s", "calls": [5]}',
+        r"calls\[0\]: expected a JSON object, got 5",
+    ),
     "no tokens": (
         with_call(out=None),
         r":2, calls\[1\]: out: None: .*valid int",
@@ -187,8 +190,7 @@ def test_where_nothing_is_good_the_file_is_refused(
     assert out == ""
     assert f"{path}: no program is left to run (sessions that cannot be read" in err
     assert (
-        f"first: {path}:1: calls: 5 where a list should be): 2; sessions or subagents without"
-        in err
+        f"first: {path}:1: calls: expected a list, got 5): 2; sessions or subagents without" in err
     )
 
 
@@ -196,7 +198,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_programs(path)
-    with pytest.raises(ConfigError, match=r"this folder has no file"):
+    with pytest.raises(ConfigError, match=r"has no file that ends in"):
         read_programs(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read .*null"):
         read_programs("a\0b")

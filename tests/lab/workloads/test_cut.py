@@ -45,7 +45,7 @@ def test_what_comes_after_a_call_that_does_not_fit_goes_with_it() -> None:
 
 
 def test_a_program_of_which_nothing_is_left_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"program p: not even its first call.*50 tokens"):
+    with pytest.raises(ConfigError, match=r"program p: its first call.*50 tokens"):
         Cut(tokens=50).of(CHAIN)
 
 

@@ -92,7 +92,7 @@ def test_blocks_of_sixteen_are_those_of_a_timed_trace(tmp_path: Path) -> None:
     assert trace.format == "timed"
     assert [one.arrives_s for one in trace.programs] == [0, 2]
     [note] = read_programs(path, as_format="mooncake").notes
-    assert f"(first: {path}:1: hash_ids: 3 of them, where a prompt of 40 tokens" in note
+    assert f"(first: {path}:1: hash_ids has 3 ids, but a prompt of 40 tokens" in note
 
 
 # -- sessions ------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_chat_is_counted_by_its_characters(tmp_path: Path) -> None:
     assert lengths(trace.programs[0]) == [(14, 14), (42, 14)]
     assert [one.extends for one in trace.programs[0].calls] == [None, 0]
     assert trace.notes == {
-        "calls whose tokens are guessed: 4 characters each": 2,
+        "calls whose tokens are estimated as 4 characters each": 2,
         messages.UNKNOWN_PAUSE: 1,
     }
 
@@ -252,7 +252,9 @@ def test_what_a_model_did_in_bfcl_is_taken_as_counted(tmp_path: Path) -> None:
     }
     assert lengths(only(lines(tmp_path / "r.json", result))) == [(9, 3), (30, 4), (70, 5)]
     uneven = {**result, "output_token_count": [[3], [4, 5]]}
-    with pytest.raises(ConfigError, match=r"r.json:1: input_token_count and .* the same steps"):
+    with pytest.raises(
+        ConfigError, match=r"r.json:1: input_token_count and .* different numbers of steps"
+    ):
         read_programs(lines(tmp_path / "r.json", uneven))
 
 
@@ -322,9 +324,9 @@ def _with(text: bytes, field: str, value: bytes) -> bytes:
 
 
 def test_formats_are_told_where_none_fits(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"of no known format, by its fields .a, b.: .*hash_ids"):
+    with pytest.raises(ConfigError, match=r"unknown format with the fields a, b; .*hash_ids"):
         read_programs(lines(tmp_path / "x.jsonl", {"a": 1, "b": 2}))
-    with pytest.raises(ConfigError, match=r"'weka2:x.json': there is no such file; .*mooncake"):
+    with pytest.raises(ConfigError, match=r"the file 'weka2:x.json' does not exist; .*mooncake"):
         named("weka2:x.json")
     assert named("chat") is None
     assert named(f"swe:{tmp_path}") == ("swe", tmp_path)

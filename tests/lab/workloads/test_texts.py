@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, takewhile
 
-from agentrt.lab.workloads.texts import Texts, prompt_text, said
+from agentrt.lab.workloads.texts import Texts, message_text, prompt_text
 
 
 def ids(texts: Texts, text: str, count: int, root: str = "") -> list[int]:
@@ -55,7 +55,7 @@ def test_an_answer_reads_as_in_the_prompt_that_it_is_a_part_of() -> None:
     function = {"name": "price", "arguments": '{"item": "tea"}'}
     message = {"role": "assistant", "content": "I look.", "tool_calls": [{"function": function}]}
     chat = [{"role": "user", "content": "How much?"}]
-    answer = said({"content": "I look."}, [{"name": "price", "arguments": {"item": "tea"}}])
+    answer = message_text({"content": "I look."}, [{"name": "price", "arguments": {"item": "tea"}}])
     assert prompt_text({"messages": [*chat, message]}).startswith(
         prompt_text({"messages": chat}) + answer
     )

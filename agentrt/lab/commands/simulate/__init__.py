@@ -1,4 +1,4 @@
-"""``agentrt simulate``: policies in virtual time, without a model; a study loads when it runs."""
+"""``agentrt simulate``: simulates policies in virtual time. Subcommands are imported on use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STUDIES = {
 
 
 class SimulateGroup(LazyGroup):
-    """Says where the studies are that have moved, for one version."""
+    """A group of commands that says, for one version, where moved subcommands are."""
 
     def hint(self, name: str) -> str:
         if name in _MOVED:
@@ -30,8 +30,8 @@ class SimulateGroup(LazyGroup):
 
 @click.group(cls=SimulateGroup, lazy=STUDIES, epilog=_EPILOG)
 def simulate() -> None:
-    """Study policies in virtual time, without a model, on programs of a trace.
+    """Simulate policies in virtual time on programs of a trace.
 
-    vLLM's own scheduler decides, with its KV cache; only its model is left out, and steps take
-    what a step-time model says.
+    vLLM's own scheduler decides, with its real KV-cache manager. No model runs; a step-time model
+    says how long steps take.
     """

@@ -1,4 +1,4 @@
-"""Options that the simulations share, and what they ask for, checked up front."""
+"""Options that the simulations share, and the functions that check and read them."""
 
 from __future__ import annotations
 
@@ -57,38 +57,38 @@ machine_options: Option = together(
     step_time_option(),
     jobs_option,
 )
-"""The simulated engine alone."""
+"""The options of a single simulated engine."""
 fleet_options: Option = together(
     count_option(
         "--replicas",
         default=1,
-        about="Simulate N engines; a load is the share of what all of them can do.",
+        about="Number of simulated engines; a load is a share of the capacity of all of them.",
     ),
     text_option(
         "--router",
         "NAME",
-        "What spreads the calls over replicas: cost, or another of agentrt serve --router.",
+        "Router that spreads the calls over replicas: cost, or another of agentrt serve --router.",
     ),
 )
 scheduler_options: Option = together(
     text_option(
         "--hints",
         "X",
-        "How well the sizes that NAME+hints is told correlate with the true ones.  [default: 0.5]",
+        "Correlation between the size hints of NAME+hints and the true sizes.  [default: 0.5]",
         type=NumberRange(0, 1),
     ),
-    text_option("--beta", "X", "Anti-starvation; inf: never promote.", type=float),
+    text_option("--beta", "X", "Anti-starvation threshold; inf: never promote.", type=float),
     text_option(
         "--lane",
         "X",
-        "The share of the batch that adaptive keeps for the oldest programs; 0: none.  "
+        "Share of the batch that adaptive reserves for the oldest programs; 0: none.  "
         "[default: 0.05]",
         type=float,
     ),
 )
 
 
-# -- what they ask for -----------------------------------------------------------------
+# -- reading the options ---------------------------------------------------------------
 
 
 def read_grid(
@@ -97,22 +97,22 @@ def read_grid(
     seeds: Sequence[int],
     machine: Machine,
 ) -> list[RunSpec]:
-    """The runs that are asked for, each policy after `BASELINE`. Raises `ConfigError`."""
+    """Return the requested runs, with `BASELINE` as the first policy. Raises `ConfigError`."""
     overrides = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
     names, hints = options["policy"] or _POLICIES, options["hints"]
     if hints is not None and not any(HINTED in name.split("+") for name in names):
         raise ConfigError(
-            f"--hints {hints:g}: no policy gets them; name one with +{HINTED}, such as "
+            f"--hints {hints:g}: no policy uses hints; name a policy with +{HINTED}, such as "
             f"--policy {names[-1]},{names[-1]}+{HINTED}"
         )
     how_good = DEFAULT_HINTS if hints is None else hints
-    everyone = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
+    policies = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
     warn_of_sleepers(settings, machine)
-    return grid(settings, everyone, seeds, machine)
+    return grid(settings, policies, seeds, machine)
 
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
-    """The simulated engine, or engines. Raises `ConfigError`."""
+    """Return the simulated engine or engines. Raises `ConfigError`."""
     silence_vllm()
     names = ("kv_blocks", "max_num_batched_tokens")
     sizes = {name: options[name] for name in names if options[name] is not None}
@@ -122,22 +122,24 @@ def read_machine(options: Mapping[str, Any]) -> Machine:
 
 
 def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How many engines and which router, for commands that have one of each."""
+    """Return the number of engines and the router, for commands with a single value of each."""
     replicas, router = options.get("replicas", 1), options.get("router")
     if not isinstance(replicas, int):
         return {}
     if router is not None and replicas == 1:
-        raise ConfigError("--router chooses among replicas: give --replicas N, or leave it out")
+        raise ConfigError(
+            "--router needs several replicas; add --replicas N, or leave --router out"
+        )
     return {"replicas": replicas} | ({} if router is None else {"router": router})
 
 
-# -- where programs come from ----------------------------------------------------------
+# -- sources of programs ---------------------------------------------------------------
 
 
 def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Source]:
-    """Generators and traces by their names, to the scales that were given.
+    """Return the named generators and traces, with the scales of the options.
 
-    Traces are read at once and reported on stderr. Raises `ConfigError`.
+    Traces are read at once, and a report is printed to stderr. Raises `ConfigError`.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
     sources = [Source.named(name, scales=scales) for name in names]
@@ -152,12 +154,16 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
 
 
 def read_loads(texts: Sequence[str]) -> list[Pressure]:
-    """Loads, and mean loads in bursts. Raises `ConfigError` for a bad one."""
+    """Parse loads such as ``0.9``, and mean loads in bursts such as ``b0.8``. Raises
+    `ConfigError`.
+    """
     return [Pressure.parse(text) for text in texts]
 
 
 def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
-    """Say on stderr of which traces the engine sees less than the load that was asked for."""
+    """Print a warning to stderr for traces from which the engine gets less than the requested
+    load.
+    """
     for setting in settings:
         if setting.source.path is None or not setting.pressure.paced:
             continue
@@ -167,10 +173,12 @@ def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
 
 
 _FULL = 0.75
-"""Even without gaps a part of the work is left when the last program arrives."""
+"""Share of the work that must be done before the last arrival. It cannot be 1, because even without
+gaps some work is left when the last program arrives.
+"""
 
 _SLEEPERS = (
-    "{} at {}: programs sleep between their calls, so that {:.0%} of the work comes before the "
-    "last program arrives, and about so much of the load; more --programs or a smaller "
-    "--gap-scale get nearer to it"
+    "{} at {}: programs pause between their calls, so only {:.0%} of the work arrives before the "
+    "last program, and the engine gets about this share of the load; use more --programs or a "
+    "smaller --gap-scale"
 )

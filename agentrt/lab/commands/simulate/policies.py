@@ -1,4 +1,4 @@
-"""``agentrt simulate run``: policies under one setting, on the programs of a trace."""
+"""``agentrt simulate run``: simulates policies under one setting on the programs of a trace."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ Examples:
   agentrt simulate run --workload programs.jsonl --replicas 4 --router cost --json
 
 \b
-A load is the share of what the engine's slots can do: at 1 they are busy all the time.
-Ratios are to fcfs with the same programs; with --seeds the median is shown,
-with the least and the greatest. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+A load is a share of the engine's capacity: at 1 its slots are busy all the time. Ratios are to
+fcfs with the same programs. With several --seeds, the median is shown with the least and the
+greatest value. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 _NO_STEPS = (
     "--depth steps: the step simulator is in a checkout of agentrt now, as "
@@ -65,7 +65,7 @@ _NO_STEPS = (
 
 
 def _one_depth(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Say that there is one depth now. Raises `ConfigError` for the other one."""
+    """Print that virtual time is the only depth now. Raises `ConfigError` for ``steps``."""
     if value == "steps":
         raise ConfigError(_NO_STEPS)
     if value is not None:
@@ -79,7 +79,10 @@ run_options: Option = together(
     scale_options,
     policies_option,
     text_option(
-        "--load", "X", "Share of capacity, in bursts as b0.8.  [default: 0.9; as recorded]"
+        "--load",
+        "X",
+        "Arrival rate as a share of capacity; b0.8 is a mean of 0.8 in bursts.  [default: 0.9; as "
+        "recorded for a trace]",
     ),
     programs_option("Number of programs.  [default: 1000; all of a trace]"),
     seed_option,
@@ -104,17 +107,17 @@ run_options: Option = together(
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times.
 
-    For each: latency of programs (mean, P50, P95, P99), slowdown, token latency,
-    throughput, makespan, where the time went, preemptions. vLLM's own scheduler decides, and only
-    its model is left out, so vLLM must be installed.
+    Prints for each policy the latency of programs (mean, P50, P95, P99), slowdown, token latency,
+    throughput, makespan, shares of the time, and preemptions. vLLM must be installed, because its
+    own scheduler decides; only the model is left out.
     """
     if options["workload"] is None:
-        raise ConfigError("--workload: give recorded programs as FILE or FORMAT:FILE")
+        raise ConfigError("--workload is missing; give recorded programs as FILE or FORMAT:FILE")
     simulate_run(options, read_machine(options))
 
 
 def simulate_run(options: dict[str, Any], machine: Machine) -> None:
-    """Simulate the policies that `run_options` name on a machine, and report."""
+    """Simulate the policies that `run_options` name on a machine, and print a report."""
     [source] = read_sources([options["workload"]], options)
     setting = Setting(source, _pressure(source, options), options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
@@ -133,7 +136,7 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
 
 
 def about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
-    """Say in words what all runs have in common."""
+    """Describe in words what all runs have in common."""
     return f"{about_seeds(seeds)}.\n{about_engine(specs[0].machine)}{about_hints(specs)}"
 
 

@@ -1,4 +1,4 @@
-"""Questions are recorded as what they add to earlier ones, and read whole."""
+"""RequestEncoder are recorded as what they add to earlier ones, and read whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrt.errors import JournalError
 from agentrt.journal import JournalOptions
 from agentrt.journal.analysis.reading import History, ReadingStore, history
 from agentrt.journal.codec import dumps
-from agentrt.journal.questions import BEFORE, QuestionRows, Questions
+from agentrt.journal.requests import BEFORE, RecordedRequests, RequestEncoder
 from agentrt.journal.schema import DONE, EndRow, StartRow
 from agentrt.journal.sketch import digest_of, shown
 from agentrt.request import CallSpec, Reply
@@ -34,17 +34,17 @@ def read(path: Path, name: str) -> History:
 
 
 class Asked:
-    """Questions of a program, as they are recorded one after the other."""
+    """RequestEncoder of a program, as they are recorded one after the other."""
 
     def __init__(self) -> None:
-        self.questions, self.number = Questions(), 0
+        self.questions, self.number = RequestEncoder(), 0
         self.starts: list[StartRow] = []
         self.ends: list[EndRow] = []
         self.whole: list[Any] = []
 
     def ask(self, asked: Any, reply: Reply | None = None, task: str = "0") -> str:
         """What the journal gets of a question, which has this reply."""
-        question, node = self.questions.question(task, "llm", asked), f"0#{self.number}"
+        question, node = self.questions.encode(task, "llm", asked), f"0#{self.number}"
         text = shown(asked)
         assert question.digest == digest_of("call", "llm", text)
         self.number += 1
@@ -52,19 +52,19 @@ class Asked:
         recorded = question.recorded
         start = StartRow("p", node, 1, "call", "llm", "p", question.digest, recorded, "", 0.0)
         self.starts.append(start)
-        self.questions.begun(task, question, node, 1)
+        self.questions.remember(task, question, node, 1)
         if reply is not None:
             self.ends.append(EndRow("p", node, 1, DONE, 1, dumps(reply), "", "", 1.0))
-            question.answered(reply)
+            question.add_reply(reply)
         return recorded
 
     def check(self) -> None:
         """All of them are read as they were asked, in whatever order."""
         order = list(range(len(self.starts)))
         for _ in range(2):
-            rows = QuestionRows(self.starts, self.ends)
+            rows = RecordedRequests(self.starts, self.ends)
             for index in order:
-                assert rows.asked(self.starts[index]) == self.whole[index]
+                assert rows.whole(self.starts[index]) == self.whole[index]
                 assert json.loads(rows.text(self.starts[index])) == self.whole[index]
             random.Random(len(order)).shuffle(order)
 
@@ -87,7 +87,7 @@ def test_a_chat_that_grows_costs_what_it_grows_by() -> None:
         chat.append(reply.message)
         said = len(json.dumps(chat))
     assert recorded < 0.6 * said  # the replies are in their own rows
-    assert json.loads(asked.starts[9].asked)[BEFORE] == [["0#8", 1, 0, 19]]
+    assert json.loads(asked.starts[9].request)[BEFORE] == [["0#8", 1, 0, 19]]
     asked.check()
 
 
@@ -123,7 +123,7 @@ def test_whatever_becomes_of_chats_they_are_read_as_they_were(seed: int) -> None
         if reply is not None and rng.random() < 0.8:
             chat.append(reply.message if rng.random() < 0.8 else message(reply.text, "assistant"))
     asked.check()
-    assert sum(BEFORE in start.asked for start in asked.starts) > 20
+    assert sum(BEFORE in start.request for start in asked.starts) > 20
 
 
 def test_a_window_over_a_chat_costs_what_is_new() -> None:
@@ -194,16 +194,16 @@ def test_contexts_grow_too(seed: int) -> None:
         asked.ask(CallSpec(prompt_token_ids=tuple(ids)), reply, f"0.{contexts.index(ids)}")
         ids += reply.token_ids
     asked.check()
-    assert sum(BEFORE in start.asked for start in asked.starts) > 20
+    assert sum(BEFORE in start.request for start in asked.starts) > 20
 
 
 def test_a_question_whose_beginning_is_missing_is_refused() -> None:
     asked = Asked()
     for number in range(3):
         asked.ask(request([*[message(LONG)] * 3, message(str(number))]))
-    rows = QuestionRows(asked.starts[1:], ())
-    with pytest.raises(JournalError, match="goes on from node 0#0, which the journal does not"):
-        rows.asked(asked.starts[1])
+    rows = RecordedRequests(asked.starts[1:], ())
+    with pytest.raises(JournalError, match="the journal lacks node 0#0"):
+        rows.whole(asked.starts[1])
 
 
 # -- whole programs --------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ async def test_a_program_goes_on_and_its_questions_are_whole(tmp_path: Path) -> 
     assert (len(first.calls), len(again.calls)) == (5, 0)
     nodes = read(path, "main-1").nodes
     for number, call in enumerate(first.calls):
-        assert nodes[f"0#{number}"].asked["messages"] == [*call.spec.messages]
+        assert nodes[f"0#{number}"].request["messages"] == [*call.spec.messages]
     run = await lived(path, lambda ctx: grows(ctx, 5, "other"), engine=engine())
     assert f"messages[9].content was '{LONG[:100]}" in str(run.error)
     assert "and is" in str(run.error)
@@ -289,7 +289,9 @@ async def test_what_was_run_anew_leaves_other_branches_whole(tmp_path: Path) -> 
     last = engine()
     assert (await lived(path, code, engine=last, options=rerun)).result == run.result
     assert last.calls == []
-    found = [node.asked["messages"] for node in read(path, "main-1").nodes.values() if node.asked]
+    found = [
+        node.request["messages"] for node in read(path, "main-1").nodes.values() if node.request
+    ]
     assert all(messages in found for messages in asked)
 
 
@@ -302,7 +304,7 @@ async def test_a_journal_that_has_questions_as_they_were_asked_goes_on(tmp_path:
         raise KeyError("x")
 
     await lived(path, fails, engine=engine())
-    whole = {place: node.asked_text for place, node in read(path, "main-1").nodes.items()}
+    whole = {place: node.request_text for place, node in read(path, "main-1").nodes.items()}
     with closing(sqlite3.connect(path)) as writer:
         for place, text in whole.items():
             writer.execute("UPDATE agentrt_starts SET asked = ? WHERE node = ?", (text, place))
@@ -311,5 +313,5 @@ async def test_a_journal_that_has_questions_as_they_were_asked_goes_on(tmp_path:
     run = await lived(path, lambda ctx: grows(ctx, 5), engine=(last := engine()), world=world)
     assert run.error is None
     assert len(last.calls) == 1
-    assert BEFORE in read(path, "main-1").nodes["0#4"].start.asked
-    assert len(read(path, "main-1").nodes["0#4"].asked["messages"]) == 10
+    assert BEFORE in read(path, "main-1").nodes["0#4"].start.request
+    assert len(read(path, "main-1").nodes["0#4"].request["messages"]) == 10

@@ -1,14 +1,14 @@
-"""What calls ask, recorded as what each adds to an earlier one.
+"""The requests of calls, recorded as differences from earlier requests of the same program.
 
-A chat grows: each call has all of it, and a journal of whole questions grows with the square of its
-length. So a question is recorded as the pieces of earlier questions of its program that it begins
-with, or has in between, and as the messages, or token ids, that are new:
+Each call of a growing chat sends the whole chat, so whole requests would make the journal grow with
+the square of the chat's length. A request is therefore recorded as references to pieces of earlier
+requests, followed by the messages, or token ids, that are new:
 
     {"$before": [["0#3", 1, 0, 17]], "messages": [{"role": "user", …}], "model": …}
 
-A piece is a node, its attempt, and which of its items, the reply that it got being the last. A
-message by itself stands between pieces where no node has it. The last item is always there as it
-is. Fingerprints are of the whole question, so that it does not matter how it is recorded.
+A piece is a node, its attempt, and a range of the node's items; the reply to the node's request is
+its last item. A new message may stand between two pieces. The last item of a request is always
+written in full. The fingerprint is that of the whole request, however the request is recorded.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ BEFORE = "$before"
 MESSAGES, IDS = "messages", "prompt_token_ids"
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
 _LEAST = 1000
-"""Bytes that a piece has to save."""
+"""A piece is used only if it makes the recorded request shorter by at least this many bytes."""
 _LATEST = 4
-"""So many questions are kept of a task, and of those that begin alike."""
+"""Number of requests in memory for each task, and for each group with the same beginning."""
 _SEEN, _TASKS = 3, 256
-"""Messages are known by what they were in so many last questions of a task, of so many tasks."""
+"""Number of latest requests of each task whose messages are cached, and number of such tasks."""
 _MOST = 1 << 20
-"""Items of all questions that are kept of one program; of more, the oldest go."""
+"""Maximum number of items in the requests of one program in memory; the oldest are dropped."""
 _HELD = 32
-"""Questions whose items are held while a program is read: the next one mostly begins with the last.
+"""Number of whole requests in memory while a program is read: most requests begin with the previous
+one.
 """
 _TYPE = "I"
 _WIDTH = array(_TYPE).itemsize
-"""Token ids in memory."""
+"""Type code and bytes of one token id in memory."""
 Items: TypeAlias = "list[Any] | array[int]"
 _HERE = b"[\x01]"
-"""Stands for the items in a question as JSON, which has no such character as it is."""
+"""A placeholder for the items of a request as JSON, in which this character cannot occur."""
 _NO_STATE = blake2b()
 
 
@@ -61,8 +62,10 @@ Marks = list[bytes] | bytes
 
 
 class Item(NamedTuple):
-    """A message: its fingerprint, and how long it is as JSON. ``copy`` is what it was then, and
-    ``values`` are held, so that their ids stay theirs.
+    """A message that was seen: its fingerprint, ``mark``, and its ``size`` as JSON in bytes.
+
+    ``copy`` shows whether the message has changed since. ``values`` holds the values of the
+    message, so that no other values get their ids.
     """
 
     mark: bytes
@@ -71,11 +74,13 @@ class Item(NamedTuple):
     copy: Any
 
 
-class Question:
-    """What a call asks: ``recorded`` is what the journal gets, and ``digest`` the fingerprint of
-    the whole. Its ``items`` are marks of messages, or token ids as bytes, those of the reply with
-    them once it has come; ``count`` are its own. ``state`` is the fingerprint up to the last of
-    these, which begins with the ``head``.
+class CallRequest:
+    """The request of a call.
+
+    ``recorded`` is the JSON text for the journal, and ``digest`` the fingerprint of the whole
+    request. ``items`` are the fingerprints of the messages, or the token ids as bytes; after the
+    reply they include the reply. ``count`` is the number of items without the reply. ``state`` is
+    the hash of ``head`` and of the items without the reply. A longer request continues this hash.
     """
 
     __slots__ = ("attempt", "count", "digest", "head", "items", "key", "node", "recorded", "state")
@@ -87,8 +92,8 @@ class Question:
         self.count, self.state = 0, _NO_STATE
         self.node, self.attempt = "", 0
 
-    def answered(self, reply: object) -> None:
-        """The call has its reply: a later question may begin with that, too."""
+    def add_reply(self, reply: object) -> None:
+        """Add the reply to the items, because a later request may contain it."""
         if not self.items or not isinstance(reply, Reply):
             return
         own: Any = self.items[: self.count * _WIDTH if self.key == IDS else self.count]
@@ -98,35 +103,35 @@ class Question:
             self.items = [*own, _mark(part)]
 
 
-class Questions:
-    """The latest questions of one program that runs.
+class RequestEncoder:
+    """Encodes the requests of one running program as differences from its latest requests.
 
-    A question that goes on from an earlier one costs what it adds: its messages are known by what
-    they were when they were last seen, and the fingerprint goes on from that of the earlier one.
+    The cost of encoding grows with the new part of a request only: known messages are recognized by
+    the ids of their values, and the hash continues from that of the earlier request.
     """
 
     def __init__(self) -> None:
-        self._latest: OrderedDict[Any, deque[Question]] = OrderedDict()
+        self._latest: OrderedDict[Any, deque[CallRequest]] = OrderedDict()
         self._count = 0
-        # What was seen of messages in the last questions of each task, by their values' ids.
+        # The messages in the latest requests of each task, by the ids of their values.
         self._seen: OrderedDict[str, deque[dict[tuple[int, ...], Item]]] = OrderedDict()
 
-    def question(self, task: str, name: str, asked: Any) -> Question:
-        """The question of a call of this ``name``, which is asked in this ``task``."""
-        whole = asked if type(asked) is dict else _as_dict(asked)
+    def encode(self, task: str, name: str, request: Any) -> CallRequest:
+        """Return the encoded request of the call ``name`` in a task."""
+        whole = request if type(request) is dict else _as_dict(request)
         if whole is not None and BEFORE not in whole:
             key = MESSAGES if MESSAGES in whole else IDS
             items = whole.get(key)
             if type(items) in (list, tuple) and items and not _is_short(key, items):
-                question = self._of_items(task, name, whole, key, items)
-                if question is not None:
-                    return question
-        text = shown(asked)
-        return Question(text, digest_of("call", name, text))
+                encoded = self._of_items(task, name, whole, key, items)
+                if encoded is not None:
+                    return encoded
+        text = shown(request)
+        return CallRequest(text, digest_of("call", name, text))
 
     def _of_items(
         self, task: str, name: str, whole: Mapping[str, Any], key: str, items: Sequence[Any]
-    ) -> Question | None:
+    ) -> CallRequest | None:
         around = _json({**whole, key: orjson.Fragment(_HERE)})
         marks, sizes = self._known(task, key, items)
         if around is None or marks is None:
@@ -134,14 +139,14 @@ class Questions:
         head, _, tail = around.partition(_HERE)
         head = b"call\0%b\0%b[" % (name.encode("utf-8", "surrogatepass"), head)
         base, length = self._base(task, key, marks)
-        question = Question("", "")
-        question.key, question.head, question.items = key, head, marks
-        question.count = len(items)
-        if not self._hash(question, base, length, items):
+        request = CallRequest("", "")
+        request.key, request.head, request.items = key, head, marks
+        request.count = len(items)
+        if not self._hash(request, base, length, items):
             return None
-        whole_state = question.state.copy()
+        whole_state = request.state.copy()
         whole_state.update(b"]" + tail)
-        question.digest = whole_state.hexdigest()
+        request.digest = whole_state.hexdigest()
         pieces, left = self._pieces(task, key, items, (marks, sizes), base, length)
         before = {BEFORE: pieces} if pieces else {}
         rest = _ids(items[left:]) if key == IDS else _joined(items[left:])
@@ -150,13 +155,15 @@ class Questions:
         recorded = _json({**before, **whole, key: orjson.Fragment(rest)})
         if recorded is None:
             return None
-        question.recorded = recorded.decode()
-        return question
+        request.recorded = recorded.decode()
+        return request
 
     def _known(
         self, task: str, key: str, items: Sequence[Any]
     ) -> tuple[Marks | None, Sequence[int] | None]:
-        """The marks of items, and their sizes as JSON; None where orjson does not write them."""
+        """Return the fingerprints of items, and their sizes as JSON in bytes; None if orjson cannot
+        write the items. Token ids are returned as bytes, without sizes.
+        """
         if key == IDS:
             return _packed(items), None
         seen = self._seen.setdefault(task, deque(maxlen=_SEEN))
@@ -164,7 +171,7 @@ class Questions:
         now: dict[tuple[int, ...], Item] = {}
         known = list[Item]()
         for message in items:
-            # A dict of its own for each call, mostly, with the same values.
+            # Most programs make a new dict for each call, but with the same value objects.
             place = (*map(id, message.values()),) if type(message) is dict else (id(message),)
             item = None
             for each in seen:
@@ -183,32 +190,32 @@ class Questions:
             self._seen.popitem(last=False)
         return [item.mark for item in known], [item.size for item in known]
 
-    def _base(self, task: str, key: str, marks: Marks) -> tuple[Question | None, int]:
-        """The question that this one goes on from, and how many items it shares with that."""
+    def _base(self, task: str, key: str, marks: Marks) -> tuple[CallRequest | None, int]:
+        """Return the earlier request with the longest common beginning, and its length in items."""
         best, length, most = None, 0, _length(marks)
-        for question in self._candidates(task, key, marks):
-            common = _common(question.items, marks)
+        for request in self._candidates(task, key, marks):
+            common = _common(request.items, marks)
             if common > length:
-                best, length = question, common
-            if common and common in (_length(question.items), most - 1, most):
+                best, length = request, common
+            if common and common in (_length(request.items), most - 1, most):
                 break
         return best, length
 
     def _hash(
-        self, question: Question, base: Question | None, length: int, items: Sequence[Any]
+        self, request: CallRequest, base: CallRequest | None, length: int, items: Sequence[Any]
     ) -> bool:
-        """Bring the fingerprint up to the last item. Whether orjson writes what is new."""
+        """Continue the hash up to the last item. Return False if orjson cannot write the items."""
         begin = 0
-        if base is not None and base.head == question.head and base.count <= length:
-            begin, question.state = base.count, base.state.copy()
+        if base is not None and base.head == request.head and base.count <= length:
+            begin, request.state = base.count, base.state.copy()
         else:
-            question.state = blake2b(question.head, digest_size=DIGEST_BYTES)
+            request.state = blake2b(request.head, digest_size=DIGEST_BYTES)
         if begin == len(items):
             return True
         added = _joined(items[begin:])
         if added is None:
             return False
-        question.state.update(b"," * (begin > 0) + added[1:-1])
+        request.state.update(b"," * (begin > 0) + added[1:-1])
         return True
 
     def _pieces(
@@ -217,10 +224,10 @@ class Questions:
         key: str,
         items: Sequence[Any],
         known: tuple[Marks, Sequence[int] | None],
-        base: Question | None,
+        base: CallRequest | None,
         length: int,
     ) -> tuple[list[Any], int]:
-        """The pieces before the items from a number on."""
+        """Return the pieces, and the index of the first item after them."""
         marks, sizes = known
         most = len(items) - 1
         length = min(length, most)
@@ -234,7 +241,8 @@ class Questions:
         last = next(iter(self._candidates(task, key, marks)), None)
         if sizes is None or last is None:
             return pieces, length
-        # A chat lost its first messages, or has another system prompt: what came after is there.
+        # The chat may have lost its first messages, or have a new system prompt. The later messages
+        # of the last request are still the same then.
         places = {mark: place for place, mark in reversed([*enumerate(last.items)])}
         added, end, kept = list(pieces), length, (pieces, length)
         while end < most:
@@ -250,38 +258,38 @@ class Questions:
             kept = list(added), end
         return kept
 
-    def _candidates(self, task: str, key: str, marks: Marks) -> Iterator[Question]:
-        """Earlier questions that this one may go on from, the likeliest first."""
+    def _candidates(self, task: str, key: str, marks: Marks) -> Iterator[CallRequest]:
+        """Yield earlier requests that may have the same beginning, the likeliest first."""
         seen = set[int]()
         for group in (("task", task), _like(marks), ("all",)):
-            for question in reversed(self._latest.get((key, *group), ())):
-                if id(question) not in seen:
-                    seen.add(id(question))
-                    yield question
+            for request in reversed(self._latest.get((key, *group), ())):
+                if id(request) not in seen:
+                    seen.add(id(request))
+                    yield request
 
-    def begun(self, task: str, question: Question, node: str, attempt: int) -> None:
-        """A question is on its way to the journal, as that of a node's attempt."""
-        question.node, question.attempt = node, attempt
-        question.recorded = ""
-        for group in (("task", task), _like(question.items), ("all",)):
-            latest = self._latest.setdefault((question.key, *group), deque())
-            self._latest.move_to_end((question.key, *group))
-            latest.append(question)
-            self._count += question.count
+    def remember(self, task: str, request: CallRequest, node: str, attempt: int) -> None:
+        """Remember a request that is being recorded for an attempt at a node."""
+        request.node, request.attempt = node, attempt
+        request.recorded = ""
+        for group in (("task", task), _like(request.items), ("all",)):
+            latest = self._latest.setdefault((request.key, *group), deque())
+            self._latest.move_to_end((request.key, *group))
+            latest.append(request)
+            self._count += request.count
             if len(latest) > _LATEST:
                 self._count -= latest.popleft().count
         while self._count > _MOST and len(self._latest) > 1:
             self._count -= sum(each.count for each in self._latest.popitem(last=False)[1])
 
 
-def _as_dict(asked: Any) -> dict[str, Any] | None:
-    if is_dataclass(asked) and not isinstance(asked, type):
-        asked = sketched(asked)
-    return dict(asked) if isinstance(asked, Mapping) else None
+def _as_dict(request: Any) -> dict[str, Any] | None:
+    if is_dataclass(request) and not isinstance(request, type):
+        request = sketched(request)
+    return dict(request) if isinstance(request, Mapping) else None
 
 
 def _is_short(key: str, items: Sequence[Any]) -> bool:
-    """Whether nothing can be gained, now or later."""
+    """Return whether the items are too short for differences to pay off."""
     if key == IDS:
         return len(items) * _ID_BYTES < _LEAST
     if len(items) > 1:
@@ -290,22 +298,22 @@ def _is_short(key: str, items: Sequence[Any]) -> bool:
     return type(content) is str and len(content) < _LEAST
 
 
-def _common(one: Any, other: Any) -> int:
-    """The length of the common beginning: by halves, since slices are compared at once."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
+def _common(first: Any, second: Any) -> int:
+    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
         low = high
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1
-    return low // _WIDTH if isinstance(one, bytes) else low
+    return low // _WIDTH if isinstance(first, bytes) else low
 
 
 def _packed(ids: Sequence[int]) -> bytes | None:
-    """Token ids as bytes, which are compared at once; None for what are none."""
+    """Return token ids as bytes, which are fast to compare; None for anything else."""
     try:
         return array(_TYPE, ids).tobytes()
     except (TypeError, OverflowError):
@@ -317,11 +325,12 @@ def _length(marks: Marks) -> int:
 
 
 def _like(marks: Marks) -> tuple[Any, ...]:
-    """What questions have in common that begin alike."""
+    """Return the key of the group of requests with the same beginning."""
     return ("like", marks[: 2 * _WIDTH]) if isinstance(marks, bytes) else ("like", *marks[:2])
 
 
 _ID_BYTES = 6
+"""Estimated size of a token id as JSON."""
 
 
 def _bytes(sizes: Sequence[int] | None, begin: int, end: int) -> int:
@@ -333,7 +342,7 @@ def _mark(part: bytes) -> bytes:
 
 
 def _json(value: Any) -> bytes | None:
-    """A value as JSON, as questions are written; None where that needs more than orjson."""
+    """Return a value as JSON in the form of requests; None if orjson cannot write it."""
     try:
         return orjson.dumps(value, sketched, _OPTIONS)
     except TypeError:
@@ -350,7 +359,7 @@ def _joined(items: Sequence[Any]) -> bytes | None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of plain data; None where there is anything else in it, or nothing."""
+    """Return a copy of plain data; None for None, and for a value with parts of other types."""
     if type(value) is dict:
         copy = {key: _copied(item) for key, item in value.items()}
         return None if any(copy[key] is None and value[key] is not None for key in copy) else copy
@@ -362,7 +371,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_same(value: Any, copy: Any) -> bool:
-    """Whether plain data is what it was when it was copied, to the last type."""
+    """Return whether plain data is equal to its copy, including all types."""
     if value is copy:
         return True
     kind = type(value)
@@ -382,7 +391,7 @@ def _is_same(value: Any, copy: Any) -> bool:
     return kind is type(copy) and kind in (str, int, bool) and bool(value == copy)
 
 
-# -- and back --------------------------------------------------------------------------------------
+# -- reading recorded requests ---------------------------------------------------------------------
 
 
 class _Row(NamedTuple):
@@ -390,25 +399,26 @@ class _Row(NamedTuple):
     end: EndRow | None
 
 
-class QuestionRows:
-    """The questions of one program as they are recorded, by node and attempt."""
+class RecordedRequests:
+    """The recorded requests of one program, by node and attempt."""
 
     def __init__(self, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> None:
         ended = {(row.node, row.attempt): row for row in ends}
         self._rows = {
             (row.node, row.attempt): _Row(row, ended.get((row.node, row.attempt))) for row in starts
         }
-        # Items, those of the reply with them, and how many are the question's.
+        # The items of requests with their replies, and their number without the reply.
         self._held: OrderedDict[tuple[str, int], tuple[Items, int]] = OrderedDict()
 
-    def asked(self, start: StartRow, ids: Callable[[array[int]], Sequence[int]] = list) -> Any:
-        """What a node was asked, whole, as JSON values; None where that was not kept. Messages that
-        questions have in common are the same objects: not to be changed. Token ids come as ``ids``
-        makes them. Raises `JournalError`.
+    def whole(self, start: StartRow, ids: Callable[[array[int]], Sequence[int]] = list) -> Any:
+        """Return the whole request of a node as JSON values; None if it was not recorded.
+
+        The messages must not be changed, because requests share them. ``ids`` converts token ids.
+        Raises `JournalError` if an earlier request is missing.
         """
-        if not start.asked:
+        if not start.request:
             return None
-        value = json.loads(start.asked)
+        value = json.loads(start.request)
         if not isinstance(value, dict) or not (BEFORE in value or IDS in value):
             return value
         if BEFORE in value:
@@ -417,32 +427,32 @@ class QuestionRows:
         else:
             items = _listed(IDS, value[IDS])
             count = len(items)
-        found = items[:count]
-        return {**value, _key_of(value): ids(found) if isinstance(found, array) else found}
+        own = items[:count]
+        return {**value, _key_of(value): ids(own) if isinstance(own, array) else own}
 
     def text(self, start: StartRow) -> str:
-        """The same as JSON text, "" where it was not kept."""
-        if f'"{BEFORE}"' not in start.asked and f'"{IDS}"' not in start.asked:
-            return start.asked
-        return json.dumps(self.asked(start), ensure_ascii=False, separators=(",", ":"))
+        """Return the whole request of a node as JSON text; "" if it was not recorded."""
+        if f'"{BEFORE}"' not in start.request and f'"{IDS}"' not in start.request:
+            return start.request
+        return json.dumps(self.whole(start), ensure_ascii=False, separators=(",", ":"))
 
-    def of(self, start: StartRow) -> Iterator[tuple[str, int, int]]:
-        """The pieces of a question: of which node and attempt, and up to which item."""
-        value = json.loads(start.asked) if f'"{BEFORE}"' in start.asked else {}
+    def pieces_of(self, start: StartRow) -> Iterator[tuple[str, int, int]]:
+        """Yield the pieces of a recorded request: node, attempt, and number of the last item."""
+        value = json.loads(start.request) if f'"{BEFORE}"' in start.request else {}
         for piece in value.get(BEFORE, ()) if isinstance(value, dict) else ():
             if isinstance(piece, list):
                 yield piece[0], piece[1], piece[3]
 
-    def _items(self, at: tuple[str, int]) -> tuple[Items, int]:
-        """A question's items, with those of its reply, and how many are its own."""
-        way, needed = [at], Counter[tuple[str, int]]()
+    def _items(self, key: tuple[str, int]) -> tuple[Items, int]:
+        """Return the items of a request with its reply, and their number without the reply."""
+        way, needed = [key], Counter[tuple[str, int]]()
         while way:
             row = self._rows.get(way[-1])
             if row is None:
                 raise JournalError(
-                    f"a question goes on from node {way[-1][0]}, which the journal does not have"
+                    f"the journal lacks node {way[-1][0]}, on whose request another request builds"
                 )
-            value = json.loads(row.start.asked)
+            value = json.loads(row.start.request)
             pieces = value.get(BEFORE, ())
             named = {(piece[0], piece[1]) for piece in pieces if isinstance(piece, list)}
             if missing := named - self._held.keys():
@@ -451,24 +461,24 @@ class QuestionRows:
                 continue
             needed.subtract(named)
             self._hold(way.pop(), value, row.end, needed)
-        return self._held[at]
+        return self._held[key]
 
     def _hold(
-        self, at: tuple[str, int], value: Any, end: EndRow | None, needed: Counter[tuple[str, int]]
+        self, key: tuple[str, int], value: Any, end: EndRow | None, needed: Counter[tuple[str, int]]
     ) -> None:
-        """Put a question together, and let go of others that nothing on the way needs."""
-        key = _key_of(value)
-        items: Any = array(_TYPE) if key == IDS else []
+        """Put a request together, and drop requests that are not needed any more."""
+        field = _key_of(value)
+        items: Any = array(_TYPE) if field == IDS else []
         for piece in value.get(BEFORE, ()):
             if isinstance(piece, list):
                 node, attempt, first, last = piece
                 items += self._held[node, attempt][0][first:last]
             else:
                 items.append(piece)
-        items += _listed(key, value[key])
+        items += _listed(field, value[field])
         count = len(items)
-        items += _answer(key, end)
-        self._held[at] = items, count
+        items += _answer(field, end)
+        self._held[key] = items, count
         for other in list(self._held)[: len(self._held) - _HELD]:
             if needed[other] <= 0:
                 del self._held[other]
@@ -486,7 +496,7 @@ def _key_of(value: Mapping[str, Any]) -> str:
 
 
 def _answer(key: str, end: EndRow | None) -> Items:
-    """The items of a reply, as a later question has them."""
+    """Return the items of a reply, as they occur in later requests."""
     reply: object = None
     if end is not None and end.state == DONE and end.outcome:
         with suppress(UnkeptError):
