@@ -16,7 +16,7 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.frontend import Answer
+from agentrt.executors.chat_api import Answer
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
 from agentrt.proxies import client_options

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrt.executors.frontend import Answer
+from agentrt.executors.chat_api import Answer
 from agentrt.request import InvalidToolCall, Reply, TokenLogprob, ToolCall
 
 

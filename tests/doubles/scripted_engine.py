@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment

@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Executor
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions

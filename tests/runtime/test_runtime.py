@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import EngineStartError, UsageError
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.request import Call

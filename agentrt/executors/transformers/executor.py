@@ -14,8 +14,8 @@ from agentrt.errors import ConfigError, EngineDiedError, EngineError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.transformers.cache import PrefixCache
+from agentrt.executors.transformers.chats import TransformersFrontend
 from agentrt.executors.transformers.decoding import Decoding, Step
-from agentrt.executors.transformers.frontend import ModelFrontend
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import Call, CallReport, Reply
 
@@ -182,8 +182,8 @@ class TransformersExecutor(Executor):
 
     # -- what programs ask with --------------------------------------------------------
 
-    def own_frontend(self, names: Sequence[str]) -> ModelFrontend:
-        return ModelFrontend(self.model, tuple(names))
+    def own_frontend(self, names: Sequence[str]) -> TransformersFrontend:
+        return TransformersFrontend(self.model, tuple(names))
 
 
 @dataclass(slots=True)

@@ -16,15 +16,15 @@ from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import core_pids, start_reader
-from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine_size import key_of
-from agentrt.executors.vllm.frontend.parsers import family_of
+from agentrt.executors.vllm.entrypoints.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
 from agentrt.executors.vllm.lifetime import import_vllm, let_go, short_name, shut_down
 from agentrt.executors.vllm.logits import offer_processors

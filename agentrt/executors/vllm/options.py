@@ -19,7 +19,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.default_model import HUB_MODEL
-from agentrt.executors.vllm.frontend.flags import check_given, given_flags
+from agentrt.executors.vllm.entrypoints.flags import check_given, given_flags
 from agentrt.files import expanded, read_json
 from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.frontend import families
-from agentrt.executors.vllm.frontend.families import Family, pick
+from agentrt.executors.vllm.entrypoints import families
+from agentrt.executors.vllm.entrypoints.families import Family, pick
 
 TOLD = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
 HERMES = TOLD + "{{ '<tool_call>' }}"
@@ -113,7 +113,7 @@ def test_vllm_has_each_parser_of_the_table() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
+    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
 
     rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
     for row in rows:

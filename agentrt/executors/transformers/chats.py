@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.errors import CallRejectedError
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -36,7 +36,7 @@ _ONLY_TEXT = (
 )
 
 
-class ModelFrontend(Frontend):
+class TransformersFrontend(Frontend):
     """The front end of a ``model``, which ``names`` are for, too."""
 
     def __init__(self, model: CausalModel, names: tuple[str, ...] = ()) -> None:

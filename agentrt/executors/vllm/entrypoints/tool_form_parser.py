@@ -24,9 +24,9 @@ from agentrt.executors.vllm._compat.parsing import (
     get_function_tools,
     make_tool_call_id,
 )
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.partial import CallPart, OutputReader, read
-from agentrt.executors.vllm.frontend.tool_form import ToolForm, explained, tool_form
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.partial import CallPart, OutputReader, read
+from agentrt.executors.vllm.entrypoints.tool_form import ToolForm, explained, tool_form
 
 _OBJECT = {"type": "object"}
 
@@ -35,7 +35,7 @@ class _Form(StructuredOutputsParams):
     """The form as a request's constraint, so that a request is not held to it twice."""
 
 
-class HeldToolParser(ToolParser):
+class ToolFormParser(ToolParser):
     """Holds outputs to the tool form, and reads them.
 
     An output that was cut off gives what it has: part of the answer, or a call with part of its
@@ -194,4 +194,4 @@ def _plain(value: Any) -> Any:
     return value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
 
 
-ToolParserManager.register_module(TOOL_FORM, module=HeldToolParser)
+ToolParserManager.register_module(TOOL_FORM, module=ToolFormParser)

@@ -16,8 +16,8 @@ from vllm.parser import ParserManager
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.held import explain_tools
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrt.executors.vllm._compat.frontend import template_of
+from agentrt.executors.vllm._compat.api_server import template_of
 
 _REFERENCE = "tool_reference"
 _BOUNDARY = "Tool loaded."

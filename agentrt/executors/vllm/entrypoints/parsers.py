@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm._compat.frontend import chat_template_of, known_parsers, load_plugins
-from agentrt.executors.vllm.frontend.families import TOOL_FORM, Family, pick
-from agentrt.executors.vllm.frontend.flags import given_flags
+from agentrt.executors.vllm._compat.api_server import chat_template_of, known_parsers, load_plugins
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM, Family, pick
+from agentrt.executors.vllm.entrypoints.flags import given_flags
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +26,7 @@ def family_of(config: VllmConfig, flags: Sequence[str]) -> Family:
     family = pick(config.model_config.hf_config.to_dict(), template)
     chosen = family.named(given.get("tool_call_parser"), given.get("reasoning_parser"))
     load_plugins(given)
-    from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
+    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
 
     tools, reasoning = known_parsers()
     _check("--tool-call-parser", chosen.tool_parser, tools)

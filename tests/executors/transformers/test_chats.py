@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, NotServedError
-from agentrt.executors.frontend import NoProgram
+from agentrt.executors.chat_api import NoProgram
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrt.executors.vllm._compat.frontend import prompt_text, quiet_templates
+from agentrt.executors.vllm._compat.api_server import prompt_text, quiet_templates
 
 OPENS, CLOSES = "<system-reminder>", "</system-reminder>"
 _INSTRUCTING = frozenset(["system", "developer"])

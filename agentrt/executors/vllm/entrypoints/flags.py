@@ -47,7 +47,7 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
     """All options of `vllm serve`. Raises `ConfigError` for flags that it does not take."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from agentrt.executors.vllm._compat.frontend import make_arg_parser
+    from agentrt.executors.vllm._compat.api_server import make_arg_parser
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> Any:

@@ -15,7 +15,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind
 
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Caller
+from agentrt.executors.chat_api import Caller
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")

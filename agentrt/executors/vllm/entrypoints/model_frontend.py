@@ -21,7 +21,7 @@ from agentrt.errors import (
     NotServedError,
 )
 from agentrt.executors.base import Executor, FrontSetup
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -30,6 +30,12 @@ from agentrt.executors.frontend import (
     stepped,
 )
 from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.vllm._compat.api_server import (
+    keep_system_messages,
+    make_app,
+    make_renderer,
+    unmerged_quietly,
+)
 from agentrt.executors.vllm._compat.chats import (
     RenderedChat,
     beam_outputs,
@@ -38,19 +44,13 @@ from agentrt.executors.vllm._compat.chats import (
     render_chat,
 )
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
-from agentrt.executors.vllm._compat.frontend import (
-    keep_system_messages,
-    make_app,
-    make_renderer,
-    unmerged_quietly,
-)
-from agentrt.executors.vllm.frontend.arranged import arrange_chats
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient, as_ours
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.flags import parse_flags
-from agentrt.executors.vllm.frontend.long_prompts import work_apart
-from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
-from agentrt.executors.vllm.frontend.submit import submit
+from agentrt.executors.vllm.entrypoints.arranged import arrange_chats
+from agentrt.executors.vllm.entrypoints.client import ProgramEngineClient, as_ours
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.flags import parse_flags
+from agentrt.executors.vllm.entrypoints.long_prompts import work_apart
+from agentrt.executors.vllm.entrypoints.parsers import family_of, set_parsers
+from agentrt.executors.vllm.entrypoints.submit import submit
 from agentrt.executors.vllm.processes import apart
 from agentrt.request import CallSpec, RenderedCall
 
@@ -111,7 +111,7 @@ class VLLMFrontend(Frontend):
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
             renderer, processor = await apart(make_renderer, setup.vllm_config)
             if args.tool_call_parser == TOOL_FORM:
-                from agentrt.executors.vllm.frontend.held import explain_tools
+                from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 
                 renderer = explain_tools(renderer)
             # Before tools are explained in the messages, and apart if they are long.

@@ -30,9 +30,9 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Executor, FrontSetup
-from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
-from agentrt.executors.vllm._compat.frontend import render_prompt
-from agentrt.executors.vllm.frontend.submit import submit
+from agentrt.executors.chat_api import CALLER, Caller, NoProgram, caller
+from agentrt.executors.vllm._compat.api_server import render_prompt
+from agentrt.executors.vllm.entrypoints.submit import submit
 
 
 class ProgramEngineClient(EngineClient):

@@ -9,7 +9,7 @@ from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrt.executors.frontend import CALLER, FIELDS
+from agentrt.executors.chat_api import CALLER, FIELDS
 
 if TYPE_CHECKING:
     from argparse import Namespace

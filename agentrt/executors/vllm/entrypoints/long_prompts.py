@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000

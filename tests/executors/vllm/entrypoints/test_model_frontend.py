@@ -18,11 +18,11 @@ from vllm.exceptions import VLLMValidationError
 
 from agentrt import Context, Reply, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NotServedError, PromptTooLongError
-from agentrt.executors.frontend import calling
+from agentrt.executors.chat_api import calling
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend.client import as_ours
-from agentrt.executors.vllm.frontend.flags import check_given, given_flags
-from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
+from agentrt.executors.vllm.entrypoints.client import as_ours
+from agentrt.executors.vllm.entrypoints.flags import check_given, given_flags
+from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 from agentrt.graph import NodeState
 from agentrt.program.stream import Delta
 from agentrt.request import Call, ToolCall

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from agentrt.executors.vllm.frontend.late_tools import shown_late
-from agentrt.executors.vllm.frontend.reminders import Reminders
+from agentrt.executors.vllm.entrypoints.late_tools import shown_late
+from agentrt.executors.vllm.entrypoints.reminders import Reminders
 
 _PLAIN = frozenset(["user", "assistant"])
 

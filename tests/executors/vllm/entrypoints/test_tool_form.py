@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.frontend.partial import CallPart, read
-from agentrt.executors.vllm.frontend.tool_form import explained, tool_form
+from agentrt.executors.vllm.entrypoints.partial import CallPart, read
+from agentrt.executors.vllm.entrypoints.tool_form import explained, tool_form
 
 Json = dict[str, Any]
 

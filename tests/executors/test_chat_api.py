@@ -10,7 +10,7 @@ import pytest
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Caller,
     NoProgram,
     RequestFrontend,

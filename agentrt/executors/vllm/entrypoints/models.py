@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import NotServedError
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -19,7 +19,7 @@ from agentrt.executors.info import not_served
 from agentrt.request import CallSpec
 
 if TYPE_CHECKING:
-    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
+    from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 
 
 async def open_frontend(
@@ -36,16 +36,16 @@ async def open_frontend(
     setups = await executor.front_setups()
     if not setups:
         return RequestFrontend(executor.info)
-    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend  # takes seconds
+    from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend  # takes seconds
 
     fronts = []
     for index, setup in enumerate(setups):
         own_names = names if index == 0 else ()
         fronts.append(await VLLMFrontend.open(setup, executor, own_names, reminders=reminders))
-    return fronts[0] if len(fronts) == 1 else ModelFrontends(fronts)
+    return fronts[0] if len(fronts) == 1 else FrontendsByModel(fronts)
 
 
-class ModelFrontends(Frontend):
+class FrontendsByModel(Frontend):
     """Several models' front ends. A request that names no model goes to the first."""
 
     def __init__(self, fronts: Sequence[VLLMFrontend]) -> None:
