@@ -205,7 +205,7 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             await context.fill([None])  # type: ignore[arg-type]
         with pytest.raises(NotServedError):
             await ctx.context("x", model="other")
-        with pytest.raises(AgentrtError, match="its prompt has 513 tokens"):
+        with pytest.raises(AgentrtError, match="the prompt has 513 tokens"):
             await (await ctx.context([5] * 513)).generate()
         growing = context.generate()
         await anext(growing)

@@ -259,7 +259,7 @@ async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> 
 
 async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) -> None:
     long = Call(Identity("p/3", "p", "t"), CallSpec(prompt_token_ids=(5,) * 2000))
-    with pytest.raises(CallRejectedError, match="its prompt has 2000 tokens"):
+    with pytest.raises(CallRejectedError, match="the prompt has 2000 tokens"):
         await anext(replicas.generate(long, stream=False))
 
 

@@ -94,7 +94,9 @@ def test_an_engine_that_takes_none_says_why() -> None:
     embedding.model_config.runner_type = "pooling"
     assert "embeddings" in offer_processors(embedding)["green"]
     assert embedding.model_config.logits_processors is None
-    with pytest.raises(ConfigError, match=r"--logits-processors: .*First.* cannot run here"):
+    with pytest.raises(
+        ConfigError, match=r"--logits-processors: .*First.* cannot run in this engine"
+    ):
         offer_processors(config(flag=(First,), speculative_config=object()))
 
 

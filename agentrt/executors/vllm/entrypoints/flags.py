@@ -1,4 +1,4 @@
-"""The flags of `vllm serve`: which are given, and which are agentrt's own to set."""
+"""Flags of `vllm serve` that a user gives to agentrt, and which of them agentrt sets itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SERVERS = {
     "ssl_certfile": "--ssl-certfile",
     "ssl_keyfile": "--ssl-keyfile",
 }
-"""Flags of `vllm serve` that `agentrt serve` has, before the ``--``, and no other command."""
+"""Options of `vllm serve` for its HTTP server, with the option of `agentrt serve` for each.
+
+Other commands have no HTTP server.
+"""
 _MODELS = ("model_tag", "model")
 _NOT_HERE = (
     *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
@@ -33,18 +36,24 @@ _RANKS = "data_parallel_"
 
 
 def given_flags(flags: Sequence[str]) -> Mapping[str, Any]:
-    """The options that ``flags`` name, by vLLM's own parser. Raises `ConfigError`."""
-    return _given(tuple(flags)) if flags else {}
+    """Return the options that ``flags`` change, parsed by vLLM: name and value.
+
+    Raises `ConfigError` for flags that `vllm serve` does not take.
+    """
+    return _changed_options(tuple(flags)) if flags else {}
 
 
-@lru_cache  # it takes a second, and several parts of a start ask
-def _given(flags: tuple[str, ...]) -> Mapping[str, Any]:
-    given, untouched = vars(parse_flags(flags)), vars(parse_flags(()))
-    return {name: value for name, value in given.items() if value != untouched.get(name)}
+@lru_cache  # parsing takes a second, and a start needs it several times
+def _changed_options(flags: tuple[str, ...]) -> Mapping[str, Any]:
+    parsed, defaults = vars(parse_flags(flags)), vars(parse_flags(()))
+    return {name: value for name, value in parsed.items() if value != defaults.get(name)}
 
 
 def parse_flags(flags: Sequence[str]) -> Namespace:
-    """All options of `vllm serve`. Raises `ConfigError` for flags that it does not take."""
+    """Return all options of `vllm serve` with the values of ``flags``, or their defaults.
+
+    Raises `ConfigError` for flags that `vllm serve` does not take.
+    """
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from agentrt.executors.vllm._compat.api_server import make_arg_parser
@@ -62,40 +71,46 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
         raise ConfigError(f"vLLM's options: {error}") from error
 
 
-def check_given(given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for flags after ``--`` that are agentrt's to set, or cannot be right."""
-    _check_adapters(given.get("lora_modules") or (), enabled="enable_lora" in given)
-    for name in given:
+def check_flags(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for flags after ``--`` that agentrt sets itself, or that cannot work.
+
+    ``options`` are those that `given_flags` returns.
+    """
+    _check_adapters(options.get("lora_modules") or (), enabled="enable_lora" in options)
+    for name in options:
         flag = f"--{name.replace('_', '-')}"
         if name in ("scheduler_cls", "scheduling_policy"):
-            raise ConfigError("agentrt sets vLLM's scheduler itself; choose with --policy")
+            raise ConfigError(
+                f"{flag} after --: agentrt sets vLLM's scheduler itself; choose a policy with "
+                "--policy before the --"
+            )
         if name in _MODELS:
-            raise ConfigError(f"{flag} after -- is agentrt's own: give --model before it")
+            raise ConfigError(f"{flag} after --: name the model with --model before the --")
         if name in _SERVERS:
             raise ConfigError(
-                f"{flag} after -- says nothing of an engine: only 'agentrt serve' listens, "
-                f"and takes {_SERVERS[name]} before the --"
+                f"{flag} after --: this is an option of a server, not of an engine; use "
+                f"'agentrt serve' with {_SERVERS[name]} before the --"
             )
         if name.startswith(_RANKS):
-            count = given.get("data_parallel_size", "N")
+            count = options.get("data_parallel_size", "N")
             raise ConfigError(
-                f"{flag} after --: vLLM would spread a program's calls over ranks that share no "
-                f"scheduler, and tell of one; give --replicas {count} before the --, whose router "
-                "knows programs"
+                f"{flag} after --: vLLM would spread a program's calls over ranks with separate "
+                f"schedulers; use --replicas {count} before the --, which routes by program"
             )
         if name in _NOT_HERE:
-            raise ConfigError(f"{flag} of 'vllm serve' has no effect here: leave it out")
+            raise ConfigError(f"{flag} of 'vllm serve' has no effect in agentrt: leave it out")
 
 
 def _check_adapters(adapters: Sequence[Any], *, enabled: bool) -> None:
-    """See at once what vLLM would say after it has loaded the model."""
+    """Refuse adapters now that vLLM would refuse only after it has loaded the model."""
     if adapters and not enabled:
-        raise ConfigError("--lora-modules needs --enable-lora beside it, after --")
+        raise ConfigError("--lora-modules needs --enable-lora, too: add it after --")
     for adapter in adapters:
         folder = expanded(adapter.path)
         is_local = adapter.path.startswith((".", "/", "~")) or folder.exists()
         if is_local and not (folder / "adapter_config.json").is_file():
             raise ConfigError(
                 f"--lora-modules {adapter.name}={adapter.path}: the folder has no "
-                "adapter_config.json; give one that a LoRA adapter was saved in, or a hub name"
+                "adapter_config.json; name a folder with a saved LoRA adapter, or a repository on "
+                "the Hugging Face hub"
             )

@@ -1,4 +1,4 @@
-"""The parsers picked for a model: by its format, unless its template keeps tools from it."""
+"""The parsers chosen for a model: by its format, unless its chat template shows no tools."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def test_what_the_user_names_wins() -> None:
     assert family.named("held", "none") == Family("held", None, "Qwen3ForCausalLM")
     assert family.named("none", None) == Family(None, "qwen3", "Qwen3ForCausalLM")
     assert str(family) == (
-        "tool calls by hermes, reasoning by qwen3 (picked for Qwen3ForCausalLM; "
-        "--tool-call-parser and --reasoning-parser choose others)"
+        "tool parser hermes, reasoning parser qwen3; chosen for Qwen3ForCausalLM, "
+        "change with --tool-call-parser and --reasoning-parser"
     )
-    assert str(family.named("none", "none")).startswith("no tool calls, no reasoning (")
+    assert str(family.named("none", "none")).startswith("no tool parser, no reasoning parser; ")
 
 
 @pytest.mark.engine
