@@ -139,8 +139,8 @@ def test_target(
         (["--replica", "lab/m=0"], ["--replica 'lab/m=0'", "MODEL=N"]),
         (["--replica", "'lab/m"], ["--replica", "No closing quotation"]),
         (["--replica", " "], ["--replica ' '", "MODEL"]),
-        (["--cluster", "nowhere"], ["--cluster 'nowhere' is no address", "ray://HOST:PORT"]),
-        (["--cluster", "ray://a:99999"], ["--cluster 'ray://a:99999' is no address"]),
+        (["--cluster", "nowhere"], ["invalid address --cluster 'nowhere'", "ray://HOST:PORT"]),
+        (["--cluster", "ray://a:99999"], ["invalid address --cluster 'ray://a:99999'"]),
         (
             [*ATLAS, "--history", "new.json"],
             ["--history", "atlas", "--policy adaptive"],

@@ -275,7 +275,7 @@ async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(
         await late.start(said.append)
     await late.close()
     assert said[0] == "joining the cluster"
-    assert re.fullmatch(rf"{NO_ROOM_YET}: {room}\S+ GiB; gives up after 0\.5 s", said[1])
+    assert re.fullmatch(rf"{NO_ROOM_YET}: {room}\S+ GiB; waiting for up to 0\.5 s", said[1])
 
 
 async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) -> None:

@@ -60,6 +60,6 @@ def test_what_cuda_visible_devices_leaves(chosen: str | None, count: int) -> Non
 
 
 def test_a_gpu_that_is_not_there() -> None:
-    words = "CUDA_VISIBLE_DEVICES=1,7: there is no GPU 7 on this machine, which has 0, 1"
+    words = "CUDA_VISIBLE_DEVICES=1,7: this machine has no GPU 7; available: 0, 1"
     with pytest.raises(ConfigError, match=words):
         visible_devices(2, {"CUDA_VISIBLE_DEVICES": "1,7"})
