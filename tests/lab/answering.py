@@ -50,7 +50,7 @@ class Engine:
         self.told.append(program_id)
 
     def notify(self, note: Notification) -> None:
-        self.told.append(note.what)
+        self.told.append(note.kind)
 
 
 class WholeEngine(Engine):

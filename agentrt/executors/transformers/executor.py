@@ -166,7 +166,7 @@ class TransformersExecutor(Executor):
         return self._cut_off.pop(call_id, CallReport())
 
     def notify(self, note: Notification) -> None:
-        if note.what == "dropped" and self._thread is not None:
+        if note.kind == "dropped" and self._thread is not None:
             self._thread.submit(self.prefixes.drop, note.name, note.tokens)
 
     async def snapshot(self) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ def test_every_engine_has_its_own(sizes: list[int], spare: int) -> None:
 @given(SIZES, st.integers(1, 96))
 def test_too_few_are_one_clear_error(sizes: list[int], missing: int) -> None:
     visible = max(0, sum(sizes) - missing)
-    words = f"{len(sizes)} engines need {sum(sizes)} GPUs .*, and {visible} can be used: give"
+    words = f"{len(sizes)} engines need {sum(sizes)} GPUs .*, but only {visible} can be used; use"
     with pytest.raises(ConfigError, match=words):
         assign_devices(visible, sizes)
 

@@ -222,7 +222,7 @@ async def test_a_window_bounds_what_is_cached(executor: TransformersExecutor) ->
     assert [each["tokens"] for each in cached] == [2999, 3007]
     assert {each["positions"] for each in cached} == {63}
     with pytest.raises(
-        PromptTooLongError, match=r"3000 tokens, and the model takes 2047 .* window"
+        PromptTooLongError, match=r"3000 tokens, and the model takes at most 2047 .* window"
     ):
         await reply(executor, long)
 
