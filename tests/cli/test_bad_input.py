@@ -148,7 +148,7 @@ def test_target(
         (["--policy", "plas", "--history", "new.json"], ["--history", "plas", "lru"]),
         ([*ADAPTIVE, "bad.json"], ["bad.json", "name a file that agentrt wrote"]),
         ([*ADAPTIVE, "bytes.txt"], ["bytes.txt", "name a file that agentrt wrote"]),
-        ([*ADAPTIVE, "old.json"], ["old.json", "version 0, not 3"]),
+        ([*ADAPTIVE, "old.json"], ["old.json", "version 0; this agentrt needs version 3"]),
         ([*ADAPTIVE, "bytes.txt/new.json"], ["bytes.txt/new.json", "Not a directory"]),
         ([*ADAPTIVE, "folder.json"], ["'--history'", "'folder.json' is a directory"]),
         ([*ADAPTIVE, "x" * 300], ["File name too long", "name a file that agentrt wrote"]),

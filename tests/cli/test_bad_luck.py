@@ -22,8 +22,8 @@ def failed(ran: Ran, code: int) -> str:
 
 def test_no_memory_for_another_engine(run_program: Run) -> None:
     line = failed(run_program(ASKS, "--replicas", 1000), 1)
-    assert line.startswith("error: 1000 engines take about ")
-    assert "give fewer --replicas, or a smaller cache" in line
+    assert line.startswith("error: 1000 engines need about ")
+    assert "use fewer --replicas, or a smaller KV cache" in line
 
 
 @pytest.mark.parametrize(
