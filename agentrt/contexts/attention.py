@@ -9,7 +9,7 @@ from agentrt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Which earlier tokens each token sees: the last ``window`` and the first ``sinks`` tokens.
+    """An attention in which each token sees the last ``window`` and the first ``sinks`` tokens.
 
     The window includes the token itself. This is sliding-window attention (Longformer), and with
     sinks StreamingLLM's attention. With ``chunk``, the attention is hierarchical: the text is cut

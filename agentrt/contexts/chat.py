@@ -13,9 +13,8 @@ from agentrt.request.text import ReadsAsText, plain_message
 
 Ids = tuple[int, ...]
 Content = str | ReadsAsText | Sequence[int] | Sequence[Message]
-"""What a context can be filled with.
-
-Text or an earlier reply, token ids, or chat messages in OpenAI's form.
+"""The kinds of content for `fill`: text, an earlier reply, token ids, or chat messages in OpenAI's
+form.
 """
 _QUESTION: Message = {"role": "user", "content": "1"}
 _ANSWERS = "one", "two"

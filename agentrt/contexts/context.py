@@ -350,7 +350,7 @@ class Stretch:
 
 
 class Lineage:
-    """Which tokens a context shares with its forks.
+    """A record of the tokens that a context shares with its forks.
 
     If a context is truncated inside the tokens that it shares, it is not tracked any further, and
     the shared tokens are kept until its program ends.

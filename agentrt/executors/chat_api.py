@@ -58,9 +58,10 @@ FIELDS = "agentrt.fields"
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 """The caller for which vLLM's own code makes calls through its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
-"""The tenant for which a front end works now; tenants take turns with long prompts.
+"""The tenant whose request a front end handles now. The tenants' long prompts are rendered in
+turns.
 
-It is a context variable because vLLM's renderer does not pass an argument on.
+This is a context variable, because vLLM's renderer cannot pass the tenant on as an argument.
 """
 
 

@@ -83,7 +83,8 @@ class _Content(BaseModel):
 
 
 class HistoryFile:
-    """What a policy has learned, and the file that keeps it. Without a file, nothing is written.
+    """A policy's knowledge of programs, with the file that keeps it. Without a file, nothing is
+    written.
 
     ``learns`` says whether anything is learned at all. ``warn`` is called when the file cannot be
     written for the first time. ``clock`` returns seconds. Raises `ConfigError` for a file that is

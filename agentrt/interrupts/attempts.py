@@ -25,7 +25,7 @@ _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Further attempts of an idempotent tool if the process that ran it died."""
 _LEAST_S = 0.001
-"""Minimum seconds for an attempt if finding its tool took all of its time."""
+"""Minimum timeout of an attempt in seconds, if the search for its tool took the whole timeout."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
@@ -36,7 +36,10 @@ class Observer(ToolContext, Protocol):
     """An observer to which a call reports that it waits or that an attempt starts."""
 
     def waits(self, why: str) -> None:
-        """Note that the call is waiting; ``why`` continues the words "it is waiting"."""
+        """Note that no attempt runs now, because the call waits.
+
+        ``why`` is the end of a sentence that begins with "it is waiting", such as "for a slot".
+        """
 
     def starts(self, attempt: int) -> None:
         """Note that an attempt, counted from 1, starts now."""

@@ -69,7 +69,10 @@ class Raised(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The arguments could not be unpickled (``arguments``), or the result could not be sent."""
+    """A message that the arguments could not be unpickled, or the result could not be pickled.
+
+    ``arguments`` says which: true for the arguments, false for the result.
+    """
 
     why: str
     arguments: bool
@@ -84,7 +87,7 @@ class Asked(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """The function does not wait for the answer to its question any more."""
+    """A message that the function does not wait for the answer to a question any more."""
 
     number: int
 

@@ -20,7 +20,7 @@ _MOST_THREADS = 1000
 
 
 _ENDS = SystemExit, KeyboardInterrupt
-"""As the result of a task, these would end the event loop."""
+"""Exceptions that would end the event loop if a task raised them."""
 
 
 class Threads:

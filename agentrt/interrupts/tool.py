@@ -26,7 +26,7 @@ MAX_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """How calls of a tool are run.
+    """The options for calls of a tool.
 
     Attributes:
         timeout: Maximum seconds of each attempt; None is no limit.

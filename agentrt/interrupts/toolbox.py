@@ -146,7 +146,7 @@ class Toolbox:
         return listing
 
     async def _wait_promptly(self, listings: Mapping[_Offerer, _Listing]) -> None:
-        """Wait shortly for answers. The other transports are late.
+        """Wait up to a second for the listings, and note the transports that are late.
 
         Until a late transport answers, further callers use the same listing, and do not wait for
         it.

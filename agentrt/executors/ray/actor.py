@@ -28,7 +28,7 @@ _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
 
 
 def without_copies(call: Call) -> Call:
-    """Return the call with its prompt's token ids only once: a rendered call contains them, too."""
+    """Remove a prompt's token ids from a rendered call, which contains them a second time."""
     if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))

@@ -60,7 +60,7 @@ UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a dead replica waits before it starts again, and when it is given up.
+    """The delays before a dead replica is started again, and the limit after which it is not.
 
     The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
     A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row

@@ -82,7 +82,10 @@ class Routing:
     # -- calls -------------------------------------------------------------------------
 
     def send(self, call: Call, candidates: Sequence[Replica]) -> tuple[Replica, RoutedCall]:
-        """Choose a replica for a call. It counts there until `ended` is called with the result."""
+        """Choose a replica for a call, and return it with the `RoutedCall`.
+
+        The call counts as load of the replica until `ended` is called with the routed call.
+        """
         identity, spec = call.identity, call.spec
         question = RouterCall(
             call.program_id,

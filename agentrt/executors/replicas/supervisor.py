@@ -19,7 +19,7 @@ _LOOP_TURNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """When an engine that does not answer counts as dead.
+    """The rule by which an engine that does not answer counts as dead.
 
     Every ``every_s`` seconds an engine is asked for an answer. A long step delays the answer, but
     it uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer is
@@ -243,7 +243,10 @@ class Supervisor:
         return None
 
     def _progressed(self, replica: Replica, message: str) -> None:
-        """Take a message about the progress of a start; only what it waits for is shown."""
+        """Take a message about the progress of a restart.
+
+        People are notified only if the engine waits for a node with room.
+        """
         waits = message.startswith(NO_ROOM_YET)
         replica.waits_for = message if waits else ""
         if waits:

@@ -1,9 +1,9 @@
 """The attention that a program chose, for transformers' models: masks and moved positions.
 
-With a mask alone, each token would keep its position in the text. In a long text, positions would
-exceed the model's context. As StreamingLLM does, positions are therefore counted within the cache.
-Keys are cached before their rotary embedding, and are rotated here to the position that they have
-in the cache relative to the query.
+With a mask alone, each token would keep its position in the text, and in a long text positions
+would exceed the model's context. Therefore, as in StreamingLLM, positions are counted within the
+cache. A token's position in the cache changes when earlier tokens are dropped. So keys are cached
+without their rotary embedding, and are rotated for each forward pass.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ class TextCache:
         return sum(part.nbytes for pair in states for part in pair if part is not None)
 
     def first(self, count: int) -> TextCache:
-        """Return a copy with the first ``count`` tokens. Fewer than all need `whole`."""
+        """Return a copy with the first ``count`` tokens.
+
+        If ``count`` is less than the length of the text, the text must be `whole`.
+        """
         from transformers import DynamicCache
 
         states = [

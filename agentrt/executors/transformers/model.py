@@ -151,7 +151,9 @@ class CausalModel:
         return self.moves and attention.chunk is None
 
     def _seeing(self, attention: Attention, before: int, cache: TextCache) -> dict[str, Any]:
-        """Return the arguments of a forward pass for the tokens from position ``before`` on."""
+        """Return the model's arguments that make tokens from position ``before`` on see by
+        attention.
+        """
         if len(cache.ids) - before == 1:
             return self._seeing_all(attention, before, len(cache.positions))
         import torch

@@ -146,7 +146,8 @@ class CallNotes:
             causes = [*served.values()][:FEW] or self._ahead()
             for by in self._preempted:
                 by.extend(causes)
-            # If a request got blocks and was preempted in the same step, vLLM reports neither.
+            # If a request got blocks and was preempted in the same step, vLLM does not report its
+            # blocks: attribute the rest to the first cause.
             takers.update(dict.fromkeys(lost.values(), next(iter(causes), EMPTIED)))
         self._preempted.clear()
         self._evicted.clear()
@@ -156,7 +157,7 @@ class CallNotes:
     # -- causes of waits ---------------------------------------------------------------
 
     def _ahead(self) -> list[Plain]:
-        """Return a few of the programs that run now, the last in the order first."""
+        """Return a few of the programs that run now, beginning with the end of vLLM's list."""
         calls = self._core.calls
         running = self._scheduler.running[: -FEW - 1 : -1]
         return [_cause_of(calls[request.request_id]) for request in running]

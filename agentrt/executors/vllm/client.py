@@ -35,7 +35,10 @@ class CoreClient(Executor):
         self._notes = Outbox(lambda notes: self._control("boundary", notes))
         self._ended: list[str | ProgramTotals] = []
         self._ending: asyncio.Task[None] | None = None
-        """The task for the next message, until it starts. Programs that end now are added to it."""
+        """The task that will send the next message about ended programs; None if there is none.
+
+        Until the task starts, further programs that end are added to its message.
+        """
         self._telling: set[asyncio.Task[None]] = set()
 
     # -- programs ----------------------------------------------------------------------

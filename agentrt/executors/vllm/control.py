@@ -55,7 +55,10 @@ def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
 
 
 def _ends(scheduler: Controlled, programs: Sequence[Any]) -> None:
-    """Remove the rows of programs that ended. Each is a program id, or the fields of its totals."""
+    """Remove the rows of programs that have ended.
+
+    ``programs`` has the id of each program, or the fields of its `ProgramTotals` if they are known.
+    """
     for program in programs:
         totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
         scheduler.end_program(totals, scheduler.clock())

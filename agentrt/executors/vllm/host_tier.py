@@ -55,7 +55,7 @@ class ProgramCachePolicy(CachePolicy):
     # -- owners of chunks --------------------------------------------------------------
 
     def bind(self, owners: BlockOwners | None, order: EvictionOrder | None) -> None:
-        """Use these owners and this order from now on. Chunks of other owners have none then."""
+        """Use these owners and this order from now on. All present chunks lose their owners."""
         for owner in [owner for owner in self._lists if owner is not None]:
             self._release(owner)
         self._owners, self._order = owners, order

@@ -88,9 +88,10 @@ class KVEventLog:
         return KVEventBatch.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 
     def attach(self, outputs: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Add a note to the first of a step's outputs that ends a call, and return the outputs.
+        """Add a note of the cache's changes to a step's ``outputs`` (by client), and return them.
 
-        ``outputs`` are by client. Only calls that ask for agentrt's report get a note.
+        The note is added to the first output that is the last of its call, if the call's client has
+        requested agentrt's report. Without such an output, the changes wait for a later step.
         """
         for output in (output for client in outputs.values() for output in client.outputs):
             params = output.kv_transfer_params

@@ -73,7 +73,7 @@ def collections_paused() -> Iterator[None]:
 
 
 _ALONE = threading.local()
-"""Its attribute ``now`` says whether processes that this thread starts do not run the script."""
+"""A value for each thread: ``now`` is true while its new processes must not run the script."""
 
 
 @contextlib.contextmanager

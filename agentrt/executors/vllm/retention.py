@@ -133,13 +133,11 @@ class BlockRetention:
                 self._computed.popitem(last=False)
 
     def drop(self, row: EngineProgram, call_id: str, kept: int = 0) -> None:
-        """Stop protecting a call's blocks after its first ``kept`` tokens: they are not used
-        again.
-        """
+        """Stop protecting the blocks of a call after its first ``kept`` tokens."""
         owner, (hashes, computed) = row.cached, self._computed.get(call_id, ((), 0))
         if owner is None or self.queue is None:
             return
-        # The block that contains the last kept token has other tokens, too, and is dropped.
+        # A block that has both kept tokens and others is dropped.
         lost = hashes[kept // self._block_size : computed]
         self.queue.give_up(find_cached(self._scheduler, lost)[::-1], owner)
         if self.host is not None:

@@ -117,7 +117,7 @@ class ProgramScheduler(AsyncScheduler):
         self._stock_waiting = self.waiting
         self._view = _EngineView(self)
         self._dispatched: dict[int, float] = {}
-        """When each step in flight was sent to the model (seconds), by the id of its output."""
+        """The time when each step in flight was sent to the model, by the `id` of its output."""
         self._prefilling: dict[QueuedCall, int] = {}
         """Running calls without output since their start, with their output tokens at the start."""
         self._moved: list[QueuedCall] = []

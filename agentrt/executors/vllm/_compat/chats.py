@@ -80,7 +80,7 @@ async def render_chat(serving: Any, request: Any) -> Any:
 
 
 def beam_outputs(serving: Any, chat: RenderedChat) -> AsyncGenerator[Any, None]:
-    """Return the outputs of a beam search. vLLM makes its many calls through its engine client."""
+    """Return the outputs of a beam search, for which vLLM makes many calls by its engine client."""
     outputs: AsyncGenerator[Any, None] = serving.beam_search(
         prompt=chat.prompt,
         request_id=chat.request_id,

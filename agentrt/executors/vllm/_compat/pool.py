@@ -105,10 +105,10 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
 
 
 def running_needs(scheduler: Scheduler) -> tuple[int, int]:
-    """Return the tokens that running requests take of the next step, and the free blocks they need.
+    """Return what all running requests need: (tokens of the next step, free blocks).
 
-    The blocks are those for all tokens that each request has now. Most are for prompts that are
-    computed in several steps.
+    The blocks are for all tokens that the requests have now, also for those of prompts that are
+    computed in later steps.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize

@@ -26,7 +26,10 @@ AHEAD = 8_000
 If prompts were passed one by one, the thread and the event loop would wake each other for each.
 """
 _SURE = 6
-"""Characters for each token of the context up to which a prompt is assumed to fit."""
+"""Maximum characters per token of the model's context for which a prompt is assumed to fit.
+
+The tokens of longer prompts are counted by `check_tokens` first.
+"""
 _PIECE = 64_000
 """Characters that `check_tokens` tokenizes at a time."""
 

@@ -42,7 +42,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a chat template does with the messages in the middle of a chat.
+    """A description of what a chat template does with messages in the middle of a chat.
 
     ``system`` and ``developer`` say whether it renders a message of that role at its place, and
     ``turns`` whether one user turn may follow another. ``only_system`` says that a developer
