@@ -143,8 +143,8 @@ def _hashable(value: object) -> bool:
 
 def _rule(number: int, groups: Mapping[int, Sequence[int]], *, ends: bool) -> str:
     """Return a state's rule in XGrammar's EBNF with token ids."""
-    ways = [f"{_tokens(tokens)} s{after}" for after, tokens in groups.items()]
-    return f"s{number} ::= {' | '.join([*ways, _NOTHING] if ends else ways)}"
+    alternatives = [f"{_tokens(tokens)} s{after}" for after, tokens in groups.items()]
+    return f"s{number} ::= {' | '.join([*alternatives, _NOTHING] if ends else alternatives)}"
 
 
 def token_choice(tokens: Collection[int]) -> Constraint:

@@ -388,7 +388,7 @@ class Lineage:
 
         Each comes with the number of its first tokens that other contexts still have.
         """
-        gone = [(self._call, self._start)]
+        unused = [(self._call, self._start)]
         stretch = None if self._strayed else self._shared
         while stretch is not None:
             stretch.call = stretch.call or self._call
@@ -396,9 +396,9 @@ class Lineage:
             if stretch.users:
                 break
             before = stretch.before
-            gone.append((stretch.call, 0 if before is None else before.end))
+            unused.append((stretch.call, 0 if before is None else before.end))
             stretch = before
-        return [(call, first) for call, first in gone if call]
+        return [(call, first) for call, first in unused if call]
 
     @property
     def _start(self) -> int:

@@ -179,12 +179,12 @@ class _Output:
     async def whole(self) -> SteeredPiece:
         """Return the last piece, with the replies of all calls as one reply."""
         text = await self._new_text(last=True)
-        wanted = (self.spec.sampling or Sampling()).logprobs is not None
+        has_logprobs = (self.spec.sampling or Sampling()).logprobs is not None
         reply = Reply(
             self.text,
             self.finish_reason or "stop",
             token_ids=tuple(self.ids),
-            token_logprobs=tuple(self.logprobs[: len(self.ids)]) if wanted else (),
+            token_logprobs=tuple(self.logprobs[: len(self.ids)]) if has_logprobs else (),
             report=_together([reply.report for reply in self.replies]),
             node=self.replies[-1].node if self.replies else -1,
         )

@@ -47,7 +47,7 @@ class _Work:
     """
 
     words: list[str]
-    said: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    output: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
 
 
 class SimulatedEngine(Executor):
@@ -117,7 +117,7 @@ class SimulatedEngine(Executor):
         queued, pieces, count = self._arrived(call, words), list[str](), len(words)
         try:
             while len(pieces) < count:
-                if (word := await queued.item.said.get()) is None:
+                if (word := await queued.item.output.get()) is None:
                     raise EngineDiedError(f"the simulated engine stopped during {call.call_id}")
                 pieces.append(f" {word}" if pieces else word)
                 if stream:
@@ -163,13 +163,13 @@ class SimulatedEngine(Executor):
             self._running.remove(call)
         self._core.handle(CallFinished(call, self._clock()))
 
-    def _report(self, call: QueuedCall, said: int) -> CallReport:
+    def _report(self, call: QueuedCall, output_tokens: int) -> CallReport:
         return CallReport(
             service_s=call.served_s,
             waiting_s=call.waited_s,
             finished_step=self._steps,
             prompt_tokens=call.prompt_tokens,
-            output_tokens=said,
+            output_tokens=output_tokens,
             **{name: getattr(call, name) for name in _KEPT},
         )
 
@@ -203,7 +203,7 @@ class SimulatedEngine(Executor):
                 self._end_step(began, self._clock())
         finally:
             for call in self._core.calls.values():
-                call.item.said.put_nowait(None)
+                call.item.output.put_nowait(None)
 
     def _choose(self, now: float) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
@@ -224,7 +224,7 @@ class SimulatedEngine(Executor):
         names = [call.call_id for call in running]
         self._core.handle(StepFinished(names, now - began, now, tokens=len(names)))
         for call in running:
-            call.item.said.put_nowait(call.item.words.pop())
+            call.item.output.put_nowait(call.item.words.pop())
             if not call.item.words:
                 self._left(call)
         if not self._core.calls:

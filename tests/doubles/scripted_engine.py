@@ -21,7 +21,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.logprobs import LogprobCollector
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 from tests.doubles.prefix_cache import PrefixCache
@@ -68,7 +68,7 @@ class ScriptedEngine(Executor):
             options = EngineOptions(model=self.model, flags=self.flags)
             prepare_environment(options)
             args = engine_args(options, self.model, on_gpu=False)
-            self._config, self._renderer, processor = await apart(model_config_of, args)
+            self._config, self._renderer, processor = await in_new_thread(model_config_of, args)
             self.replay = TokenReplay(processor, _TASKS)
         progress("ready")
 

@@ -182,5 +182,5 @@ def test_only_what_a_process_finds_can_run_there() -> None:
     def inner() -> None: ...
 
     for given in (inner, lambda: None):
-        with pytest.raises(ConfigError, match="define it at the top of a file"):
+        with pytest.raises(ConfigError, match="define the function at the top level of a file"):
             tool(isolation="process")(given)

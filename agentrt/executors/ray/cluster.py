@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.ray._compat import keep_stdout_clean
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -115,7 +115,7 @@ class Cluster:
         Raises `EngineStartError` if there is no cluster at the address. If this is cancelled, no
         `leave` is needed.
         """
-        joining = asyncio.ensure_future(apart(self._join))
+        joining = asyncio.ensure_future(in_new_thread(self._join))
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
@@ -126,7 +126,7 @@ class Cluster:
 
     async def leave(self) -> None:
         """Disconnect if this was the last engine."""
-        await apart(self._leave)
+        await in_new_thread(self._leave)
 
     def place(self, actor: type, *args: Any) -> ActorHandle[Any]:
         """Create an actor on a node with room; actors are spread over the nodes.

@@ -25,7 +25,7 @@ from agentrt.executors.ray.actor import PROGRESS, EngineActor, PromptRestorer, w
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
@@ -74,14 +74,14 @@ class RayEngine(Executor):
         await self._cluster.join()
         self._joined = True
         # Before the actor is placed, since its own resources would not count as free after that.
-        room = await apart(self._cluster.room)
+        room = await in_new_thread(self._cluster.room)
         self._actor = self._cluster.place(EngineActor, self.options)
         progress(f"{NO_ROOM_YET}: {room}; waiting for up to {_PLACE_S:g} s")
         try:
             async with asyncio.timeout(_PLACE_S):
                 await self._ask("__ray_ready__")
         except TimeoutError as error:
-            room = await apart(self._cluster.room)
+            room = await in_new_thread(self._cluster.room)
             raise NoRoomError(
                 f"no node of the cluster had room within {_PLACE_S:g} s: {room}; use fewer "
                 "--replicas, add nodes, or stop other work on the cluster"
@@ -156,7 +156,7 @@ class RayEngine(Executor):
     # -- front ends --------------------------------------------------------------------
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
-        await apart(import_module, "vllm.config")  # needed to unpickle the setups
+        await in_new_thread(import_module, "vllm.config")  # needed to unpickle the setups
         setups: tuple[FrontSetup, ...] = await self._ask("front_setups")
         return setups
 

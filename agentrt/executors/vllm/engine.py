@@ -42,8 +42,8 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import (
-    apart,
     cpu_seconds,
+    in_new_thread,
     interrupts_blocked,
     script_left_out,
 )
@@ -95,9 +95,9 @@ class VLLMEngine(CoreClient):
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
         progress("importing vLLM")
-        await apart(import_vllm)
+        await in_new_thread(import_vllm)
         if self.options.model is None:
-            self.model = await apart(default_model, progress)
+            self.model = await in_new_thread(default_model, progress)
         check_model(self.model)
         progress(f"loading {short_name(self.model)}")
         self._llm = llm = await self._loaded()
@@ -115,7 +115,7 @@ class VLLMEngine(CoreClient):
         """Load the engine in a thread. If this is cancelled, shut the engine down once it is
         loaded.
         """
-        loading = asyncio.ensure_future(apart(self._load))
+        loading = asyncio.ensure_future(in_new_thread(self._load))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import INSTALL_VLLM, ModelLoadError
 from agentrt.executors.vllm._compat.core import close_context, stop_reader
-from agentrt.executors.vllm.processes import apart, collections_paused
+from agentrt.executors.vllm.processes import collections_paused, in_new_thread
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -64,5 +64,5 @@ async def shut_down(llm: AsyncLLM) -> None:
     """Shut down an engine and its core."""
     # The reader goes first, because it would report the core's end as a failure.
     stop_reader(llm)
-    await apart(llm.shutdown, _SHUTDOWN_S)
+    await in_new_thread(llm.shutdown, _SHUTDOWN_S)
     close_context(llm)

@@ -29,7 +29,7 @@ _NICER = 10
 """Added to a thread's nice value to lower its priority; 10 gives it a tenth of others' share."""
 
 
-async def apart(work: Callable[..., T], *args: Any) -> T:
+async def in_new_thread(work: Callable[..., T], *args: Any) -> T:
     """Run ``work(*args)`` in a new thread, and return its result.
 
     The event loop's own pool is not used: threads of programs that wait for an engine may fill it,

@@ -99,7 +99,9 @@ async def test_a_server_that_is_not_there_stops_no_program(server: Server, words
     async def unlucky(ctx: Context) -> str:
         with pytest.raises(ToolUnavailableError, match=f"MCP server 'x' cannot .*{words}"):
             await ctx.mcp("x")
-        with pytest.raises(UnknownToolError, match=r"no transport .* 'mcp:y' \(mcp:x\)"):
+        with pytest.raises(
+            UnknownToolError, match=r"unknown transport .* 'mcp:y'; available: mcp:x"
+        ):
             await ctx.mcp("y")
         assert await ctx.tools() == []
         return "went on"

@@ -42,7 +42,7 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
     vLLM's `VLLMValidationError`.
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
-    apart, short = (
+    run_apart, short = (
         SharedThread("long-prompts", equal=True).run,
         Turns(AHEAD * renderer.model_config.renderer_num_workers),
     )
@@ -66,25 +66,25 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
                 check_tokens(tokenizer, text, most)
             return renderer._tokenize_prompt(prompt, params)
 
-        return await apart(tokenized, WORKS_FOR.get())
+        return await run_apart(tokenized, WORKS_FOR.get())
 
     async def decode(ids: Any, *args: Any, **options: Any) -> Any:
         if len(ids) <= LONG:
             return await quick_decode(ids, *args, **options)
-        return await apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
+        return await run_apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
 
     renderer._tokenize_prompt_async, renderer._async_tokenizer_decode = tokenize, decode
-    renderer.render_messages_async = _rendering(renderer, apart)
+    renderer.render_messages_async = _rendering(renderer, run_apart)
     return renderer
 
 
-def _rendering(renderer: Any, apart: Any) -> Callable[..., Awaitable[Any]]:
+def _rendering(renderer: Any, run_apart: Any) -> Callable[..., Awaitable[Any]]:
     read = renderer.render_messages_async
 
     async def render(messages: Sequence[Any], params: Any) -> Any:
         if len(messages) <= MANY or not all(map(_is_text, messages)):
             return await read(messages, params)
-        return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
+        return await run_apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
 
     return render
 

@@ -51,7 +51,7 @@ from agentrt.executors.vllm.entrypoints.flags import parse_flags
 from agentrt.executors.vllm.entrypoints.long_prompts import work_apart
 from agentrt.executors.vllm.entrypoints.parsers import family_of, set_parsers
 from agentrt.executors.vllm.entrypoints.submit import submit
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import CallSpec, RenderedCall
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class VLLMFrontend(Frontend):
             args = front_args(setup, names)
             # Error messages contain this name, and must not show clients the model's folder.
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
-            renderer, processor = await apart(make_renderer, setup.vllm_config)
+            renderer, processor = await in_new_thread(make_renderer, setup.vllm_config)
             if args.tool_call_parser == TOOL_FORM:
                 from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 
@@ -290,7 +290,7 @@ class VLLMFrontend(Frontend):
         if size <= _QUICK:
             return work(*args, **kwargs)
         async with self._long:
-            return await apart(partial(work, *args, **kwargs))
+            return await in_new_thread(partial(work, *args, **kwargs))
 
     def addressed(self, spec: CallSpec) -> CallSpec:
         adapter = self.app.state.openai_serving_models.lora_requests.get(self.served_as(spec.model))
