@@ -104,7 +104,7 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can() -> None:
     info = ExecutorInfo(logits=(("green", ""), ("bias", "it is not written for it")))
     info.check_logits(["green"])
     info.check_logits([])
-    with pytest.raises(ConfigError, match=r"no logits processor 'grean' \(it has: green\)"):
+    with pytest.raises(ConfigError, match=r"unknown logits processor 'grean' \(available: green\)"):
         info.check_logits(["green", "grean"])
     with pytest.raises(ConfigError, match="cannot run logits processor 'bias': it is not written"):
         info.check_logits(["bias"])
