@@ -221,7 +221,7 @@ class Supervisor:
             self._notice(f"{replica.name} is back")
 
     async def _start_new_engine(self, replica: Replica) -> float | None:
-        """Start a new engine. Return the seconds until the next attempt; None for no more."""
+        """Start a new engine. Return the seconds until the next attempt, or None to stop trying."""
         try:
             await replica.replace_engine()
             await replica.start(partial(self._progressed, replica), time.monotonic)

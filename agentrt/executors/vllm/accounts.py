@@ -47,7 +47,7 @@ _LEAST = 4096
 blocks.
 """
 _LOOKED_AT = 64
-"""About how many of a call's evicted blocks are looked up, spread evenly over all of them."""
+"""Approximate number of a call's evicted blocks that are looked up, spread evenly over all."""
 EMPTIED: Plain = ["(prefix cache emptied)", 0, 0.0]
 
 

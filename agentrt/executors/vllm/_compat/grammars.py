@@ -131,8 +131,11 @@ def prepare(scheduler: Any) -> None:
 
     def with_backend(request: Any) -> None:
         structured = request.structured_output_request
-        needs_backend = structured is not None and structured.params._backend == "xgrammar"
-        if manager.backend is None and needs_backend:
+        if (
+            manager.backend is None
+            and structured is not None
+            and structured.params._backend == "xgrammar"
+        ):
             manager.backend = backend.result()
         whole(request)
 
