@@ -79,7 +79,9 @@ def test_without_a_home_folder_the_variable_is_named(
 ) -> None:
     from agentrt.executors.vllm.default_model import models_folder
 
-    with pytest.raises(ModelLoadError, match="no home folder; set AGENTRT_CACHE to a writable folder"):
+    with pytest.raises(
+        ModelLoadError, match="no home folder; set AGENTRT_CACHE to a writable folder"
+    ):
         models_folder()
     monkeypatch.setenv("AGENTRT_CACHE", "~/models")
     with pytest.raises(ModelLoadError, match="AGENTRT_CACHE='~/models': this user has no home"):
