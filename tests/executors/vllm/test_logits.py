@@ -108,5 +108,5 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can() -> None:
         info.check_logits(["green", "grean"])
     with pytest.raises(ConfigError, match="cannot run logits processor 'bias': it is not written"):
         info.check_logits(["bias"])
-    with pytest.raises(ConfigError, match=r"it has: none.*--logits-processors"):
+    with pytest.raises(ConfigError, match=r"available: none.*--logits-processors"):
         ExecutorInfo().check_logits(["green"])
