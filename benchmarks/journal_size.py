@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import RequestFrontend
+from agentrt.executors.chat_api import RequestFrontend
 from agentrt.journal import Journal
 from agentrt.journal.analysis.misses import misses_of
 from agentrt.journal.analysis.reading import ReadingStore

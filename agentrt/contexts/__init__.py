@@ -1,8 +1,9 @@
-"""Contexts: what programs own of a model's memory, to fill, fork, generate from and score.
+"""Contexts: token sequences that a program fills, forks, generates from and scores.
 
-A context is a value in token ids; the engine's prefix cache is what makes it cheap. `context` has
-the operations, `generation` and `results` what they give, and `emitter` what they need of the
-runtime. `constraints` and `automaton` say what a text has to obey, and `steered` has it obey.
+A context is a value made of token ids. It is cheap because the engine's prefix cache keeps what was
+computed for these tokens. `context` has the operations, `generation` and `results` their results,
+and `emitter` the interface of the runtime that they use. `constraints` and `automaton` define the
+constraints of an output, and `steered` generates outputs that obey an automaton.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which earlier tokens each token of a context sees, where the executor lets a program choose."""
+"""An attention that a program chooses: which earlier tokens each token of a context sees."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from agentrt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Each token sees the last ``window`` tokens, itself among them, and the first ``sinks``.
+    """An attention in which each token sees the last ``window`` and the first ``sinks`` tokens.
 
-    That is sliding-window attention (Longformer), and with sinks StreamingLLM's attention. With
-    ``chunk`` it is hierarchical: the text is cut into chunks of so many tokens, of which a later
-    token sees the last ``summary`` ones, which have read their chunk.
+    The window includes the token itself. This is sliding-window attention (Longformer), and with
+    sinks StreamingLLM's attention. With ``chunk``, the attention is hierarchical: the text is cut
+    into chunks of ``chunk`` tokens, and later tokens see the last ``summary`` tokens of each chunk,
+    which in turn have seen their chunk.
 
-    What no later token sees leaves the cache: it holds ``sinks + window`` tokens, and ``summary``
-    for each chunk.
+    Tokens that no later token sees are removed from the cache. It has ``sinks + window`` tokens,
+    and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are too small.
     """
 
     window: int
@@ -31,19 +32,21 @@ class Attention:
             if value is None and name == "chunk":
                 continue
             if not isinstance(value, int) or value < lowest:
-                raise ConfigError(f"attention: {name} is {value!r}; give {lowest} or more tokens")
+                raise ConfigError(
+                    f"attention: {name} is {value!r}; it must be at least {lowest} (tokens)"
+                )
         if self.chunk is not None and self.summary > self.chunk:
             raise ConfigError(
-                f"attention: a chunk of {self.chunk} tokens has no {self.summary} to be its "
-                "summary; give a smaller summary, or a larger chunk"
+                f"attention: a summary of {self.summary} tokens is larger than its chunk of "
+                f"{self.chunk}; use a smaller summary or a larger chunk"
             )
 
     def sees(self, query: int, key: int) -> bool:
-        """Whether the token at position ``query`` of the text sees the one at ``key``."""
+        """Return whether the token at position ``query`` of the text sees the token at ``key``."""
         return key <= query and (query - key < self.window or self.keeps(key))
 
     def keeps(self, key: int) -> bool:
-        """Whether all later tokens see the one at ``key``."""
+        """Return whether all later tokens see the token at position ``key``."""
         if key < self.sinks:
             return True
         return self.chunk is not None and key % self.chunk >= self.chunk - self.summary

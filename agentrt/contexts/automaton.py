@@ -1,7 +1,7 @@
-"""Automatons of a program's own, which decide what tokens may follow.
+"""Automatons that a program defines, which decide which tokens may follow.
 
-Where one has few states it becomes a grammar of tokens, which the engine obeys at its own speed;
-else the program asks for its tokens one by one. Either way the tokens are the same.
+An automaton with few states is converted to a grammar of tokens, which the engine obeys at full
+speed. For others, each token is a call of its own. The tokens are the same in both cases.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from agentrt.errors import ConfigError
 from agentrt.request.sampling import Constraint
 
 END = -1
-"""Among the allowed tokens of a state: the model may end its output here."""
+"""Stands among the allowed tokens of a state for the end of the output."""
 
 MOST_STATES = 4096
-MOST_MOVES = 10_000
-MOST_TOKENS = 200_000
-"""Of an automaton that becomes a grammar: its states, pairs of states with a move, and tokens of
-all moves. More would keep the engine's front end from other work for longer than 0.1 s.
+"""Maximum number of states of an automaton that is converted to a grammar.
+
+Above this limit and the next two, the conversion would block the event loop for more than 0.1 s.
 """
+MOST_MOVES = 10_000
+"""Maximum number of pairs of states with a transition from the first to the second."""
+MOST_TOKENS = 200_000
+"""Maximum number of tokens of all transitions together."""
 
 _NOTHING = '""'
 
 
 class Automaton(Protocol):
-    """Says what tokens may follow. Its methods are functions of their arguments alone.
+    """Decides which tokens may follow. The results of its methods depend only on their arguments.
 
-    A state that allows nothing ends the output; so does the model where `END` is among the
-    allowed. Hashable states are compared by equality; others, and those of an
-    automaton without an end to them, cost a call of the engine for each token.
+    The output ends at a state that allows no token. If `END` is allowed, the model may end the
+    output. States should be hashable, and equal states have equal hashes. If they are not hashable,
+    or there are too many of them, each token costs a call of the engine.
     """
 
     @property
@@ -39,24 +42,26 @@ class Automaton(Protocol):
         """The state before the first token."""
 
     def allowed(self, state: Any) -> Collection[int]:
-        """The token ids that may come next."""
+        """Return the token ids that may follow in ``state``; `END` among them allows the end."""
 
     def advance(self, state: Any, token: int) -> Any:
-        """The state after one of them."""
+        """Return the state after ``token``, which must be allowed in ``state``."""
 
 
-def is_automaton(given: object) -> bool:
-    """Whether it has what an `Automaton` has."""
-    return all(hasattr(given, name) for name in ("start", "allowed", "advance"))
+def is_automaton(value: object) -> bool:
+    """Return whether ``value`` has the attributes of an `Automaton`."""
+    return all(hasattr(value, name) for name in ("start", "allowed", "advance"))
 
 
 def over(automaton: Automaton, state: Any) -> bool:
-    """Whether nothing more may come."""
+    """Return whether no token may follow in ``state``."""
     return all(token == END for token in automaton.allowed(state))
 
 
 def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]:
-    """The next tokens, ``most`` of them at most, that there is no choice about; and the state."""
+    """Return the next tokens that are the only allowed ones, at most ``most``, and the state
+    after.
+    """
     tokens: list[int] = []
     while len(tokens) < most:
         allowed = automaton.allowed(state)
@@ -69,9 +74,9 @@ def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]
 
 
 def follow(automaton: Automaton, state: Any, tokens: Iterable[int]) -> tuple[list[int], Any]:
-    """The tokens as far as the automaton allows them, and the state after those.
+    """Return the leading ``tokens`` that the automaton allows, and the state after them.
 
-    What it does not allow is the token by which the model ended its output.
+    A token that it does not allow is the one with which the model ended its output.
     """
     taken: list[int] = []
     for token in tokens:
@@ -83,27 +88,30 @@ def follow(automaton: Automaton, state: Any, tokens: Iterable[int]) -> tuple[lis
 
 
 def checked(token: object) -> int:
-    """The token id, or a `ConfigError` for what is none."""
+    """Return ``token``, or raise `ConfigError` if it is no token id."""
     if isinstance(token, bool) or not isinstance(token, int) or token < END:
-        raise ConfigError(f"an automaton allows {token!r}, which is no token id")
+        raise ConfigError(
+            f"an automaton allows {token!r}; allowed are token ids, which are integers from 0 on, "
+            "and END"
+        )
     return token
 
 
 def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
-    """What may follow ``state`` as a grammar; None where there are too many states."""
+    """Return a grammar for all that may follow ``state``; None if there are too many states."""
     if not _hashable(state):
         return None
-    known = _remembered if _hashable(automaton) else _explored
-    text = known(cast(Any, automaton), state)
+    explore = _explored_once if _hashable(automaton) else _explored
+    text = explore(cast(Any, automaton), state)
     return None if text is None else Constraint("grammar", text)
 
 
 def _explored(automaton: Automaton, start: Any) -> str | None:
-    """A rule for each state that can be reached: its moves, grouped by where they lead."""
+    """Return a grammar with a rule for each reachable state: its tokens, grouped by next state."""
     numbers = {start: 0}
     rules = ["root ::= s0"]
     moves = tokens = 0
-    for state in (found := [start]):
+    for state in (states := [start]):
         allowed = set(map(checked, automaton.allowed(state)))
         tokens += len(allowed)
         groups: dict[int, list[int]] = {}
@@ -112,17 +120,17 @@ def _explored(automaton: Automaton, start: Any) -> str | None:
             if not _hashable(after):
                 return None
             number = numbers.setdefault(after, len(numbers))
-            if number == len(found):
-                found.append(after)
+            if number == len(states):
+                states.append(after)
             groups.setdefault(number, []).append(token)
         moves += len(groups)
-        if len(found) > MOST_STATES or moves > MOST_MOVES or tokens > MOST_TOKENS:
+        if len(states) > MOST_STATES or moves > MOST_MOVES or tokens > MOST_TOKENS:
             return None
         rules.append(_rule(numbers[state], groups, ends=allowed <= {END} or END in allowed))
     return "\n".join(rules)
 
 
-_remembered = lru_cache(maxsize=32)(_explored)
+_explored_once = lru_cache(maxsize=32)(_explored)
 
 
 def _hashable(value: object) -> bool:
@@ -134,13 +142,13 @@ def _hashable(value: object) -> bool:
 
 
 def _rule(number: int, groups: Mapping[int, Sequence[int]], *, ends: bool) -> str:
-    """A state's rule in XGrammar's EBNF, which takes token ids."""
-    ways = [f"{_tokens(tokens)} s{after}" for after, tokens in groups.items()]
-    return f"s{number} ::= {' | '.join([*ways, _NOTHING] if ends else ways)}"
+    """Return a state's rule in XGrammar's EBNF with token ids."""
+    alternatives = [f"{_tokens(tokens)} s{after}" for after, tokens in groups.items()]
+    return f"s{number} ::= {' | '.join([*alternatives, _NOTHING] if ends else alternatives)}"
 
 
 def token_choice(tokens: Collection[int]) -> Constraint:
-    """One of ``tokens`` as a grammar, `END` among them."""
+    """Return a grammar for one of ``tokens`` or the end of the output."""
     return Constraint("grammar", f"root ::= {_tokens(sorted({*tokens} - {END}))} | {_NOTHING}")
 
 

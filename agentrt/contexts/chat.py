@@ -1,4 +1,4 @@
-"""Chats in contexts: messages that go on from tokens which were not rendered together."""
+"""Chats in contexts: appends messages to tokens that were not rendered together with them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from agentrt.request.text import ReadsAsText, plain_message
 
 Ids = tuple[int, ...]
 Content = str | ReadsAsText | Sequence[int] | Sequence[Message]
-"""What a context is filled with: text or an earlier reply, token ids, or chat messages in OpenAI's
+"""The kinds of content for `fill`: text, an earlier reply, token ids, or chat messages in OpenAI's
 form.
 """
-_ASKED: Message = {"role": "user", "content": "1"}
-_SAID = "one", "two"
-"""A chat to see by what a model's template puts after an answer, whatever it was."""
+_QUESTION: Message = {"role": "user", "content": "1"}
+_ANSWERS = "one", "two"
+"""Two answers in a chat, to find out what a model's template adds after an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """How far a context is a chat: ``opened`` is where the model's turn was opened, from token to
-    token; None where it was not.
+    """The state of a context as a chat.
+
+    ``opened`` has the start and end position of the tokens that opened the model's last turn; None
+    if no turn was opened.
     """
 
     opened: tuple[int, int] | None = None
@@ -32,7 +34,11 @@ class Chat:
     async def extended(
         self, tokens: Tokens, model: str | None, ids: Ids, messages: Sequence[Any]
     ) -> tuple[Ids, Chat]:
-        """The tokens with ``messages`` after them, and the model's turn opened."""
+        """Append ``messages`` to the tokens ``ids``, and open the model's turn.
+
+        Returns all tokens and the new state. Raises `ConfigError` if the model's chat template
+        cannot continue in the middle of a chat.
+        """
         messages = [plain_message(each) if isinstance(each, Mapping) else each for each in messages]
         if not ids:
             closed = await _render(tokens, model, messages, answer=False)
@@ -40,17 +46,17 @@ class Chat:
         else:
             start, end = self.opened or (0, 0)
             over: Ids = ()
-            if end and end == len(ids):  # nothing was said: the turn is opened again below
+            if end and end == len(ids):  # the turn has no text yet, and is opened again below
                 ids = ids[:start]
             else:
                 over = await _end_of_turn(tokens, model)
-            before = await _render(tokens, model, _story(_SAID[0]), answer=False)
-            after = (*_story(_SAID[0]), *messages)
+            before = await _render(tokens, model, _question_and(_ANSWERS[0]), answer=False)
+            after = (*_question_and(_ANSWERS[0]), *messages)
             closed = await _render(tokens, model, after, answer=False)
             opened = await _render(tokens, model, after, answer=True)
             if opened[: len(before)] != before:
                 raise ConfigError(
-                    "this model's chat template cannot go on from the middle of a chat: fill the "
+                    "this model's chat template cannot continue in the middle of a chat; fill the "
                     "context with text"
                 )
             head = (*ids, *over[_overlap(ids, over) :])
@@ -59,21 +65,26 @@ class Chat:
         return opened, Chat((at, len(opened)))
 
 
-def _story(said: str) -> tuple[Message, ...]:
-    return _ASKED, {"role": "assistant", "content": said}
+def _question_and(answer: str) -> tuple[Message, ...]:
+    return _QUESTION, {"role": "assistant", "content": answer}
 
 
 async def _end_of_turn(tokens: Tokens, model: str | None) -> Ids:
-    """What the template puts after an answer: what two chats with other answers end with."""
-    one, two = [await _render(tokens, model, _story(said), answer=False) for said in _SAID]
+    """Return the tokens that the template adds after an answer.
+
+    They are the common end of two chats with different answers.
+    """
+    first, second = [
+        await _render(tokens, model, _question_and(answer), answer=False) for answer in _ANSWERS
+    ]
     common = 0
-    while common < min(len(one), len(two)) and one[-1 - common] == two[-1 - common]:
+    while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
         common += 1
-    return one[len(one) - common :]
+    return first[len(first) - common :]
 
 
 def _overlap(ids: Ids, end: Ids) -> int:
-    """How much of the turn's end the model has written itself."""
+    """Return how many tokens of the turn's end the model has written itself."""
     return next((n for n in range(len(end), 0, -1) if ids[-n:] == end[:n]), 0)
 
 
@@ -85,7 +96,7 @@ async def _render(
 
 
 def is_messages(content: Content) -> TypeGuard[Sequence[Message]]:
-    """Whether it is a chat."""
+    """Return whether ``content`` is a list of chat messages."""
     if isinstance(content, str | ReadsAsText):
         return False
     return any(isinstance(each, Mapping) for each in content)

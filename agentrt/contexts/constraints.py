@@ -1,4 +1,4 @@
-"""What an output has to obey: a JSON schema, a regular expression, choices, or a grammar."""
+"""Constraints of an output: a JSON schema, a regular expression, choices, or a grammar."""
 
 from __future__ import annotations
 
@@ -12,49 +12,60 @@ from agentrt.request.sampling import Constraint
 
 
 def json_schema(schema: Mapping[str, Any] | type) -> Constraint:
-    """JSON that fits a schema, or a type that pydantic knows, such as a model."""
+    """Return a constraint for JSON that obeys a schema, or a type such as a pydantic model.
+
+    Raises `ConfigError` for a schema that is not valid JSON.
+    """
     if isinstance(schema, type):
         from pydantic import TypeAdapter
 
         schema = TypeAdapter(schema).json_schema()
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"a JSON schema is an object or a type, not {schema!r}")
+        raise ConfigError(f"a JSON schema must be a mapping or a type, not {schema!r}")
     try:
         return Constraint("json", json.dumps(dict(schema)))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the JSON schema is not JSON: {error}") from error
+        raise ConfigError(
+            f"the JSON schema contains a value that cannot be written as JSON: {error}"
+        ) from error
 
 
 def regex(pattern: str) -> Constraint:
-    """Text that a regular expression matches whole."""
+    """Return a constraint for text that a regular expression matches from beginning to end."""
     return Constraint("regex", _text("regular expression", pattern))
 
 
 def choices(*texts: str) -> Constraint:
-    """One of these texts."""
+    """Return a constraint for one of these texts."""
     if not texts:
-        raise ConfigError("choices() needs at least one text to choose")
+        raise ConfigError("choices() needs at least one text")
     return Constraint("choice", [_text("choice", text) for text in texts])
 
 
 def ebnf(grammar: str) -> Constraint:
-    """Text of a grammar in the engine's EBNF, whose first rule is ``root``, or of one in Lark's."""
+    """Return a constraint for text of a grammar, in the engine's EBNF or in Lark's.
+
+    In the engine's EBNF, the first rule must be called ``root``.
+    """
     return Constraint("grammar", _text("grammar", grammar))
 
 
 def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_eos: bool) -> None:
-    """Raise `ConfigError` for what is no constraint, or cannot be together with one."""
+    """Raise `ConfigError` for a value that is no constraint, or options that exclude it."""
     if not isinstance(constrain, Constraint) and not is_automaton(constrain):
         raise ConfigError(
-            f"constrain= takes json_schema(), regex(), choices(), ebnf() of agentrt.contexts, or "
+            f"constrain= takes json_schema(), regex(), choices() or ebnf() of agentrt.contexts, or "
             f"an automaton with start, allowed and advance, not {constrain!r}"
         )
-    given = "stop" if stop else "ignore_eos" if ignore_eos else None
-    if given is not None:
-        raise ConfigError(f"a constrained text ends where it is whole: leave {given} out")
+    option = "stop" if stop else "ignore_eos" if ignore_eos else None
+    if option is not None:
+        raise ConfigError(
+            f"constrain= cannot be combined with {option}, since constrained text ends when it is "
+            f"complete; leave {option} out"
+        )
 
 
-def _text(what: str, given: object) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"a {what} is a text that is not empty, not {given!r}")
-    return given
+def _text(kind: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"a {kind} must be a text that is not empty, not {value!r}")
+    return value

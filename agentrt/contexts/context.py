@@ -1,4 +1,4 @@
-"""A context: the tokens that a program has put before a model, as a value that it owns."""
+"""A context: the tokens of a prompt, as a value that a program owns and extends."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
 
 MOST_ALLOWED = 128
-"""Tokens whose log probabilities vLLM gives where they are named."""
+"""Maximum number of tokens that a call can name to get their log probabilities from vLLM."""
 
 
 class TokenContext:
-    """Tokens before a model: filled, forked, generated from, scored. `Context.context` makes it.
+    """Tokens that a program fills, forks, generates from and scores. `Context.context` creates it.
 
-    What it holds are token ids, and nothing of the engine's: what is computed for them lies in the
-    engine's prefix cache, and is computed again where it was evicted. Forks share it. What the
-    model writes is appended as the very ids that it sampled. Each call of the engine is a node of
-    the program's DAG, ranked by the policy. While it generates it cannot be changed: fork it.
+    A context has only token ids. What is computed for them is in the engine's prefix cache, which
+    forks share, and is computed again if it was evicted. The tokens that the model samples are
+    appended unchanged. Each call of the engine is a node of the program's DAG, ranked by the
+    policy. While a context generates, it cannot be changed, but it can be forked.
     """
 
     def __init__(
@@ -47,22 +47,22 @@ class TokenContext:
         self._busy = False
         self._dropped = False
 
-    # -- what it holds -----------------------------------------------------------------
+    # -- tokens ------------------------------------------------------------------------
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All its tokens."""
+        """The ids of all tokens of the context."""
         return self._ids
 
     def __len__(self) -> int:
         return len(self._ids)
 
     async def text(self) -> str:
-        """Its tokens as text, special tokens included."""
+        """Return the tokens as text, with special tokens."""
         return await self._read(self._ids)
 
     def fork(self) -> TokenContext:
-        """Another context with the same tokens, which goes its own way. It costs nothing."""
+        """Return an independent context with the same tokens. Nothing is computed or copied."""
         self._check_alive()
         other = TokenContext(self._emitter, self.model, self._ids)
         other._chat = self._chat
@@ -70,10 +70,10 @@ class TokenContext:
         return other
 
     async def fill(self, content: Content) -> None:
-        """Append text, token ids, or messages of a chat. It computes nothing by itself.
+        """Append text, token ids, or chat messages. The engine computes nothing yet.
 
-        Messages close the model's turn if it has just written, and open the next one. Raises
-        `ConfigError` for messages with a chat template that cannot go on from the middle.
+        Messages close the model's last turn, if there is one, and open its next turn. Raises
+        `ConfigError` for messages if the chat template cannot continue in the middle of a chat.
         """
         self._check_free()
         if is_messages(content):
@@ -84,27 +84,32 @@ class TokenContext:
             self._ids += await self._as_ids(content)
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
+        """Remove all tokens but the first ``length``. Raises `ConfigError` if there are fewer."""
         self._check_free()
         if not 0 <= length <= len(self._ids):
-            raise ConfigError(f"truncate({length}) of a context of {len(self._ids)} tokens")
+            raise ConfigError(
+                f"truncate({length}): the context has {len(self._ids)} tokens; the length must be "
+                f"from 0 to {len(self._ids)}"
+            )
         self._ids = self._ids[:length]
         self._lineage.truncated(length)
 
     async def save(self, name: str) -> None:
-        """Keep its tokens under ``name`` beyond the program, for programs of the same tenant;
-        `Context.open` gives them back. Raises `ConfigError` where the tenant has no room left.
+        """Save the tokens under ``name``, for later programs of the same tenant.
+
+        `Context.open` returns them. Raises `ConfigError` if the tenant's saved contexts would be
+        too large.
         """
         self._check_alive()
         self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
         self.keep()
 
     def keep(self) -> None:
-        """Others have the tokens that it has now: it does not give them up."""
+        """Keep the current tokens in the prefix cache even when this context is dropped."""
         self._lineage.kept(len(self))
 
     def drop(self) -> None:
-        """Give up the context: what is cached for it alone goes first. Idempotent."""
+        """Give up the context: what is cached only for it is evicted first. Idempotent."""
         if not self._dropped:
             self._dropped = True
             for call, shared in self._lineage.drop():
@@ -116,7 +121,7 @@ class TokenContext:
     def __exit__(self, *error: object) -> None:
         self.drop()
 
-    # -- what the engine does ----------------------------------------------------------
+    # -- calls of the engine -----------------------------------------------------------
 
     def generate(
         self,
@@ -136,17 +141,33 @@ class TokenContext:
         ignore_eos: bool = False,
         attention: Attention | None = None,
     ) -> Generation:
-        """Have the model go on: await it for a `Completion`, or iterate over its text.
+        """Let the model continue the context, and append what it generates.
 
-        It ends at ``max_tokens``, at one of the strings ``stop`` or tokens ``stop_token_ids``, or
-        where the model ends it, unless ``ignore_eos``. All its tokens are appended, the last one
-        too. ``logprobs`` asks for the log probability of each, and of so many likeliest.
-        ``allowed`` are the only tokens that may be sampled. The text obeys ``constrain``: what
-        `json_schema`, `regex`, `choices` and `ebnf` make, or an `Automaton`; the
-        token that ends it is left out. ``logits`` are the arguments of the engine's logits
-        processors, by name. ``attention`` says which tokens each one sees, where the executor
-        lets a program choose. Raises `ConfigError` for what cannot be, `PromptTooLongError` where
-        the model's context is full, and `CallRejectedError` for what the engine does not take.
+        Await the result for a `Completion`, or iterate over its text. All tokens are appended, also
+        the token that ends the output, except with ``constrain``.
+
+        Args:
+            max_tokens: Maximum number of tokens to generate.
+            stop: Strings that end the output.
+            stop_token_ids: Tokens that end the output.
+            temperature: 0 chooses the likeliest token; higher values sample more freely.
+            top_p: Samples from the likeliest tokens that have this probability together.
+            top_k: Samples from this number of the likeliest tokens; 0 is no limit.
+            min_p: Samples from tokens with at least this part of the likeliest token's probability.
+            seed: The seed for sampling; by default the runtime draws one.
+            constrain: A constraint of the text: a result of `json_schema`, `regex`, `choices` or
+                `ebnf`, or an `Automaton`.
+            logits: The arguments of the engine's logits processors, by their names.
+            logprobs: Return the log probability of each token, and of this number of the likeliest
+                tokens at its position.
+            allowed: The only token ids that may be sampled.
+            ignore_eos: Do not end when the model ends its output.
+            attention: Which earlier tokens each token sees, for executors that support it.
+
+        Raises:
+            ConfigError: An argument is not valid.
+            PromptTooLongError: The context fills the model's context.
+            CallRejectedError: The engine does not support an argument.
         """
         if constrain is not None:
             check_constrained(constrain, stop=bool(stop or stop_token_ids), ignore_eos=ignore_eos)
@@ -174,13 +195,19 @@ class TokenContext:
     async def score(
         self, content: str | Sequence[int], *, top: int = 0, attention: Attention | None = None
     ) -> Scores:
-        """The log probability of each token of ``content`` after this context, in one forward
-        pass over it; ``top`` asks for so many likeliest tokens at each place. Appends nothing.
+        """Return the log probability of each token of ``content`` after this context.
+
+        This takes one forward pass over ``content``, and appends nothing. ``top`` is the number of
+        the likeliest tokens that are returned for each position. Raises `ConfigError` if the
+        context or ``content`` is empty.
         """
         ids = await self._as_ids(content)
         first = len(self._ids)
         if not (first and ids):
-            raise ConfigError("score() needs a context that is not empty, and a text that is not")
+            raise ConfigError(
+                "score() needs a context and a content with at least one token each; fill the "
+                "context first"
+            )
         sampling = Sampling(
             score_from=first,
             score_top=top,
@@ -189,8 +216,9 @@ class TokenContext:
             as_text=False,
         )
         reply = await self._reply(self._spec((*self._ids, *ids), sampling), "score")
-        places = reply.prompt_logprobs
-        scores = [TokenScore(*place[0], likeliest(place, top)) for place in places]
+        scores = [
+            TokenScore(*position[0], likeliest(position, top)) for position in reply.prompt_logprobs
+        ]
         after = reply.token_logprobs[0] if reply.token_logprobs else ()
         return Scores(tuple(scores), likeliest(after, top), reply.report)
 
@@ -201,8 +229,9 @@ class TokenContext:
         allowed: Sequence[int] | None = None,
         attention: Attention | None = None,
     ) -> TokenLogprobs:
-        """The ``k`` likeliest next tokens with their log probabilities, the likeliest first;
-        with ``allowed``, of those alone, which may be up to 128. Appends nothing.
+        """Return the ``k`` likeliest next tokens with their log probabilities, the likeliest first.
+
+        With ``allowed``, only these tokens (at most 128) are considered. Appends nothing.
         """
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
@@ -249,24 +278,24 @@ class TokenContext:
         self._busy = True
         call = partial(self._emitter.token_call, name="generate", stream=stream)
         if constrain is None:
-            made = call(spec)
+            pieces = call(spec)
         elif isinstance(constrain, Constraint):
-            made = constrained(call(spec))
+            pieces = constrained(call(spec))
         else:
-            made = steered(call, self._read, constrain, spec)
+            pieces = steered(call, self._read, constrain, spec)
         try:
-            async for piece in made:
+            async for piece in pieces:
                 self._ids += piece.token_ids
                 self._saw(piece.reply)
                 yield piece
         finally:
             self._busy = False
-            await made.aclose()
+            await pieces.aclose()
 
     async def _reply(self, spec: CallSpec, name: str) -> Reply:
         reply = None
-        async with aclosing(self._emitter.token_call(spec, name, stream=False)) as made:
-            async for piece in made:
+        async with aclosing(self._emitter.token_call(spec, name, stream=False)) as pieces:
+            async for piece in pieces:
                 reply = piece.reply
         assert reply is not None
         return reply
@@ -284,27 +313,34 @@ class TokenContext:
             frontend = await self._emitter.frontend()
             return tuple(await frontend.tokenize(str(content), self.model))
         if not all(isinstance(each, int) for each in content):
-            raise ConfigError("a context takes text, chat messages, or token ids")
+            kinds = sorted({type(each).__name__ for each in content})
+            raise ConfigError(
+                "a context takes text, chat messages, or token ids, not a list of "
+                f"{', '.join(kinds)}"
+            )
         return tuple(cast(Sequence[int], content))
 
     def _check_alive(self) -> None:
         if self._dropped:
-            raise UsageError("the context was dropped: fork it before, or keep it")
+            raise UsageError("the context was dropped; use a fork, or drop it later")
 
     def _check_free(self) -> None:
         self._check_alive()
         if self._busy:
-            raise UsageError("the context is generating: read that to its end, or use a fork")
+            raise UsageError(
+                "the context is generating; read the generation to its end first, or use a fork"
+            )
 
 
-# -- what contexts have in common, and what goes with one when it is dropped -------------------
+# -- tokens that contexts share, and tokens that can be evicted when a context is dropped ------
 
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Tokens from where ``before`` ends up to ``end``, which ``users`` contexts and stretches hold.
+    """Tokens that contexts share, from the end of the stretch ``before`` to position ``end``.
 
-    ``call`` is the id of a call that had them in its prompt or output, "" for none yet.
+    ``users`` is the number of contexts and later stretches that contain them. ``call`` is the id of
+    a call that had them in its prompt or output; "" if there is none yet.
     """
 
     end: int
@@ -314,10 +350,10 @@ class Stretch:
 
 
 class Lineage:
-    """A context's place among its forks.
+    """A record of the tokens that a context shares with its forks.
 
-    A context that was cut off inside of what it shares is not followed any further: what it
-    shares stays until its program ends.
+    If a context is truncated inside the tokens that it shares, it is not tracked any further, and
+    the shared tokens are kept until its program ends.
     """
 
     def __init__(self, shared: Stretch | None = None) -> None:
@@ -326,15 +362,15 @@ class Lineage:
         self._strayed = False
 
     def called(self, program_id: str, node: int) -> None:
-        """All tokens of the context went through a call."""
+        """Note a call that had all tokens of the context."""
         self._call = f"{program_id}/{node}"
 
     def truncated(self, length: int) -> None:
-        """The context has only its first tokens left."""
+        """Note that the context was truncated to its first ``length`` tokens."""
         self._strayed |= length < self._start
 
     def fork(self, length: int) -> Lineage:
-        """Of a fork at ``length`` tokens: what it has in common is nobody's own any more."""
+        """Return the lineage of a fork, which shares the first ``length`` tokens."""
         if self._shared is None or length > self._start:
             self._shared = Stretch(length, self._shared, 1, self._call)
             self._call = ""
@@ -344,12 +380,15 @@ class Lineage:
         return other
 
     def kept(self, length: int) -> None:
-        """The context is saved: its tokens are not given up."""
+        """Share the first ``length`` tokens with a user that never drops them."""
         self.fork(length)
 
     def drop(self) -> list[tuple[str, int]]:
-        """What nobody has any more: calls, and how many of their first tokens others still have."""
-        gone = [(self._call, self._start)]
+        """Drop the context, and return the calls with tokens that no context has any more.
+
+        Each comes with the number of its first tokens that other contexts still have.
+        """
+        unused = [(self._call, self._start)]
         stretch = None if self._strayed else self._shared
         while stretch is not None:
             stretch.call = stretch.call or self._call
@@ -357,9 +396,9 @@ class Lineage:
             if stretch.users:
                 break
             before = stretch.before
-            gone.append((stretch.call, 0 if before is None else before.end))
+            unused.append((stretch.call, 0 if before is None else before.end))
             stretch = before
-        return [(call, first) for call, first in gone if call]
+        return [(call, first) for call, first in unused if call]
 
     @property
     def _start(self) -> int:

@@ -1,4 +1,4 @@
-"""What contexts need of the runtime: a way in for calls of token ids, and a tokenizer."""
+"""The interface of the runtime that contexts use: calls of token ids, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Piece(Protocol):
 
 
 class Tokens(Protocol):
-    """Text as token ids, and back. Raises `ConfigError` where the executor takes none."""
+    """Converts chats and text to token ids, and back.
+
+    Raises `ConfigError` if the executor does not take token ids.
+    """
 
     async def render(self, request: Mapping[str, Any]) -> list[int]: ...
 
@@ -33,7 +36,11 @@ class Tokens(Protocol):
 
 
 class TokenEmitter(Protocol):
-    """Carries a context's calls to the engine. Each is a node of the DAG called ``name``."""
+    """Makes a context's calls of the engine. Each is a node of the DAG with the given name.
+
+    `save`, `open` and `forget` are for saved contexts. `dropped` reports that the tokens of a call
+    after the first ``shared`` are not used again.
+    """
 
     def token_call(
         self, spec: CallSpec, name: str, *, stream: bool

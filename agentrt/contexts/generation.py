@@ -1,4 +1,4 @@
-"""What a context generates: awaited for the whole, or iterated over while it grows."""
+"""The output that a context generates: awaited as a whole, or read while it is generated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agentrt.contexts.results import Completion
 from agentrt.errors import UsageError
 
 Run = Callable[[bool], AsyncGenerator[Piece, None]]
-"""Makes the pieces of the output, as it grows or all at once. It is asked once."""
+"""Starts the call and returns the pieces of its output; True streams them. It is called once."""
 
 
 class Generation(AsyncIterator[str]):
-    """Await it for the `Completion`, or iterate over its text as it grows.
+    """The output of a call. Await it for the `Completion`, or iterate over its text.
 
-    Nothing runs before. Closing it, or cancelling the task that reads it, aborts the call; the
-    context then has the tokens of the pieces that were read, and no others.
+    The call begins when it is awaited or read. Closing it, or cancelling the task that reads it,
+    aborts the call; then the context has only the tokens of the pieces that were read.
     """
 
     def __init__(self, run: Run) -> None:
@@ -28,9 +28,9 @@ class Generation(AsyncIterator[str]):
 
     @property
     def completion(self) -> Completion:
-        """The whole. Raises `UsageError` before its end."""
+        """The whole output. Raises `UsageError` before its end."""
         if self._completion is None:
-            raise UsageError("a generation is whole at its end: await it, or read it to the end")
+            raise UsageError("the generation has not ended; await it, or read it to its end first")
         return self._completion
 
     def __await__(self) -> Generator[Any, None, Completion]:
@@ -46,7 +46,7 @@ class Generation(AsyncIterator[str]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stop here: the call is aborted."""
+        """Abort the call."""
         if self._pieces is not None:
             await self._pieces.aclose()
 

@@ -1,4 +1,4 @@
-"""What the operations of a context give back: plain values."""
+"""The results of a context's operations, as plain values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentrt.request.text import ReadsAsText
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion(ReadsAsText):
-    """What a model has written, to its end.
+    """A complete output of a model.
 
-    ``token_ids`` are those that the context has now got, the one that ended it too. ``text`` is
-    without that, and without the stop string. ``finish_reason`` is ``stop`` or ``length``.
-    ``logprobs`` are there, one a token, if they were asked for. In a prompt it is its ``text``, as
-    a `Reply` is; ``to_dict()`` has all fields.
+    ``token_ids`` are the tokens that were appended to the context, with the token that ended the
+    output. ``text`` has neither that token nor the stop string. ``finish_reason`` is ``stop`` or
+    ``length``. ``logprobs`` has an entry for each token if log probabilities were requested. In a
+    prompt, a completion is used as its ``text``; ``to_dict()`` has all fields.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Completion(ReadsAsText):
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token, its log probability after all tokens before it, and the likeliest at its place."""
+    """A token with its log probability, and the likeliest tokens at its position."""
 
     token_id: int
     logprob: float
@@ -39,7 +39,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a text, token by token. ``after`` are the likeliest tokens that follow it."""
+    """The scores of a text's tokens. ``after`` are the likeliest tokens after the text."""
 
     tokens: tuple[TokenScore, ...]
     after: TokenLogprobs = ()
@@ -57,8 +57,9 @@ class Scores:
         return sum(token.logprob for token in self.tokens)
 
 
-def likeliest(place: TokenLogprobs, most: int) -> TokenLogprobs:
-    """The ``most`` likeliest tokens at a place, in order. The token that is there comes first
-    in ``place``, however likely it is.
+def likeliest(position: TokenLogprobs, most: int) -> TokenLogprobs:
+    """Return the ``most`` likeliest tokens of a position, the likeliest first.
+
+    ``position`` begins with the token that is at the position, however likely it is.
     """
-    return tuple(sorted(place, key=lambda each: -each[1])[:most])
+    return tuple(sorted(position, key=lambda each: -each[1])[:most])

@@ -1,4 +1,4 @@
-"""Contexts that were saved by name: kept beyond the program, each tenant's apart, in memory."""
+"""Saved contexts: kept in memory by name and tenant after their program has ended."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from agentrt.errors import ConfigError, UnknownContextError
 
 BUDGET = 16 * 2**20
-"""Bytes that the saved contexts of one tenant may take: four million tokens."""
+"""Maximum size of all saved contexts of a tenant, in bytes: four million tokens."""
 ENTRY = 256
-"""Bytes that a saved context takes beside its tokens."""
+"""Bytes that a saved context counts for beside its tokens."""
 _LONGEST_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)
 class SavedContext:
-    """The tokens of a context, and the model or adapter that it was for."""
+    """The tokens of a context, and its model or adapter."""
 
     token_ids: array[int]
     model: str | None = None
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, its place in the list included."""
+        """The size of the context in bytes, with `ENTRY`."""
         return len(self.token_ids) * self.token_ids.itemsize + ENTRY
 
 
 class SavedContexts:
-    """Saved contexts of all tenants; those of one take up to ``budget`` bytes together.
+    """The saved contexts of all tenants, up to ``budget`` bytes for each tenant.
 
-    What the engine has computed for them stays in its prefix cache as long as that has room.
+    What the engine has computed for them stays in its prefix cache until it is evicted.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
@@ -38,33 +38,37 @@ class SavedContexts:
         self._kept: dict[str, dict[str, SavedContext]] = {}
 
     def save(self, tenant: str, name: str, context: SavedContext) -> None:
-        """Keep ``context``, in place of one of that name. Raises `ConfigError` past the budget,
-        and for a name that cannot be.
+        """Save a context, replacing one with the same name.
+
+        Raises `ConfigError` if the tenant's budget is exceeded or the name is empty or too long.
         """
         if not 0 < len(name) <= _LONGEST_NAME:
-            raise ConfigError(f"a saved context's name has 1 to {_LONGEST_NAME} characters")
+            raise ConfigError(
+                f"the name of a saved context has {len(name)} characters; allowed are 1 to "
+                f"{_LONGEST_NAME}"
+            )
         own = self._kept.get(tenant, {})
         others = sum(kept.size for other, kept in own.items() if other != name)
         if others + context.size > self._budget:
             raise ConfigError(
-                f"context {name!r} has {context.size} bytes, and {others} of {self._budget} are "
-                "taken by others that were saved: forget one of them"
+                f"context {name!r} needs {context.size} bytes, and other saved contexts already "
+                f"take {others} of {self._budget}; forget some of them first"
             )
         self._kept.setdefault(tenant, {})[name] = context
 
     def open(self, tenant: str, name: str) -> SavedContext:
-        """The context that ``tenant`` has saved. Raises `UnknownContextError`."""
+        """Return a context that ``tenant`` has saved. Raises `UnknownContextError`."""
         own = self._kept.get(tenant, {})
         if name not in own:
             names = ", ".join(map(repr, sorted(own))) or "none"
-            raise UnknownContextError(f"there is no saved context {name!r}; saved are: {names}")
+            raise UnknownContextError(f"unknown saved context {name!r}; available: {names}")
         return own[name]
 
     def has(self, tenant: str, name: str) -> bool:
-        """Whether the tenant has saved one."""
+        """Return whether the tenant has saved a context with this name."""
         return name in self._kept.get(tenant, {})
 
     def forget(self, tenant: str, name: str) -> None:
-        """Keep it no longer. Raises `UnknownContextError`."""
+        """Remove a saved context. Raises `UnknownContextError`."""
         self.open(tenant, name)
         del self._kept[tenant][name]

@@ -1,4 +1,6 @@
-"""Output that obeys a program's automaton: what it forces, and what the model chooses."""
+"""Generates output that obeys an automaton: tokens that it forces, and tokens that the model
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 Emit = Callable[[CallSpec], AsyncGenerator[Piece, None]]
 """Makes a call of token ids."""
 Read = Callable[[Sequence[int]], Awaitable[str]]
-"""Token ids as text."""
+"""Converts token ids to text."""
 
 _HALF = "\ufffd"
-"""What a tokenizer reads where the last token holds but some of a character's bytes."""
+"""The replacement character, which a tokenizer returns for an incomplete character."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteeredPiece:
-    """A piece of the output; the last one has the whole reply."""
+    """A piece of the output; the last piece has the whole reply."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -43,10 +45,10 @@ class SteeredPiece:
 async def steered(
     emit: Emit, read: Read, automaton: Automaton, spec: CallSpec
 ) -> AsyncGenerator[Piece, None]:
-    """The output after ``spec``'s prompt, as it grows, by as few calls as the automaton permits.
+    """Generate the output after the prompt of ``spec``, with as few calls as possible.
 
-    Tokens that there is no choice about cost none. Raises `ConfigError` for an automaton that
-    allows what is no token.
+    Tokens that are the only allowed ones need no call. Raises `ConfigError` for an automaton that
+    allows a value that is no token id.
     """
     output, state = _Output(spec, read), automaton.start
     while output.finish_reason is None:
@@ -57,7 +59,7 @@ async def steered(
             output.finish_reason = "stop" if over(automaton, state) else "length"
             break
         grammar = as_grammar(automaton, state)
-        step = output.rest(grammar) if grammar else output.one_of(automaton.allowed(state))
+        step = output.rest(grammar) if grammar else output.one_token(automaton.allowed(state))
         before = len(output.ids)
         async with aclosing(emit(step)) as pieces:
             async for piece in pieces:
@@ -73,15 +75,18 @@ async def steered(
     yield await output.whole()
 
 
-async def constrained(made: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-    """The pieces of an output that a grammar has ended, without the token that ends it."""
-    async with aclosing(made) as pieces:
+async def constrained(output: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of a constrained output without the token that ends it.
+
+    Raises `CallRejectedError` if the engine could not follow the constraint.
+    """
+    async with aclosing(output) as pieces:
         async for piece in pieces:
             reply, last = piece.reply, len(piece.token_ids) - 1
             if reply is not None and reply.finish_reason == "error":
                 raise CallRejectedError(
-                    "the engine could not follow a constraint: what its backend had taken as "
-                    "well-formed does not compile, or allows no token"
+                    "the engine could not follow the constraint: it does not compile, is too slow, "
+                    "or allows no token; make it simpler"
                 )
             if reply is not None and reply.finish_reason == "stop" and last >= 0:
                 reply = replace(
@@ -95,7 +100,7 @@ async def constrained(made: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece
 
 @dataclass(slots=True)
 class _Output:
-    """What has come so far after a call's prompt."""
+    """The output so far after a call's prompt."""
 
     spec: CallSpec
     read: Read
@@ -108,17 +113,17 @@ class _Output:
 
     @property
     def left(self) -> int:
-        """Tokens that may still come."""
+        """The number of tokens that may still be generated."""
         return self.spec.max_tokens - len(self.ids)
 
     # -- calls -------------------------------------------------------------------------
 
     def rest(self, grammar: Constraint) -> CallSpec:
-        """A call for all that is left."""
+        """Return a call for the rest of the output."""
         return self._next(self.left, constraint=grammar)
 
-    def one_of(self, allowed: Iterable[int]) -> CallSpec:
-        """A call for one token."""
+    def one_token(self, allowed: Iterable[int]) -> CallSpec:
+        """Return a call for one of the ``allowed`` tokens."""
         tokens = {checked(token) for token in allowed}
         if END in tokens:
             return self._next(1, constraint=token_choice(tokens))
@@ -126,7 +131,7 @@ class _Output:
 
     def _next(self, most: int, **changes: Any) -> CallSpec:
         spec = self.spec
-        # With one seed for all, each token would be drawn by the same number.
+        # With the same seed in each call, each token would be drawn with the same random number.
         seed = None if spec.seed is None else spec.seed + len(self.ids)
         return replace(
             spec,
@@ -137,7 +142,7 @@ class _Output:
         )
 
     def account(self, reply: Reply) -> None:
-        """A call is over."""
+        """Add the reply of a call. Raises `CallRejectedError` if the engine refused it."""
         if reply.finish_reason == "error":
             raise CallRejectedError(
                 "the engine could not follow an automaton: its allowed tokens must be in the "
@@ -146,21 +151,21 @@ class _Output:
         self.replies.append(reply)
         self.logprobs += reply.token_logprobs
 
-    # -- what came ---------------------------------------------------------------------
+    # -- pieces ------------------------------------------------------------------------
 
     async def forced(self, tokens: Sequence[int]) -> SteeredPiece:
-        """The piece of tokens that there was no choice about."""
+        """Add tokens that the automaton forced, and return their piece."""
         self.logprobs += [((token, 0.0),) for token in tokens]
         return await self.grown(tokens)
 
     async def grown(self, tokens: Sequence[int]) -> SteeredPiece:
-        """The piece of these tokens."""
+        """Add tokens, and return their piece."""
         self.ids += tokens
         return SteeredPiece(await self._new_text(), tuple(tokens))
 
     async def _new_text(self, *, last: bool = False) -> str:
-        """The text since the last piece, half a character left for later."""
-        # A few tokens before are read, too: a tokenizer may join words by what stands before.
+        """Return the text since the last piece, without an incomplete character at its end."""
+        # Decoded together with a few earlier tokens, on which the text of a token may depend.
         start, end = self._shown
         before = await self.read(self.ids[start:end])
         text = await self.read(self.ids[start:])
@@ -172,14 +177,14 @@ class _Output:
         return new
 
     async def whole(self) -> SteeredPiece:
-        """The last piece, with all calls as one reply."""
+        """Return the last piece, with the replies of all calls as one reply."""
         text = await self._new_text(last=True)
-        wanted = (self.spec.sampling or Sampling()).logprobs is not None
+        has_logprobs = (self.spec.sampling or Sampling()).logprobs is not None
         reply = Reply(
             self.text,
             self.finish_reason or "stop",
             token_ids=tuple(self.ids),
-            token_logprobs=tuple(self.logprobs[: len(self.ids)]) if wanted else (),
+            token_logprobs=tuple(self.logprobs[: len(self.ids)]) if has_logprobs else (),
             report=_together([reply.report for reply in self.replies]),
             node=self.replies[-1].node if self.replies else -1,
         )
@@ -187,7 +192,7 @@ class _Output:
 
 
 def _together(reports: Sequence[CallReport]) -> CallReport:
-    """The account of calls that came one after another."""
+    """Return the sum of the reports of successive calls."""
     if not reports:
         return CallReport()
     usage = sum(reports, Usage())

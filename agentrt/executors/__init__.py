@@ -1,1 +1,1 @@
-"""Where calls run: the seam (`base`), and one room for each kind of engine."""
+"""Executors, which run LLM calls: the interface (`base`), and a package for each kind of engine."""

@@ -1,7 +1,7 @@
-"""The seam between the runtime and whatever runs its LLM calls.
+"""The interface between the runtime and the executors that run its LLM calls.
 
-An engine of a new kind subclasses `Executor`; what stands before another one, to count, order or
-change its calls, subclasses `ForwardingExecutor` and overrides what it changes.
+A new kind of engine subclasses `Executor`. An executor that wraps another one, to count, order or
+change its calls, subclasses `ForwardingExecutor` and overrides the methods that it changes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-"""Called with a few words on what a slow start is doing now."""
+"""Called with a short text about the progress of a slow start."""
 KVEventListener = Callable[[KVEventBatch], None]
-"""Called with what an engine's prefix cache stored and removed."""
+"""Called with the blocks that an engine's prefix cache has stored and removed."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A piece of a call's output. The last chunk, and only it, carries the whole ``reply``.
+    """A piece of a call's output. Only the last chunk has the whole ``reply``.
 
-    ``output`` is the piece as its front end reads it: a ``chat.completion`` or one of its chunks
-    in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the piece's, where the
-    executor tells them.
+    ``output`` is the piece in the form that the front end reads: a ``chat.completion`` or a
+    ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the
+    tokens of the piece, if the executor reports them.
     """
 
     text: str
@@ -55,8 +55,11 @@ async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
 
 
 class Reading(Generic[T]):
-    """Reads what ``following`` gives, item by item. ``task`` waits for the next: whoever gets it
-    sets that to None. It is no generator, since one more of them costs something for each token.
+    """Reads the items of a stream, and can be made to fail while a task waits for the next item.
+
+    ``following`` returns the next item each time that it is called. ``task`` is the task that waits
+    for an item; the reader must set it to None when it has the item. This is no generator, because
+    a further generator would cost time for each token.
     """
 
     __slots__ = ("_loop", "_next", "task")
@@ -74,7 +77,7 @@ class Reading(Generic[T]):
         return self._next()
 
     def fail(self, error: Exception) -> None:
-        """The next item will not come. The task that waits for it is cancelled."""
+        """Make all further reads raise ``error``, and cancel the task that waits for an item."""
 
         async def failed() -> T:
             raise error
@@ -85,26 +88,27 @@ class Reading(Generic[T]):
 
 
 class Notification(NamedTuple):
-    """Where a program is while it has no call in the engine: ``what`` happened.
+    """A notification of what a program does while it has no call in the engine.
 
-    It went to a ``tool`` (by ``name``) or a ``human``, or is ``returned`` or ``answered``. An
-    engine that knows can keep what the program will need when it comes back. Or it has
-    ``dropped`` what its call ``name`` had computed, after the first ``tokens`` of it.
+    With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
+    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can then keep
+    what the program needs for its next call. With ``dropped``, the program will not use again what
+    its call with the id ``name`` has computed after its first ``tokens`` tokens.
     """
 
     program_id: str
-    what: str
+    kind: str
     name: str = ""
     tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
-    """What vLLM's front end for one model is made from: its engines' ``vllm_config``, and the
-    ``tasks`` that they support.
+    """The data from which vLLM's front end for a model is created.
 
-    ``model`` is the model's path or name, by which calls find their engines. ``flags`` are those
-    of `vllm serve` that the user gave.
+    ``model`` is the model's path or name, by which calls are sent to its engines. ``vllm_config``
+    is the configuration of these engines, and ``tasks`` are the tasks that they support. ``flags``
+    are the user's flags of `vllm serve`.
     """
 
     model: str
@@ -114,132 +118,139 @@ class FrontSetup:
 
 
 class Executor(ABC):
-    """Runs LLM calls. One per replica; all methods belong to one event loop."""
+    """Runs LLM calls. All methods must be called from the same event loop."""
 
     @property
     def info(self) -> ExecutorInfo:
-        """What it serves and can do, as far as it is known now."""
+        """The executor's models and abilities, as far as they are known now."""
         return ExecutorInfo()
 
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        """Come up, or raise `ModelLoadError`, `ConfigError` or `EngineStartError`."""
+        """Start the executor. Raises `ModelLoadError`, `ConfigError` or `EngineStartError`.
+
+        ``progress`` is called with texts about the progress.
+        """
 
     async def close(self) -> None:
-        """Stop within seconds, leaving no process behind. Idempotent."""
+        """Stop within seconds, and leave no process behind. Idempotent."""
 
     def alive(self) -> bool:
-        """False once the engine is known to be gone. Costs nothing."""
+        """Return False when the engine is known to be dead. Takes no time."""
         return True
 
     def waits_for(self) -> Sequence[str]:
-        """What engines that are not there yet wait for, such as a node with room: a line each.
-        Costs nothing.
+        """Return what engines that have not started wait for, such as a node with room.
+
+        There is a line for each such engine. Takes no time.
         """
         return ()
 
     async def given_up(self) -> str:
-        """Wait until the engine is gone, and none will take its place; return why."""
+        """Wait until the engine is dead and will not be replaced, and return the reason."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
     async def cpu_seconds(self) -> float | None:
-        """Processor time that the engine has used so far; None where it is not known."""
+        """Return the CPU seconds that the engine has used so far; None if not known."""
         return None
 
     def pids(self) -> list[int]:
-        """The engine's processes on its machine, where it has some of its own."""
+        """Return the ids of the engine's own processes on its machine."""
         return []
 
     # -- calls -------------------------------------------------------------------------
 
     @abstractmethod
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Run one call, yielding its text as it grows, or with ``stream`` off all at once.
+        """Run a call and yield its output in pieces, or without ``stream`` in a single piece.
 
-        Closing the iterator, or cancelling the task that reads it, aborts the call and
-        frees its KV cache. Raises `CallRejectedError` or `EngineDiedError`.
+        Closing the iterator, or cancelling the task that reads it, aborts the call and frees its KV
+        cache. Raises `CallRejectedError` or `EngineDiedError`.
         """
 
     async def aborted(self, call_id: str) -> CallReport:
-        """What a call that was aborted had used; an empty report where nothing is known."""
+        """Return the report of an aborted call; an empty report if nothing is known."""
         return CallReport()
 
     # -- programs ----------------------------------------------------------------------
 
     def notify(self, note: Notification) -> None:
-        """Take note of what a program does now. It must be quick, and does not raise."""
+        """Note what a program does now. This must be fast, and must not raise."""
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """Forget a program: it ended, failed or was cancelled. Idempotent.
+        """Forget a program that has ended, failed or was cancelled. Idempotent.
 
-        ``totals`` are what it came to over all engines, to learn from; they are given once, where
-        they are known.
+        ``totals`` are the program's sums over all engines, from which the scheduler learns. They
+        are passed at most once.
         """
 
     async def know(self, learned: Mapping[str, Any]) -> bool:
         """Replace what the engine has learned of programs by a history file's content.
 
-        Return whether it has: an executor without a scheduler that learns takes nothing.
+        Returns False if the executor has no scheduler that learns.
         """
         return False
 
     async def snapshot(self) -> Mapping[str, Any]:
-        """What runs and what waits, and behind what: JSON-able, for people and tests."""
+        """Return the running and waiting calls and the scheduler's state, as JSON values."""
         return {}
 
     async def metrics(self) -> Sequence[Metric]:
-        """What the engines count themselves, for Prometheus; each has its number as ``engine``."""
+        """Return the engines' own Prometheus metrics, with their number as the label ``engine``."""
         return ()
 
-    # -- what a front end needs --------------------------------------------------------
+    # -- front ends --------------------------------------------------------------------
 
     async def front_setups(self) -> Sequence[FrontSetup]:
-        """What vLLM's front end is made from, one for each model that is served.
+        """Return the setup of vLLM's front end for each served model.
 
-        None for executors that take requests as they are.
+        Empty for executors that take chat requests without rendering.
         """
         return ()
 
     def own_frontend(self, names: Sequence[str]) -> Any:
-        """A `Frontend` that the executor brings itself, of a model that is called ``names``, too;
-        None for most.
+        """Return the executor's own `Frontend`, or None if it has none, as most executors.
+
+        ``names`` are further names under which clients request its model.
         """
         return None
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
         """Load a LoRA adapter (vLLM's ``LoRARequest``) of ``model``.
 
-        Raises `CallRejectedError` for one that does not load.
+        Raises `CallRejectedError` if it cannot be loaded.
         """
 
-    # -- the prefix cache, where `ExecutorInfo.cached_blocks` ------------------------------
+    # -- the prefix cache, if `ExecutorInfo.cached_blocks` is true -------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
-        """64 bits of the hash of each full block of a call's prompt, which is in token ids.
+        """Return 64 bits of the hash of each full block of a call's prompt of token ids.
 
-        What else tells blocks apart is in them: images, the adapter, the cache salt.
+        The hashes also cover images, the adapter and the cache salt.
         """
         return ()
 
     def on_kv_events(self, listener: KVEventListener) -> None:
-        """Tell ``listener`` what the prefix cache stores and removes, from now on."""
+        """Call ``listener`` from now on with the blocks that the prefix cache stores and
+        removes.
+        """
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
-        """All that the prefix cache holds, and its tokens per block.
+        """Return all blocks in the prefix cache, and the number of tokens of a block.
 
-        None where the engine does not tell, or is gone.
+        None if the engine does not report them, or is dead.
         """
         return None
 
 
 NO_ROOM_YET = "waiting for a node with room"
-"""With these words begins the progress of an engine that is to be placed on a cluster."""
+"""The beginning of the progress text of an engine that waits for a node of a cluster."""
 
 
 class ForwardingExecutor(Executor):
-    """An executor that hands everything on to ``inner``: for what changes a part of it."""
+    """An executor that forwards everything to ``inner``; subclasses change parts of it."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""This user's folders for what agentrt keeps: caches, and what was learned."""
+"""The user's folders for agentrt's files: the cache folder and the data folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from agentrt.errors import ConfigError
 
 
 def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
-    """Return this user's folder for agentrt's ``kind`` of files, which may not be there yet: the
-    one that the environment's ``variable`` names, else the platform's.
+    """Return the user's folder for agentrt's ``kind`` of files, which may not exist yet.
 
-    Raises `ConfigError` where the user has no home folder.
+    It is the folder that the environment variable called ``variable`` names, or else the platform's
+    folder. Raises `ConfigError` if the user has no home folder.
     """
     named = os.environ.get(variable)
     try:
@@ -22,7 +22,7 @@ def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
         from platformdirs import user_cache_path, user_data_path
 
         folder = user_cache_path("agentrt") if kind == "cache" else user_data_path("agentrt")
-    except RuntimeError as error:  # HOME is not set, and no user has this process' number
+    except RuntimeError as error:  # HOME is not set, and there is no entry for the user id
         folder = Path("~")
         if named:
             raise ConfigError(f"{variable}={named!r}: {_HOMELESS.format(variable)}") from error
@@ -31,4 +31,4 @@ def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
     return folder
 
 
-_HOMELESS = "this user has no home folder; set {} to a folder that can be written, or set HOME"
+_HOMELESS = "this user has no home folder; set {} to a writable folder, or set HOME"

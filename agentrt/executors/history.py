@@ -1,8 +1,8 @@
-"""What the scheduler learned, in a file: read at the start, written as programs end.
+"""The history file: what the scheduler has learned of programs. Read at the start, written later.
 
-The scheduler itself does no input and output; this does it for the engine core, and where there
-are several engines for the replica set. Several processes may write to one file: each adds what it
-has learned to what the others have written (`merged`), and a file is whole at any time.
+The scheduler itself does no input or output. The engine core uses this module, or the replica set
+if there are several engines. Several processes may write to the same file: each merges what it has
+learned with what the others have written (`merged`). A file is complete at any time.
 """
 
 from __future__ import annotations
@@ -30,31 +30,35 @@ from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 
 NONE = "none"
-"""In place of a file's name: nothing is read, and nothing is kept."""
+"""Stands in place of a file's name: no file is read or written."""
 SAVE_EVERY = 64
-"""Programs that end between two writings: so many are forgotten when the writer is killed."""
+"""Minimum number of programs that end between two writes. They are lost if the process is
+killed.
+"""
 SAVE_SECONDS = 30.0
-"""Seconds between two writings at least: a writing takes the engine core some milliseconds."""
+"""Minimum seconds between two writes: a write takes the engine core a few milliseconds."""
 MOST_BYTES = 1 << 20
-"""The size of a file. Where more is known, what was not seen for the longest time is left out."""
+"""Maximum size of a file. Above it, the kinds that were not seen for the longest time are
+dropped.
+"""
 VERSION = 3
 _WAIT_S = 2.0
-"""How long the last writing of a process waits while another one writes."""
+"""Seconds that the last write of a process waits while another process writes."""
 _LOG = logging.getLogger(__name__)
 _DRAFTS = count()
 _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 _Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
 Values = dict[str, Any]
-"""A file's content."""
+"""The content of a file."""
 
 
 class _Row(NamedTuple):
-    """What is known of a kind at an age, as `Durations` has it."""
+    """An entry of `Durations`: the statistics of a kind at an age."""
 
     tenant: str
     type: str
-    what: str
+    name: str
     age: int
     samples: _Samples
     left_s: _Amount
@@ -63,7 +67,7 @@ class _Row(NamedTuple):
 
 
 class _UsualRow(NamedTuple):
-    """What is usual of a kind's calls: the samples and the value of each mean, by its name."""
+    """Typical values of a kind's calls: the samples and the value of each mean, by its name."""
 
     tenant: str
     type: str
@@ -71,7 +75,7 @@ class _UsualRow(NamedTuple):
 
 
 class _Content(BaseModel):
-    """A history file's."""
+    """The content of a history file."""
 
     service: list[_Row]
     gaps: list[_Row]
@@ -79,10 +83,12 @@ class _Content(BaseModel):
 
 
 class HistoryFile:
-    """What a policy's engine has learned, and its file; written nowhere without a file.
+    """A policy's knowledge of programs, with the file that keeps it. Without a file, nothing is
+    written.
 
-    ``learns`` says whether anything is ever learned. ``warn`` is called once, when the file cannot
-    be written. ``clock`` tells seconds.
+    ``learns`` says whether anything is learned at all. ``warn`` is called when the file cannot be
+    written for the first time. ``clock`` returns seconds. Raises `ConfigError` for a file that is
+    not a history file.
     """
 
     def __init__(
@@ -99,55 +105,55 @@ class HistoryFile:
         self._unsaved = 0
         self._saved_at = float("-inf")
         self._base: Values = {}
-        """What this process and the file had in common last."""
+        """The content that this process and the file last had in common."""
         self._seen: tuple[int, ...] | None = None
-        """The state of the file then."""
+        """The state of the file (`_state`) at that time."""
         self._warned = False
         if path is not None:
             self.open(Path(path))
 
     def open(self, path: Path) -> None:
-        """Know what the file says, and write to it from now on. Raises `ConfigError`."""
+        """Load a file, and write to it from now on. Raises `ConfigError`."""
         seen, values = _state(path), read(path)
         self.know(values)
         self.path, self._seen, self._base = path, seen, self.values() or {}
 
     def know(self, values: Mapping[str, Any]) -> None:
-        """Know this in place of what was learned. Raises `ConfigError` for what is no such."""
+        """Replace what was learned by ``values``. Raises `ConfigError` if they are not valid."""
         load(self._policy.learned, values)
 
     def values(self) -> Values | None:
-        """All that is known by now, JSON-able; None where nothing is ever learned."""
+        """Return all that is known, as JSON values; None if nothing is learned at all."""
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
-        """A program ended on the engines of this process."""
+        """Learn from a program that has ended on the engines of this process."""
         if self._policy.learns and totals.service_s > 0.0:
             self._policy.program_ended(totals.row(), self._clock())
             self.ended()
 
     def ended(self) -> None:
-        """A program ended, and was learned from: now and then, that is written down."""
+        """Note that a program has ended, and write the file if it is time."""
         self._unsaved += 1
         if self._unsaved >= SAVE_EVERY and self._clock() - self._saved_at >= SAVE_SECONDS:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
-        """Write the file anew, whole or not at all. A full disk costs what was learned only."""
+        """Write the file, completely or not at all. If this fails, `warn` is called."""
         self._save(wait_s=_WAIT_S)
 
     def _save(self, wait_s: float) -> None:
         if self.path is None:
             return
         values = self.values()
-        # Where nobody says that programs end, there is something to write all the same: gaps.
+        # Not `self._unsaved`: if clients never end their programs, gaps are learned all the same.
         if values is None or values == self._base:
             self._unsaved, self._saved_at = 0, self._clock()
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.parent, wait_s) as is_free:
-                # Without waiting, the next end of a program tries again.
+                # If the lock was not waited for, the next end of a program tries again.
                 if is_free or wait_s:
                     self._write(self.path, values)
         except (OSError, ConfigError) as error:
@@ -157,8 +163,8 @@ class HistoryFile:
             self._warned = True
 
     def _write(self, path: Path, values: Values) -> None:
-        """Write what is known, and with it what others have written since. The memory of this
-        process has all of it then.
+        """Merge what is known with what other processes have written, load the result and write
+        it.
         """
         if (state := _state(path)) is not None and state != self._seen:
             values = merged(self._base, values, read(path))
@@ -172,9 +178,10 @@ class HistoryFile:
 
 
 def saved(learned: Learned) -> Values:
-    """What survives a restart, JSON-able: how long programs and gaps last, what calls are like.
+    """Return what is kept in a file, as JSON values.
 
-    The costs of the engine's steps do not: each engine measures them again within seconds.
+    It contains the durations of programs and gaps, and typical values of calls. The costs of an
+    engine's steps are not kept, since each engine measures them again within seconds.
     """
     service, gaps = (
         [
@@ -194,7 +201,7 @@ def saved(learned: Learned) -> Values:
 
 
 def _is_text(*names: str) -> bool:
-    """Whether names can be read back: clients may send halves of surrogate pairs."""
+    """Return whether names can be encoded: clients may send halves of surrogate pairs."""
     with contextlib.suppress(UnicodeEncodeError):
         return all(name.isascii() or name.encode() for name in names)
     return False
@@ -210,7 +217,7 @@ def _known(usual: Usual) -> dict[str, list[float]]:
 
 
 _BOUNDS = {"left_s": (0.0, LONGEST_S), "well": (0.0, 1.0)}
-"""Values of the means in a row of `Durations`; those of others may be negative, too."""
+"""The bounds of the means in a `_Row`; other means may be negative, too."""
 
 
 def _saved_mean(name: str, mean: Mean) -> list[float]:
@@ -218,24 +225,31 @@ def _saved_mean(name: str, mean: Mean) -> list[float]:
 
 
 def _within_bounds(name: str, value: float) -> float:
-    """Return a value as `load` takes it, whatever a clock or the rounding has made of it."""
+    """Return a value within the bounds that `load` requires.
+
+    Clocks and rounding may have moved it out of them.
+    """
     least, most = _BOUNDS.get(name, (-LONGEST_S, LONGEST_S))
     return min(max(value, least), most) if math.isfinite(value) else max(least, 0.0)
 
 
 def load(learned: Learned, values: object) -> None:
-    """Take over what `saved` gave. Raises `ConfigError` for anything else, and changes nothing."""
+    """Replace the content of ``learned`` by ``values``, which `saved` returned.
+
+    Raises `ConfigError` for other values, and then changes nothing.
+    """
     if isinstance(values, Mapping) and values.get("version", VERSION) != VERSION:
         version = values["version"]
         raise ConfigError(
-            f"this history of programs has version {version}, not {VERSION}: delete it"
+            f"this history of programs has version {version}; this agentrt needs version "
+            f"{VERSION}: delete the file"
         )
     try:
         content = _Content.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "all of it"
-        raise ConfigError(f"this is not a history of programs: {where}: {first['msg']}") from error
+        field = ".".join(map(str, first["loc"])) or "the whole content"
+        raise ConfigError(f"this is not a history of programs: {field}: {first['msg']}") from error
     learned.service, learned.gaps = _durations(content.service), _durations(content.gaps)
     _take_usual(learned, content.usual)
 
@@ -243,13 +257,13 @@ def load(learned: Learned, values: object) -> None:
 def _durations(rows: list[_Row]) -> Durations:
     durations = Durations()
     for row in rows:
-        known = durations.entry((row.tenant, row.type, row.what), row.age)
+        known = durations.entry((row.tenant, row.type, row.name), row.age)
         known.left_s, known.well = Mean(row.samples, row.left_s), Mean(row.ends, row.well)
     return durations
 
 
 def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
-    """Set the means of all kinds. What else is known of a kind is of now, and stays."""
+    """Set the means of all kinds. Other values describe the present state, and are not changed."""
     for _, usual in learned.usuals():
         for name in _means(usual):
             setattr(usual, name, Mean())
@@ -260,10 +274,10 @@ def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
 
 
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
-    """Return what two processes know together that both began with ``base``, counting that once.
+    """Merge what two processes know that have both started with ``base``, which counts once.
 
-    A row that one side lacks, since it forgot the kind, is as the other side has it. Kinds that
-    only the other process saw come first, as those not seen for the longest time here.
+    If only one side has a row, its values are used, because the other side has forgotten the kind.
+    Kinds that only the other process has seen come first, as the least recently seen.
     """
     values: Values = {"version": VERSION}
     for name in ("service", "gaps", "usual"):
@@ -321,12 +335,14 @@ def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> l
     total = ours[0] * ours[1] + theirs[0] * theirs[1]
     if WINDOW > least > 0.0 and samples >= least:
         return [min(samples, WINDOW), (total - base[0] * base[1]) / samples]
-    # Old samples have faded from one side, so nobody knows how many are new. Each counts whole.
+    # A side has forgotten old samples, so the number of new samples is unknown: count both sides.
     return [least, total / (ours[0] + theirs[0]) if least else ours[1]]
 
 
 def _bounded(values: Mapping[str, Any]) -> str:
-    """Return JSON of at most `MOST_BYTES`, without the first rows of each list where it is more."""
+    """Return ``values`` as JSON of at most `MOST_BYTES`; the first rows of each list are
+    dropped.
+    """
     kept = dict(values)
     while len(text := json.dumps(kept, separators=(",", ":"))) > MOST_BYTES:
         share = 0.9 * MOST_BYTES / len(text)
@@ -340,9 +356,9 @@ def _bounded(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Values:
-    """A history file's content, checked; an empty history's where there is no file yet.
+    """Return the content of a history file; an empty history if the file does not exist.
 
-    Raises `ConfigError` for one that is not such a file.
+    Raises `ConfigError` for a file that is not a history file.
     """
     try:
         values: Values = read_json(path)
@@ -357,7 +373,7 @@ def read(path: Path) -> Values:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file is written anew; None where there is no file."""
+    """Return values that change whenever a file is written; None if it does not exist."""
     try:
         now = path.stat()
     except OSError:
@@ -367,10 +383,11 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 @contextmanager
 def _locked(folder: Path, wait_s: float) -> Iterator[bool]:
-    """Keep other writers out of a folder; false where one is still there after ``wait_s``.
+    """Lock a folder for writing. Yields False if another process still has the lock after
+    ``wait_s``.
 
-    The system frees the lock when its holder dies. Some network file systems have no locks: there
-    the last of two writers wins.
+    The system releases the lock when its process dies. Some network file systems have no locks;
+    there the last of two writers wins.
     """
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

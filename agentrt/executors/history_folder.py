@@ -1,8 +1,7 @@
-"""The folder in which this user's engines keep what they learn, a file for each kind of engine.
+"""The folder for the history files of the user's engines, with a file for each kind of engine.
 
-A file's name is its key: the model and the size of an engine, so that the seconds in it are
-comparable. Every policy reads and writes the same file. `agentrt.executors.history` has the files
-themselves.
+A file's name is a key of the engine's model and size, so that the durations in it are comparable.
+All policies use the same file. `agentrt.executors.history` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
 VARIABLE = "AGENTRT_HISTORY"
-"""The environment variable that names the history file, or none, where no setting does."""
+"""The environment variable with the history file, or "none", if no setting names it."""
 FOLDER_VARIABLE = "AGENTRT_DATA"
-"""The environment variable that names the folder for data in place of the platform's."""
+"""The environment variable with the folder for data; by default the platform's."""
 MOST_FILES = 64
-"""Files that are kept: of more, those that were used the longest time ago are deleted."""
+"""Maximum number of files; the files that were not used for the longest time are deleted."""
 _FOLDER = "history"
 _DRAFT_S = 3600.0
-"""Seconds after which a file that was not finished was left by a process that died."""
+"""Seconds after which an unfinished file must be from a process that died."""
 _LOG = logging.getLogger(__name__)
 _NAME_CHARACTERS = 48
 _OURS = re.compile(r"\.?[A-Za-z0-9._-]+\.v\d+\.(json(\.\d+-\d+)?|broken)")
@@ -40,17 +39,17 @@ Warn = Callable[[str], None]
 
 
 def data_folder() -> Path:
-    """Return the folder for agentrt's data, which may not be there yet.
+    """Return the folder for agentrt's data, which may not exist yet.
 
-    Raises `ConfigError` where the user has no home folder.
+    Raises `ConfigError` if the user has no home folder.
     """
     return user_folder("data", FOLDER_VARIABLE)
 
 
 def engine_key(model: str, **size: object) -> str:
-    """Return the name under which what an engine learns is kept.
+    """Return the key of an engine's history file: a part of its name.
 
-    Engines of one model have the same key if all that is said of their ``size`` is the same.
+    Engines have the same key if their model and all values of ``size`` are equal.
     """
     named = model if not model.startswith(("/", ".", "~")) else str(expanded(model).resolve())
     text = json.dumps({"model": named, **size}, sort_keys=True, default=str)
@@ -60,7 +59,7 @@ def engine_key(model: str, **size: object) -> str:
 
 
 def common_key(keys: Iterable[str]) -> str:
-    """Return the key of several engines together; "" where none has one."""
+    """Return the key of several engines together; "" if none of them has a key."""
     known = sorted(set(keys) - {""})
     if len(known) <= 1:
         return "".join(known)
@@ -68,18 +67,18 @@ def common_key(keys: Iterable[str]) -> str:
 
 
 def learns(config: SchedulerConfig) -> bool:
-    """Whether anything is learned under these settings that a file could keep."""
+    """Return whether a scheduler with these settings learns anything that a file can keep."""
     by_policy = policy_class(config.policy).learns
     return by_policy or config.retention == "cost" or config.admission == "memory"
 
 
 def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path | None:
-    """Return the file in which an engine of this key keeps what it learns; None is nowhere.
+    """Return the history file of an engine with this ``key``; None if there is none.
 
-    That is the file that a setting has ``named``, else the one that `VARIABLE` names, else the one
-    in the folder. Raises `ConfigError` for a named file that is not a history file. A broken file
-    in the folder is set aside, and where the folder cannot be written nothing is kept: ``warn`` is
-    called with a line then.
+    It is the file that a setting has ``named``, or else the file in the variable `VARIABLE`, or
+    else a file in the folder. Raises `ConfigError` for a named file that is not a history file. A
+    broken file in the folder is renamed; if the folder cannot be written, there is no file. In both
+    cases ``warn`` is called with a line of text.
     """
     named = named if named is not None else os.environ.get(VARIABLE) or None
     if named == NONE:
@@ -93,13 +92,16 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
     try:
         return _in_folder(key, warn)
     except ConfigError as error:
-        warn(f"what is learned of programs is not kept: {error}; {VARIABLE}={NONE} says so, too")
+        warn(
+            f"what is learned of programs is not kept: {error}; to turn this warning off, set "
+            f"{VARIABLE}={NONE}"
+        )
         return None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         warn(
             f"what is learned of programs is not kept: {data_folder() / _FOLDER}: {reason}; set "
-            f"{FOLDER_VARIABLE} to a folder that can be written, or {VARIABLE}={NONE}"
+            f"{FOLDER_VARIABLE} to a writable folder, or {VARIABLE}={NONE} to turn it off"
         )
         return None
 
@@ -117,7 +119,7 @@ def _in_folder(key: str, warn: Warn) -> Path:
 
 
 def _check(path: Path, warn: Warn) -> None:
-    """Mark a file as used now, or set it aside where it is broken."""
+    """Mark a file as used now, or rename it if it is broken."""
     try:
         read(path)
         path.touch()
@@ -129,14 +131,14 @@ def _check(path: Path, warn: Warn) -> None:
 
 
 def _delete_old(folder: Path, most: int) -> None:
-    """Delete what processes that died left unfinished, and all files but the latest ``most``."""
+    """Delete unfinished files of dead processes, and all but the ``most`` latest history files."""
     ours: list[tuple[float, Path]] = []
     for path in folder.iterdir():
         if not _OURS.fullmatch(path.name):
             continue
         try:
             written = path.stat().st_mtime
-        except FileNotFoundError:  # another process deletes, too
+        except FileNotFoundError:  # another process has deleted it
             continue
         if not path.name.startswith("."):
             ours.append((written, path))

@@ -1,7 +1,7 @@
-"""How a call's identity travels: as HTTP headers, and in ``extra_args`` of a vLLM request.
+"""Transmits a call's identity: as HTTP headers, and in the ``extra_args`` of a vLLM request.
 
-The names are the same for all clients. agentrt's own executors send vLLM one nested value; a
-client of `vllm serve` can send flat ones (``vllm_xargs``) or vLLM's own session id.
+agentrt's own executors send vLLM a single nested value. A client of `vllm serve` can send flat
+values (``vllm_xargs``) or vLLM's own session id.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from agentrt.request import Identity
 
 PREFIX = "x-agentrt-"
 NESTED = "agentrt"
-# Program ids count from 1 in each process; a server must tell its clients' apart.
+# Makes program ids unique for a server, since each client process counts its programs from 1.
 _PROCESS = uuid4().hex[:12]
-# The scheduler needs no edges: the path's service sums up what it has to know of them.
+# Parents are not sent: the scheduler needs only the service of the path through them.
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
 _sent = attrgetter(*_SENT)
 
 
 class RequestIdentity(NamedTuple):
-    """What a vLLM request says, as `Identity` has it; times are seconds of service.
+    """The identity of a vLLM request, with the fields of `Identity`; times are in seconds.
 
-    The client wants a ``report`` of its call; a ``lone`` request is a program of its own. A
-    tuple, since the engine core makes one of every call that comes, and a tuple is made fast.
+    ``report`` says that the client wants a report of its call, and ``lone`` that the request is a
+    program of its own. This is a tuple, because the engine core creates one for every call, and
+    tuples are created fast.
     """
 
     call_id: str
@@ -48,13 +49,13 @@ class RequestIdentity(NamedTuple):
 
 
 def to_headers(identity: Identity) -> dict[str, str]:
-    """The headers of one call.
+    """Return the HTTP headers of a call.
 
-    ``x-agentrt-program`` is unique over processes; ``-call`` is the call's node in its
-    program's DAG and ``-parents`` the calls that had to end last before it, by number, with
-    commas; ``-node`` is the node function that made it. What is no ASCII is percent-encoded.
-    ``X-Session-ID`` repeats the program for a plain `vllm serve` with our scheduler, which
-    reads no other header.
+    ``x-agentrt-program`` is unique over all processes. ``x-agentrt-call`` is the number of the
+    call's node in its program's DAG, ``x-agentrt-parents`` has the numbers of its parents,
+    separated by commas, and ``x-agentrt-node`` is the name of the node function that made the call.
+    Characters outside ASCII are percent-encoded. ``X-Session-ID`` repeats the program for a `vllm
+    serve` with agentrt's scheduler, which reads no other header.
     """
     values = {
         "program": f"{identity.program_id}@{_PROCESS}",
@@ -70,14 +71,14 @@ def to_headers(identity: Identity) -> dict[str, str]:
 
 
 def to_extra_args(identity: Identity) -> dict[str, Any]:
-    """A call's identity as ``extra_args`` of vLLM's sampling parameters."""
+    """Return a call's identity as ``extra_args`` of vLLM's sampling parameters."""
     return {NESTED: {**dict(zip(_SENT, _sent(identity), strict=True)), "report": True}}
 
 
 def from_extra_args(
     request_id: str, extra: Mapping[str, Any], session_id: str | None
 ) -> RequestIdentity:
-    """Read a request's identity; whatever is malformed counts as not given."""
+    """Read a request's identity. Malformed values are ignored."""
     nested = extra.get(NESTED)
     if isinstance(nested, dict) and nested.get("program_id"):
         return _of_nested(nested)
@@ -97,7 +98,7 @@ def from_extra_args(
 
 
 def _of_nested(values: Mapping[str, Any]) -> RequestIdentity:
-    """What `to_extra_args` wrote, or a client in its manner."""
+    """Read an identity in the form that `to_extra_args` writes."""
     get = values.get
     return RequestIdentity(
         call_id=_text(get("call_id")) or "",
@@ -124,5 +125,5 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    # A number that is not finite has no place in any order, and would stop the scheduler.
+    # Numbers that are not finite cannot be ordered, and would stop the scheduler.
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,4 +1,6 @@
-"""An OpenAI-compatible endpoint as an executor: `agentrt serve`, `vllm serve`, or any other."""
+"""An executor for an OpenAI-compatible endpoint: `agentrt serve`, `vllm serve`, or another
+server.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.frontend import Answer
+from agentrt.executors.chat_api import Answer
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
 from agentrt.proxies import client_options
@@ -26,18 +28,20 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _NO_KEY = "none"
-"""The client insists on a key; a server without keys does not look at it."""
+"""The API key for a server without keys: the client requires a key, but the server ignores it."""
 
 
 class OpenAIEndpoint(Executor):
     """An executor that sends each chat request to ``base_url`` (``http://host:port/v1``).
 
-    ``model`` None is the first that the endpoint has; `start` sets it. A request goes out as it
-    came, fields that only the endpoint knows included, with ``headers`` and ``query`` of yours.
-    No endpoint tells whether its model sees: say so with ``images``.
-    Headers say who asks (`agentrt.executors.identity`). A report knows tokens, and as
-    service the time from the request to its end: no endpoint tells more, and programs are known
-    to it by the headers alone.
+    ``model`` None is the endpoint's first model; `start` sets it. A request is sent unchanged, with
+    all its fields and the further ``headers`` and ``query`` parameters. ``max_retries`` is the
+    maximum number of retries of a request. Set ``images`` if the model takes images, since
+    endpoints do not report it.
+
+    The call's identity is sent in headers (`agentrt.executors.identity`). Reports contain only
+    tokens, and as service time the seconds from the request to its end, since endpoints report
+    nothing else.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class OpenAIEndpoint(Executor):
             "max_retries": max_retries,
             "default_headers": headers,
             "default_query": query,
-            "timeout": None,  # whoever makes a call says how long it may take
+            "timeout": None,  # callers set the time limits of their calls
         }
         self._client: AsyncOpenAI | None = None
 
@@ -74,7 +78,7 @@ class OpenAIEndpoint(Executor):
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as error:
             raise ConfigError(
-                f"an endpoint needs the package openai ({error}); install agentrt[remote]"
+                f"an OpenAI endpoint needs the package openai ({error}); install agentrt[remote]"
             ) from error
         progress(f"asking {self.base_url} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
@@ -94,7 +98,8 @@ class OpenAIEndpoint(Executor):
             ) from error
         except openai.APIStatusError as error:
             raise EngineStartError(
-                f"{self.base_url} does not list its models: {_reason(error)}"
+                f"{self.base_url} does not list its models: {_reason(error)}; check base_url and "
+                "the API key"
             ) from error
 
     async def close(self) -> None:
@@ -119,7 +124,8 @@ class OpenAIEndpoint(Executor):
                         yield Chunk(piece, output=answer)
         except openai.APIConnectionError as error:
             raise EngineDiedError(
-                f"{self.base_url} was lost during call {call.call_id}: {_cause(error)}"
+                f"the connection to {self.base_url} was lost during call {call.call_id}: "
+                f"{_cause(error)}"
             ) from error
         except openai.APIStatusError as error:
             raise _refused(call, error) from error
@@ -127,16 +133,17 @@ class OpenAIEndpoint(Executor):
         yield Chunk("", reply, output={"choices": []}) if stream else Chunk(text, reply, answer)
 
     async def _answers(self, call: Call, stream: bool) -> AsyncGenerator[Answer, None]:
-        """The whole answer, or its chunks."""
+        """Yield the chunks of an answer, or without ``stream`` the whole answer."""
         fields = dict(call.spec.request or {})
         if not fields:
             raise CallRejectedError(
-                f"call {call.call_id}: an endpoint takes chat requests, not prompts"
+                f"call {call.call_id}: an endpoint takes chat requests, not prompts of token ids; "
+                "use chat messages, or an engine in this process (--model)"
             )
         if stream:
             fields.setdefault("stream_options", {"include_usage": True})
-        # All fields as they are: the client's own parameters are those that it knows.
-        made: Any = await self._running().chat.completions.create(
+        # All fields go into extra_body, because the client's parameters are only those it knows.
+        response: Any = await self._running().chat.completions.create(
             model=self.model,
             messages=fields.pop("messages"),
             stream=stream,
@@ -144,10 +151,10 @@ class OpenAIEndpoint(Executor):
             extra_body={**fields, "model": self.model},
         )
         if not stream:
-            yield {"model": self.model, **made.to_dict()}
+            yield {"model": self.model, **response.to_dict()}
             return
-        async with contextlib.aclosing(made):  # closing it ends the request
-            async for event in made:
+        async with contextlib.aclosing(response):  # closing it ends the request
+            async for event in response:
                 yield {"model": self.model, **event.to_dict()}
 
     def _running(self) -> AsyncOpenAI:
@@ -157,7 +164,7 @@ class OpenAIEndpoint(Executor):
 
 
 def _text(answer: Answer) -> str:
-    """The text of the first choice of an answer, or of one of its chunks."""
+    """Return the text of the first choice of an answer, or of a chunk of an answer."""
     for choice in answer.get("choices") or ():
         if choice.get("index", 0) == 0:
             return (choice.get("delta") or choice.get("message") or {}).get("content") or ""
@@ -183,7 +190,7 @@ def _choose(base_url: str, model: str, served: list[str]) -> str:
     if model:
         raise ConfigError(f"{base_url} does not serve model {model!r}; it serves {names}")
     if not served:
-        raise EngineStartError(f"{base_url} serves {names}")
+        raise EngineStartError(f"{base_url} serves {names}; start a model there first")
     return served[0]
 
 

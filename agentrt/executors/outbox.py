@@ -1,4 +1,4 @@
-"""Notifications to an engine elsewhere, which nobody waits for."""
+"""Sends notifications to an engine in another process, without waiting for an answer."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ _LOG = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Takes notes at once, and sends them in batches. What is for a dead engine is lost with it.
+    """Takes notifications without waiting, and sends them in batches.
 
-    One message is under way at a time, with all notes that came up during the one before:
-    a busy engine is not flooded, and an idle one gets a note at once.
+    Only one message is in flight at a time. Each message has all notifications that were posted
+    during the message before it. So a busy engine does not get too many messages, and an idle
+    engine gets a notification at once. Notifications for a dead engine are dropped.
     """
 
     def __init__(self, send: Callable[[list[Notification]], Awaitable[object]]) -> None:
         self._send = send
         self._notes: list[Notification] = []
-        self._under_way: asyncio.Task[None] | None = None
+        self._delivering: asyncio.Task[None] | None = None
 
     def post(self, note: Notification) -> None:
-        """Send a note on its way. Only on a running loop."""
+        """Send a notification. This needs a running event loop."""
         self._notes.append(note)
-        if self._under_way is None or self._under_way.done():
-            with tracking.outside():  # it is nobody's own
-                self._under_way = asyncio.create_task(self._deliver(), name="agentrt/outbox")
+        if self._delivering is None or self._delivering.done():
+            with tracking.outside():  # the task belongs to no program
+                self._delivering = asyncio.create_task(self._deliver(), name="agentrt/outbox")
 
     async def close(self) -> None:
-        """Drop what has not been sent."""
+        """Drop notifications that have not been sent."""
         self._notes.clear()
-        if self._under_way is not None:
-            self._under_way.cancel()
-            await asyncio.wait([self._under_way])
+        if self._delivering is not None:
+            self._delivering.cancel()
+            await asyncio.wait([self._delivering])
 
     async def _deliver(self) -> None:
         while self._notes:
@@ -46,5 +47,5 @@ class Outbox:
                 await self._send(notes)
             except EngineDiedError:
                 return
-            except Exception as error:  # whatever the core's answer is, nobody waits for it
-                _LOG.warning("an engine did not take a note: %s", error)
+            except Exception as error:  # no caller waits for the answer
+                _LOG.warning("an engine refused notifications of programs: %s", error)

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form as replies: whole, and while they grow."""
+"""Converts answers in OpenAI's form to replies: whole answers and streamed ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrt.executors.frontend import Answer
+from agentrt.executors.chat_api import Answer
 from agentrt.request import InvalidToolCall, Reply, TokenLogprob, ToolCall
 
 
 def reply_of(answer: Answer, *, as_json: bool = False) -> Reply:
-    """The reply of a ``chat.completion``; with ``as_json`` its text is a JSON value."""
+    """Return the reply of a ``chat.completion``; with ``as_json``, its text is parsed as JSON."""
     replies = [_reply(choice, choice["message"], as_json) for choice in answer["choices"]]
     first = replies[0]
     return first if len(replies) == 1 else replace(first, choices=tuple(replies))
@@ -35,14 +35,14 @@ def _reply(choice: Mapping[str, Any], message: Mapping[str, Any], as_json: bool)
 
 
 def _tool_calls(
-    given: Sequence[Mapping[str, Any]], *, whole: bool
+    tool_calls: Sequence[Mapping[str, Any]], *, whole: bool
 ) -> tuple[tuple[ToolCall, ...], tuple[InvalidToolCall, ...]]:
     calls: list[ToolCall] = []
     invalid: list[InvalidToolCall] = []
-    for call in given:
+    for call in tool_calls:
         function, call_id = call["function"], call.get("id") or ""
         name, text = function.get("name") or "", function.get("arguments") or ""
-        # No text stands for no arguments, unless the call was cut off before them.
+        # An empty text stands for no arguments, unless the call was cut off before them.
         arguments = _parsed(text or "{}" if whole else text)
         if isinstance(arguments, dict):
             calls.append(ToolCall(name, arguments, call_id))
@@ -52,15 +52,15 @@ def _tool_calls(
 
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """The log probabilities of a choice's tokens, where the request asked for them."""
+    """Return the log probabilities of a choice's tokens; empty if it has none."""
     content = (choice.get("logprobs") or {}).get("content") or ()
     return tuple(
         TokenLogprob(
-            one["token"],
-            one["logprob"],
-            tuple((top["token"], top["logprob"]) for top in one.get("top_logprobs") or ()),
+            entry["token"],
+            entry["logprob"],
+            tuple((top["token"], top["logprob"]) for top in entry.get("top_logprobs") or ()),
         )
-        for one in content
+        for entry in content
     )
 
 
@@ -73,18 +73,18 @@ def _parsed(text: str) -> Any:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """Puts the chunks of a stream together to the answer that they are pieces of."""
+    """Joins the chunks of a stream to a whole answer."""
 
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
     def add(self, piece: Answer) -> None:
-        """Another ``chat.completion.chunk``."""
+        """Add the next ``chat.completion.chunk``."""
         for choice in piece.get("choices") or ():
             index = choice.get("index", 0)
             self._choices.setdefault(index, _Choice(index)).add(choice)
 
     def answer(self) -> Answer:
-        """What came so far, as a ``chat.completion``."""
+        """Return the answer so far as a ``chat.completion``."""
         chosen = self._choices or {0: _Choice(0)}
         return {"choices": [chosen[index].whole() for index in sorted(chosen)]}
 

@@ -1,6 +1,7 @@
-"""An engine without a model: its answers are made up, and the times of its steps simulated.
+"""An engine without a model: its answers are random words, and its steps are simulated.
 
-The queues and the policy are the real ones. Memory is not simulated: no context takes room.
+The queues and the policy are the same as in a real engine. Memory is not simulated: contexts take
+no KV cache.
 """
 
 from __future__ import annotations
@@ -33,26 +34,29 @@ from agentrt.scheduler.table import ProgramTotals
 
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")
 _LEAST, _MOST = 12, 48
-"""How many words an answer has that could have any number."""
+"""The minimum and maximum number of words of an answer whose length is not fixed."""
 _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "level")
-"""What a report has of its call as it is."""
+"""The fields of a call that its report contains unchanged."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """What is left of a call: ``words`` to say, and where they go. None there ends the call."""
+    """The rest of a call: the ``words`` to output, and the queue for them.
+
+    None in the queue ends the call.
+    """
 
     words: list[str]
-    said: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    output: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
 
 
 class SimulatedEngine(Executor):
-    """Runs ``slots`` calls at a time, ranked as ``scheduling`` says.
+    """An engine that runs up to ``slots`` calls at the same time, ordered by ``scheduling``.
 
-    Each step takes ``step_s`` seconds, and gives each running call one word. The same call, under
-    the same program's id, gets the same answer. It makes up plain text only: a call that has to
-    obey a schema, or to call a tool, is refused. ``clock`` has the seconds that steps are measured
-    by: where an event loop has a clock of its own, that one.
+    Each step takes ``step_s`` seconds, and produces a word for each running call. The same call of
+    the same program gets the same answer. Answers are plain text: a call that must obey a schema or
+    call a tool is refused. ``clock`` returns the seconds by which steps are measured; with an event
+    loop in virtual time, pass the loop's clock.
     """
 
     def __init__(
@@ -87,11 +91,15 @@ class SimulatedEngine(Executor):
             await asyncio.wait([self._stepping])
 
     async def configure(self, scheduling: SchedulerConfig) -> None:
-        """Change the scheduler's settings; what it has learned is forgotten. Raises `ConfigError`
-        while calls are unfinished.
+        """Change the scheduler's settings, and forget what it has learned.
+
+        Raises `ConfigError` if calls are unfinished.
         """
         if self._core.calls:
-            raise ConfigError(f"{len(self._core.calls)} calls are unfinished; wait for them")
+            raise ConfigError(
+                f"{len(self._core.calls)} calls are unfinished; change settings when they have "
+                "ended"
+            )
         self._core = SchedulerCore(scheduling, slots=self.slots)
 
     async def forget_prefixes(self) -> None:
@@ -109,7 +117,7 @@ class SimulatedEngine(Executor):
         queued, pieces, count = self._arrived(call, words), list[str](), len(words)
         try:
             while len(pieces) < count:
-                if (word := await queued.item.said.get()) is None:
+                if (word := await queued.item.output.get()) is None:
                     raise EngineDiedError(f"the simulated engine stopped during {call.call_id}")
                 pieces.append(f" {word}" if pieces else word)
                 if stream:
@@ -123,17 +131,23 @@ class SimulatedEngine(Executor):
         yield Chunk("" if stream else reply.text, reply)
 
     def _arrived(self, call: Call, words: list[str]) -> QueuedCall:
-        who, now = call.identity, self._clock()
+        identity, now = call.identity, self._clock()
         table = self._core.table
-        row = table.get(who.program_id) or table.start_program(
-            who.program_id, who.program_type, now, tenant=who.tenant, session=who.session
+        row = table.get(identity.program_id) or table.start_program(
+            identity.program_id,
+            identity.program_type,
+            now,
+            tenant=identity.tenant,
+            session=identity.session,
         )
-        row.size_hint = who.size_hint if row.size_hint is None else row.size_hint
-        table.catch_up(row, who.service_s, who.program_path_s, who.waiting_s)
-        queued = QueuedCall(call.call_id, row, _Work(words), who.path_s, now, node=who.node)
+        row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
+        table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
+        queued = QueuedCall(
+            call.call_id, row, _Work(words), identity.path_s, now, node=identity.node
+        )
         queued.arrived_step = self._steps + 1
         queued.max_tokens = call.spec.max_tokens or 0
-        # About so many: the words of the chat.
+        # An estimate: the number of words in the chat.
         chat = (str(message.get("content")) for message in call.spec.messages)
         queued.prompt_tokens = sum(len(text.split()) for text in chat)
         self._core.handle(CallArrived(queued, now))
@@ -142,20 +156,20 @@ class SimulatedEngine(Executor):
         return queued
 
     def _left(self, call: QueuedCall) -> None:
-        """A call has ended, or nobody reads it any more."""
+        """Remove a call that has ended or whose reader has gone."""
         if call.call_id not in self._core.calls:
             return
         if call in self._running:
             self._running.remove(call)
         self._core.handle(CallFinished(call, self._clock()))
 
-    def _report(self, call: QueuedCall, said: int) -> CallReport:
+    def _report(self, call: QueuedCall, output_tokens: int) -> CallReport:
         return CallReport(
             service_s=call.served_s,
             waiting_s=call.waited_s,
             finished_step=self._steps,
             prompt_tokens=call.prompt_tokens,
-            output_tokens=said,
+            output_tokens=output_tokens,
             **{name: getattr(call, name) for name in _KEPT},
         )
 
@@ -189,7 +203,7 @@ class SimulatedEngine(Executor):
                 self._end_step(began, self._clock())
         finally:
             for call in self._core.calls.values():
-                call.item.said.put_nowait(None)
+                call.item.output.put_nowait(None)
 
     def _choose(self, now: float) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
@@ -210,7 +224,7 @@ class SimulatedEngine(Executor):
         names = [call.call_id for call in running]
         self._core.handle(StepFinished(names, now - began, now, tokens=len(names)))
         for call in running:
-            call.item.said.put_nowait(call.item.words.pop())
+            call.item.output.put_nowait(call.item.words.pop())
             if not call.item.words:
                 self._left(call)
         if not self._core.calls:
@@ -223,13 +237,13 @@ def _described(call: QueuedCall) -> dict[str, Any]:
 
 
 def _words_for(call: Call) -> list[str]:
-    """An answer. Raises `CallRejectedError` where plain text is none."""
+    """Return the words of an answer. Raises `CallRejectedError` if it must not be plain text."""
     spec, request = call.spec, call.spec.request or {}
     form = (request.get("response_format") or {}).get("type", "text")
     if form != "text" or request.get("tool_choice") not in (None, "auto", "none"):
         raise CallRejectedError(
-            f"call {call.call_id} needs JSON or a tool call, and --engine simulated makes up plain "
-            "text: run it with --engine vllm"
+            f"call {call.call_id} needs JSON or a tool call, but --engine simulated only generates "
+            "plain text; run it with --engine vllm"
         )
     chance = random.Random(call.call_id)
     most = spec.max_tokens if spec.ignore_eos else chance.randint(_LEAST, _MOST)

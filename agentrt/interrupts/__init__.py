@@ -1,10 +1,12 @@
-"""Interrupts: what a program does outside the engine, and who does it for it.
+"""Interrupts: what a program does outside the engine, such as calls of tools and questions to
+humans.
 
-`tool` has `Tool`, the `@tool` decorator, and `ToolTransport`, the seam behind which tools run
+`tool` has `Tool`, the `@tool` decorator, and `ToolTransport`, the interface by which tools are run
 (`local`: in a thread; `process`: in a process; MCP and MQTT are in `agentrt.integrations`).
-`toolbox` has all tools that a runtime can reach. `attempts` carries one call of a tool through:
-checks, time, retries. `questions` has what humans are asked, `answers` what they may answer,
-`events` what programs wait for. What the DAG keeps of an interrupt is in `agentrt.graph.interrupt`.
+`toolbox` has all tools that a runtime can reach. `attempts` runs a call of a tool, with checks,
+timeouts and retries. `questions` has the questions to humans, `answers` the form of their answers,
+and `events` the events that programs wait for. `agentrt.graph.interrupt` has the values that the
+DAG keeps of an interrupt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a human may answer: a JSON schema, and how an answer is read, checked and converted."""
+"""The form of a human's answer: parses an answer, checks it by a JSON schema, and converts it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ _YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer must be: what fits ``schema``, or with None a text.
+    """The form of an answer: a JSON value that obeys ``schema``, or a text if that is None.
 
-    ``convert`` makes of the answer's JSON what the program gets. It raises `ValueError`, as
-    pydantic does, for what it cannot take.
+    ``convert`` converts the JSON value to the value that the program gets. It raises `ValueError`,
+    as pydantic does, for a value that is not valid.
     """
 
     schema: Mapping[str, Any] | None = None
     convert: Callable[[Any], Any] | None = None
 
     def parse(self, text: str) -> Any:
-        """An answer that was typed, as JSON: the text itself if the schema wants a text.
+        """Convert an answer that was typed to a JSON value, without checking it.
 
-        Where anything fits, numbers are text, and so is what is no JSON. It is not checked yet.
+        It is the text itself if the schema allows a text. If the schema allows every value, numbers
+        stay text, and so does text that is not valid JSON.
         """
         if self.schema is None:
             return text
         if not self.schema:
-            return next((one for one in _json(text) if _is_no_text(one)), text)
+            return next((value for value in _json(text) if _is_no_text(value)), text)
         readings: list[Any] = [text, *_json(text), *_yes_or_no(text)]
-        fitting = [one for one in readings if mistake_in(one, self.schema) is None]
+        fitting = [value for value in readings if mistake_in(value, self.schema) is None]
         return fitting[0] if fitting else readings[min(1, len(readings) - 1)]
 
     def accept(self, value: Any) -> Any:
-        """The answer as the program gets it. Raises `ToolArgumentsError` if it does not fit."""
+        """Return an answer as the program gets it. Raises `ToolArgumentsError` if it is not
+        valid.
+        """
         wrong = mistake_in(value, _TEXT if self.schema is None else self.schema)
         if wrong is None and self.convert is not None:
             try:
@@ -54,15 +57,15 @@ class AnswerForm:
 def answer_form(
     schema: Mapping[str, Any] | type | None = None, choices: Sequence[Any] | None = None
 ) -> AnswerForm:
-    """The form of an answer: by a JSON schema, a type that pydantic knows, or its choices.
+    """Return the form of an answer by a JSON schema, a type that pydantic supports, or its choices.
 
-    Raises `ConfigError` for what cannot be.
+    Raises `ConfigError` for an invalid schema or empty choices, or if both are given.
     """
     if choices is not None:
         if schema is not None:
-            raise ConfigError("a question has a schema or choices, not both")
+            raise ConfigError("a question takes a schema or choices, not both; leave one out")
         if isinstance(choices, str) or not choices:
-            raise ConfigError(f"choices must be a list of at least one, not {choices!r}")
+            raise ConfigError(f"choices must be a list with at least one choice, not {choices!r}")
         schema = {"enum": list(choices)}
     if schema is None:
         return AnswerForm()
@@ -74,7 +77,7 @@ def answer_form(
 
 
 def free_form(schema: Any) -> AnswerForm:
-    """The form by a schema of somebody else's; where that is none, anything fits."""
+    """Return the form by a schema from outside; if it is not a valid schema, allow every value."""
     usable = isinstance(schema, Mapping) and mistake_in_schema(schema) is None
     return AnswerForm(schema if usable else {})
 
@@ -89,7 +92,7 @@ def _of_type(type: Any) -> AnswerForm:
     except PydanticUserError as error:
         name = getattr(type, "__name__", type)
         raise ConfigError(f"a question's schema: {name} has no JSON schema: {error}") from error
-    # As JSON, not as Python values: a date is a text there, also for a strict model.
+    # The answer is validated as JSON, because a strict model would refuse a date as text otherwise.
     return AnswerForm(schema, lambda value: adapter.validate_json(json.dumps(value)))
 
 
@@ -110,9 +113,9 @@ def _yes_or_no(text: str) -> list[bool]:
 
 
 def _in_a_line(error: ValueError) -> str:
-    """The first mistake that pydantic found; else the error's own words."""
-    found = error.errors(include_url=False) if hasattr(error, "errors") else []
-    if not found:
+    """Return the first mistake that pydantic reports, or else the error's own text."""
+    mistakes = error.errors(include_url=False) if hasattr(error, "errors") else []
+    if not mistakes:
         return str(error)[:500]
-    where = ".".join(map(str, found[0]["loc"]))
-    return f"{where}: {found[0]['msg']}"[:500] if where else str(found[0]["msg"])[:500]
+    place = ".".join(map(str, mistakes[0]["loc"]))
+    return f"{place}: {mistakes[0]['msg']}"[:500] if place else str(mistakes[0]["msg"])[:500]

@@ -1,4 +1,4 @@
-"""Carries one call of a tool through: checks it, waits for its turn, tries it, tries it again."""
+"""Runs a call of a tool: checks its arguments, waits for a slot, and retries failed attempts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from agentrt.interrupts.tool import Tool, ToolRequest, ToolTransport
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
-"""Attempts that an idempotent tool gets beyond its retries when who ran it died."""
+"""Further attempts of an idempotent tool if the process that ran it died."""
 _LEAST_S = 0.001
-"""What an attempt gets at least where finding its tool took all of the time."""
+"""Minimum timeout of an attempt in seconds, if the search for its tool took the whole timeout."""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
@@ -33,26 +33,29 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Observer(ToolContext, Protocol):
-    """What a call reports: it waits, it starts, it is tried again."""
+    """An observer to which a call reports that it waits or that an attempt starts."""
 
     def waits(self, why: str) -> None:
-        """No attempt runs now: it is waiting, and ``why`` goes on from there."""
+        """Note that no attempt runs now, because the call waits.
+
+        ``why`` is the end of a sentence that begins with "it is waiting", such as "for a slot".
+        """
 
     def starts(self, attempt: int) -> None:
-        """An attempt runs from now on."""
+        """Note that an attempt, counted from 1, starts now."""
 
 
 class Slots(asyncio.Semaphore):
-    """A limit to what runs at once; ``what`` is waited for at the limit, in words."""
+    """A limit of attempts that run at the same time; ``description`` says what a slot is."""
 
-    def __init__(self, most: int, what: str) -> None:
+    def __init__(self, most: int, description: str) -> None:
         super().__init__(most)
-        self.what = what
+        self.description = description
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How calls are tried. ``sleep`` waits between attempts (seconds)."""
+    """Runs calls with retries. ``sleep`` waits for some seconds between attempts."""
 
     sleep: Sleep = asyncio.sleep
 
@@ -63,10 +66,11 @@ class Attempts:
         observer: Observer,
         slots: Sequence[Slots] = (),
     ) -> Any:
-        """The result of the first attempt that succeeds; each needs one of all ``slots``.
+        """Run a call, and return the result of the first attempt that succeeds.
 
-        Raises `ToolArgumentsError` before anything is run, `InterruptExpiredError` past the
-        tool's time, and otherwise what the last attempt raised.
+        An attempt needs a slot of each of ``slots``. Raises `ToolArgumentsError` before an attempt
+        is run, `InterruptExpiredError` after the tool's timeout, and else the error of the last
+        attempt.
         """
         tool = request.tool
         if tool.spec is not None:
@@ -94,13 +98,13 @@ def _pause_s(attempt: int) -> float:
 
 
 def _may_retry(tool: Tool, error: Exception, attempt: int) -> bool:
-    """Whether a call is tried again whose attempt failed in this way."""
+    """Return whether a call is tried again after an attempt failed with ``error``."""
     if isinstance(error, _NEVER_AGAIN):
         return False
     if isinstance(error, _MAY_HAVE_RUN) and not tool.options.idempotent:
         return False
-    more = _AFTER_DEATHS if isinstance(error, ToolLostError) else 0
-    return attempt <= tool.options.retries + more
+    further = _AFTER_DEATHS if isinstance(error, ToolLostError) else 0
+    return attempt <= tool.options.retries + further
 
 
 async def _attempt(
@@ -111,7 +115,7 @@ async def _attempt(
     number: int,
 ) -> Any:
     if slots:
-        async with _held(slots, observer):
+        async with _all_of(slots, observer):
             return await _attempt(request, transport, observer, (), number)
     if request.before is not None:
         await request.before()
@@ -130,19 +134,19 @@ async def _attempt(
 
 
 @contextlib.asynccontextmanager
-async def _held(slots: Sequence[Slots], observer: Observer) -> AsyncIterator[None]:
-    """One of each, in their order."""
-    async with contextlib.AsyncExitStack() as held:
-        for one in slots:
-            if one.locked():
-                observer.waits(f"for {one.what}")
-            await held.enter_async_context(one)
+async def _all_of(slots: Sequence[Slots], observer: Observer) -> AsyncIterator[None]:
+    """Hold a slot of each limit in the body, acquired in their order."""
+    async with contextlib.AsyncExitStack() as stack:
+        for limit in slots:
+            if limit.locked():
+                observer.waits(f"for {limit.description}")
+            await stack.enter_async_context(limit)
         yield
 
 
 @contextlib.asynccontextmanager
 async def in_time(request: ToolRequest) -> AsyncIterator[None]:
-    """Bound the body by the attempt's time. Raises `InterruptExpiredError`."""
+    """Limit the body to the attempt's timeout. Raises `InterruptExpiredError` after it."""
     bound = asyncio.timeout(request.timeout)
     try:
         async with bound:
@@ -152,5 +156,5 @@ async def in_time(request: ToolRequest) -> AsyncIterator[None]:
             raise
         name, whole = request.tool.name, request.tool.options.timeout or request.timeout
         raise InterruptExpiredError(
-            f"tool {name} was not over after {whole:g} s", name=name
+            f"tool {name} did not finish within {whole:g} s", name=name
         ) from error

@@ -1,4 +1,4 @@
-"""What a tool can say while it runs, and where a function takes that."""
+"""The context by which a running tool reports its progress or asks a human."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ _NAMED = re.compile(r"\bToolContext\b")
 
 
 class ToolContext(Protocol):
-    """What a tool can say while it runs. A function gets it as the parameter of this type."""
+    """Lets a running tool report its progress and ask a human.
+
+    A function gets it as the parameter with this type.
+    """
 
     def progress(self, progress: Progress) -> None:
-        """Tell how far it is. Quick, and from any thread."""
+        """Report the tool's progress. It returns at once, and may be called from any thread."""
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        """Ask a human in the program's name, and wait for an answer that fits ``schema``.
+        """Ask a human for the program, and wait for an answer that obeys the JSON ``schema``.
 
-        A function that is not async takes ``asyncio.run(context.ask(…))``. Raises
-        `InterruptExpiredError`, and `QuestionClosedError` if it is withdrawn.
+        A function that is not async can call ``asyncio.run(context.ask(…))``. Raises
+        `InterruptExpiredError` after a timeout, and `QuestionClosedError` if the question is
+        withdrawn.
         """
 
 
 def context_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter that takes the `ToolContext`. Models do not see it."""
+    """Return the name of a function's parameter for the `ToolContext`; None if it has none.
+
+    Models do not see this parameter.
+    """
     hints = getattr(function, "__annotations__", None)
     if hints is None:
         hints = getattr(type(function).__call__, "__annotations__", {})

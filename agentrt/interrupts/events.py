@@ -1,4 +1,4 @@
-"""Events that programs wait for, and the seam behind which they come from: MQTT, or anything."""
+"""Events that programs wait for, and the interface of their sources, such as MQTT."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _AHEAD = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. ``payload`` is a JSON value, a text if it is none, bytes if it is
-    no text either. ``dropped`` events came before it that had no room to wait in.
+    """An event on a topic.
+
+    ``payload`` is a JSON value, or the text if it is not valid JSON, or the bytes if it is not
+    valid UTF-8. ``dropped`` is the number of events before it that were dropped because too many
+    were waiting.
     """
 
     topic: str
@@ -29,8 +32,10 @@ class Event:
 
 
 class Subscription:
-    """Events on their way to one program, in their order: up to ``ahead`` wait for it. Beyond,
-    the oldest is dropped, and the next event says so.
+    """The events of a topic for a program, in order.
+
+    At most ``ahead`` events wait for the program. If there are more, the oldest is dropped, and the
+    next event counts it in ``dropped``.
     """
 
     def __init__(self, ahead: int = _AHEAD) -> None:
@@ -40,7 +45,7 @@ class Subscription:
         self._arrived = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """An event came."""
+        """Add an event."""
         if len(self._box) == self._ahead:
             self._box.popleft()
             self._dropped += 1
@@ -48,11 +53,11 @@ class Subscription:
         self._arrived.set()
 
     def drop(self) -> None:
-        """An event came that cannot be handed on."""
+        """Count an event that cannot be delivered as dropped."""
         self._dropped += 1
 
     async def next(self) -> Event:
-        """The next event."""
+        """Wait for the next event, and return it."""
         while not self._box:
             self._arrived.clear()
             await self._arrived.wait()
@@ -61,44 +66,51 @@ class Subscription:
         return event
 
     async def close(self) -> None:
-        """No more events."""
+        """End the subscription."""
 
 
 class EventSource(ABC):
-    """Where events come from. All methods belong to one event loop. ``name`` is for the DAG."""
+    """A source of events. All methods must be called from the same event loop.
+
+    ``name`` is the name of the source in the DAG.
+    """
 
     name: str = "event"
 
     async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
-        """Get ready. Who sends events may come later, and go: that is no error here."""
+        """Open the source. It is no error if the sender of events is not reachable yet."""
 
     async def close(self) -> None:  # noqa: B027
-        """Leave no task and no subscription behind. Idempotent."""
+        """Close the source, and leave no task or subscription behind. Idempotent."""
 
     @abstractmethod
     async def subscribe(self, topic: str, tenant: str = "default") -> Subscription:
-        """Events of this topic from now on, for a program of this tenant.
+        """Subscribe to a topic for a program of ``tenant``.
 
-        Raises `ConfigError` for a topic that cannot be, and `ToolUnavailableError`.
+        Raises `ConfigError` for an invalid topic, and `ToolUnavailableError`.
         """
 
     async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
-        """An event that was to start a program came to nothing: keep it for people, if that can
-        be.
+        """Report an event that should have started a program but could not, for the reason ``why``.
+
+        A source that can keep the event keeps it for people.
         """
-        log.warning("the event on %s came to nothing: %s", event.topic, why)
+        log.warning("the event on %s started no program: %s", event.topic, why)
 
 
 class NoEvents(EventSource):
-    """Nothing ever happens."""
+    """A source without events, for a runtime that has no other source."""
 
     async def subscribe(self, topic: str, tenant: str = "default") -> Subscription:
-        raise ConfigError(f"nothing sends events here, and {topic!r} is waited for: give --broker")
+        raise ConfigError(
+            f"the program waits for an event on {topic!r}, but there is no source of events; "
+            "name an MQTT broker with --broker URL"
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """The events of one topic for one program; it subscribes when the first one is asked for."""
+    """The events of a topic for a program. It subscribes when the first event is requested."""
 
     topic: str
     subscription: Subscription | None = None
@@ -106,8 +118,9 @@ class Feed:
     async def next(
         self, source: EventSource, tenant: str, timeout: float | None, clock: SteadyClock
     ) -> Event:
-        """The next event, within so many seconds of the ``clock``. Raises
-        `InterruptExpiredError`.
+        """Return the next event.
+
+        Raises `InterruptExpiredError` if none arrives within ``timeout`` seconds of the ``clock``.
         """
         bound, alarm = asyncio.timeout(None), None
         try:
@@ -120,14 +133,14 @@ class Feed:
         except TimeoutError as error:
             if not bound.expired():
                 raise
-            message = f"no event came on {self.topic!r} within {timeout:g} s"
+            message = f"no event arrived on {self.topic!r} within {timeout:g} s"
             raise InterruptExpiredError(message, name=self.topic) from error
         finally:
             if alarm is not None:
                 alarm.cancel()
 
     async def close(self) -> None:
-        """No more events. Idempotent."""
+        """End the subscription. Idempotent."""
         ended, self.subscription = self.subscription, None
         if ended is not None:
             await ended.close()

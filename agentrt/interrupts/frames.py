@@ -1,6 +1,6 @@
-"""What a runtime and its worker processes say to each other: one pickled value to a frame.
+"""The messages between a runtime and its worker processes: frames of a pickled value each.
 
-Both ends are one user's on one machine; nothing that comes from elsewhere is read here.
+Unpickling is safe here, because both ends belong to the same user on the same machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ LENGTH = struct.Struct("!Q")
 
 
 class Reference(NamedTuple):
-    """Where a worker finds a function. ``main``: its file is the script that python was given."""
+    """The place where a worker finds a function.
+
+    ``main`` says that its file is the script that Python runs.
+    """
 
     module: str
     file: str | None
@@ -25,20 +28,23 @@ class Reference(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Import the function's module, as with ``path`` as `sys.path`."""
+    """A request to import the module of a function, with ``path`` as `sys.path`."""
 
     reference: Reference
     path: list[str]
 
 
 class Loaded(NamedTuple):
-    """It is there, unless ``error`` says why not."""
+    """The answer to `Load`: the function is imported, or ``error`` says why not."""
 
     error: str | None = None
 
 
 class Call(NamedTuple):
-    """Run it with these pickled arguments, and with a `ToolContext` as ``context``."""
+    """A request to run a function with pickled arguments.
+
+    ``context`` is the name of the parameter for its `ToolContext`; None if it has none.
+    """
 
     reference: Reference
     arguments: bytes
@@ -46,13 +52,15 @@ class Call(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A pickled result."""
+    """The result of a function, pickled."""
 
     result: bytes
 
 
 class Raised(NamedTuple):
-    """The function raised: a pickled exception, where it can be carried."""
+    """The exception of a function. ``error`` is the pickled exception; None if it is not
+    picklable.
+    """
 
     error: bytes | None
     type: str
@@ -61,14 +69,17 @@ class Raised(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The arguments could not be read (``arguments``), or the result could not be carried."""
+    """A message that the arguments could not be unpickled, or the result could not be pickled.
+
+    ``arguments`` says which: true for the arguments, false for the result.
+    """
 
     why: str
     arguments: bool
 
 
 class Asked(NamedTuple):
-    """The function asks a human."""
+    """A question of the function to a human."""
 
     number: int
     question: str
@@ -76,13 +87,13 @@ class Asked(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """It does not wait for the answer any more."""
+    """A message that the function does not wait for the answer to a question any more."""
 
     number: int
 
 
 class Answered(NamedTuple):
-    """What was answered, or why nothing was."""
+    """The answer to a question, or the ``error`` for which there is none."""
 
     number: int
     answer: Any
@@ -94,6 +105,6 @@ FromWorker = Outcome | Loaded | Progress | Asked | Withdrawn
 
 
 def frame(message: object) -> bytes:
-    """The bytes of a message."""
+    """Return the frame of a message."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body

@@ -1,4 +1,4 @@
-"""Tools of this process: async functions on its event loop, all others in a thread."""
+"""Runs tools in this process: async functions on the event loop, all others in a thread."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _MOST_THREADS = 1000
 
 
 _ENDS = SystemExit, KeyboardInterrupt
-"""As the result of a task, these would end the event loop."""
+"""Exceptions that would end the event loop if a task raised them."""
 
 
 class Threads:
-    """Threads of one event loop for tools: one for each call under way, up to ``most``.
+    """Threads for tools, which belong to one event loop: a thread for each running call, up to
+    ``most``.
 
-    A `ThreadPoolExecutor` has to be waited for at the interpreter's exit: a tool that hangs would
-    hold it up. These threads are daemons.
+    At its exit, the interpreter waits for the threads of a `ThreadPoolExecutor`, so a tool that
+    hangs would delay it. These threads are daemons.
     """
 
     def __init__(self, most: int = _MOST_THREADS) -> None:
@@ -37,7 +38,10 @@ class Threads:
         self._count = 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run the function in a thread. If the caller is cancelled, the thread goes on alone."""
+        """Run a function in a thread, and return its result.
+
+        If the caller is cancelled, the thread continues, and its result is dropped.
+        """
         loop = asyncio.get_running_loop()
         future, context = loop.create_future(), contextvars.copy_context()
 
@@ -46,7 +50,7 @@ class Threads:
                 settle = partial(self._settle, future, context.run(function), None)
             except BaseException as error:
                 settle = partial(self._settle, future, None, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
                 loop.call_soon_threadsafe(settle)
 
         self._open += 1
@@ -58,7 +62,7 @@ class Threads:
         return await future
 
     def close(self) -> None:
-        """Let the threads end, as soon as they are idle."""
+        """End each thread as soon as it is idle."""
         for _ in range(self._count):
             self._jobs.put(None)
         self._count = 0
@@ -66,7 +70,7 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # and what it refers to, while this thread waits for the next one
+            del job  # else this thread would keep its objects alive until the next job
 
     def _settle(
         self, future: asyncio.Future[Any], result: Any, error: BaseException | None
@@ -83,7 +87,7 @@ class Threads:
 class ThreadTransport(ToolTransport):
     """Awaits async functions, and runs all others in a thread.
 
-    A thread cannot be stopped: past its time it is left behind, and its result is dropped.
+    A thread cannot be stopped. After its timeout it continues, but its result is dropped.
     """
 
     name = "thread"
@@ -125,7 +129,7 @@ def _failed(error: BaseException) -> ToolFailedError:
 
 
 class _ThreadContext:
-    """A context for a function that may run in another thread, or on a loop of its own."""
+    """A context for a function that may run in another thread or on another event loop."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context

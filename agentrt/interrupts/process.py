@@ -1,6 +1,6 @@
-"""Tools in worker processes, which a timeout or a cancellation ends, whatever they are in.
+"""Runs tools in worker processes, which can be killed at a timeout or a cancellation.
 
-`docs/adr/0016-tools-in-worker-processes.md` says why the workers are our own.
+`docs/adr/0016-tools-in-worker-processes.md` says why agentrt has its own workers.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from agentrt.interrupts.frames import (
 from agentrt.interrupts.tool import MAX_BYTES, ToolRequest, ToolTransport
 
 _LOAD_S = 60.0
-"""A worker that has not imported a function's module by then is killed."""
+"""Seconds after which a worker is killed that is still importing a function's module."""
 _EXIT_S = 1.0
-"""How long a worker that closed its socket may take to end, so that its exit code is known."""
+"""Seconds to wait for a worker's exit code after it has closed its socket."""
 _ROOT = str(Path(__file__).parents[2])
-# Without the user's folders, which may have files of the standard library's names.
+# The user's folders are not on the path: their files may have names of the standard library.
 _START = """import sys
 sys.path.insert(0, {root!r})
 from agentrt.interrupts.worker import main
@@ -59,10 +59,10 @@ main({fd}, {pid})"""
 
 
 class ProcessTransport(ToolTransport):
-    """Runs each attempt in a worker process of its own for that time.
+    """Runs each attempt in a worker process, which runs nothing else during that time.
 
-    At most ``concurrency`` workers are started, when they are needed, and used again. The time
-    to start one and to import the function's module does not count as the tool's.
+    Workers are started when they are needed, at most ``concurrency``, and used again. The time to
+    start a worker and to import a function's module does not count for the tool's timeout.
     """
 
     name = "process"
@@ -82,7 +82,7 @@ class ProcessTransport(ToolTransport):
         try:
             async with in_time(request):
                 outcome = await worker.run(call, context)
-        except BaseException as error:  # late, cancelled, or dead
+        except BaseException as error:  # it timed out, was cancelled, or died
             await self._end(worker)
             if isinstance(error, (EOFError, ConnectionError)):
                 message = f"tool {request.tool.name}: its worker process died ({worker.end})"
@@ -92,7 +92,7 @@ class ProcessTransport(ToolTransport):
         return _result_of(outcome, request.tool.name)
 
     async def _ready(self, reference: Reference, name: str) -> Worker:
-        """A worker that has imported the function."""
+        """Return a worker that has imported the function. Raises `ToolUnavailableError`."""
         where = reference.file or reference.module
         worker = await self._take(reference)
         try:
@@ -117,10 +117,12 @@ class ProcessTransport(ToolTransport):
         return worker
 
     async def _take(self, reference: Reference) -> Worker | None:
-        """An idle worker: one that knows the function, if there is one."""
+        """Take an idle worker, if possible one that has imported the function; None if none is
+        idle.
+        """
         for gone in [worker for worker in self._idle if worker.dead]:
             await self._end(gone)
-        known = next((one for one in self._idle if reference in one.loaded), None)
+        known = next((worker for worker in self._idle if reference in worker.loaded), None)
         if known is not None:
             self._idle.remove(known)
             return known
@@ -134,7 +136,7 @@ class ProcessTransport(ToolTransport):
 
 
 class Worker:
-    """One worker process, from this end. ``loaded`` are the functions that it has imported."""
+    """The runtime's side of a worker process. ``loaded`` are the functions that it has imported."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class Worker:
 
     @classmethod
     async def start(cls) -> Worker:
-        """A new process, in a session of its own. Raises `OSError`."""
+        """Start a worker process in its own session. Raises `OSError`."""
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -170,19 +172,19 @@ class Worker:
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended or is about to."""
+        """Whether the process has ended or closed its socket."""
         return self._reader.at_eof()
 
     @property
     def end(self) -> str:
-        """How it ended, in words."""
+        """A text about how the process ended."""
         code = self._process.returncode
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exit code {code}"
 
     async def load(self, reference: Reference) -> None:
-        """Have it import a function. Raises `ImportError`, and `EOFError` if it dies."""
+        """Make the worker import a function. Raises `ImportError`, and `EOFError` if it dies."""
         self._writer.write(frame(Load(reference, sys.path)))
         message = await self._receive()
         assert isinstance(message, Loaded)
@@ -191,7 +193,10 @@ class Worker:
         self.loaded.add(reference)
 
     async def run(self, call: Call, context: ToolContext) -> Outcome:
-        """Run a function, and carry what it says meanwhile. Raises `EOFError` if it dies."""
+        """Run a function in the worker, and pass its progress and questions to ``context``.
+
+        Raises `EOFError` if the worker dies.
+        """
         asking: dict[int, asyncio.Task[None]] = {}
         try:
             self._writer.write(frame(call))
@@ -200,9 +205,9 @@ class Worker:
                 match await self._receive():
                     case Progress() as progress:
                         context.progress(progress)
-                    case Asked() as asked:
-                        answering = asyncio.create_task(self._answer(asked, context))
-                        asking[asked.number] = answering
+                    case Asked() as question:
+                        answering = asyncio.create_task(self._answer(question, context))
+                        asking[question.number] = answering
                     case Withdrawn(number):
                         asking[number].cancel()
                     case Returned() | Raised() | Refused() as outcome:
@@ -213,11 +218,12 @@ class Worker:
             if asking:
                 await asyncio.wait(asking.values())
 
-    async def _answer(self, asked: Asked, context: ToolContext) -> None:
+    async def _answer(self, question: Asked, context: ToolContext) -> None:
         try:
-            answered = Answered(asked.number, await context.ask(asked.question, asked.schema))
+            answer = await context.ask(question.question, question.schema)
+            answered = Answered(question.number, answer)
         except Exception as error:
-            answered = Answered(asked.number, None, error)
+            answered = Answered(question.number, None, error)
         self._writer.write(frame(answered))
 
     async def _receive(self) -> FromWorker:
@@ -226,7 +232,7 @@ class Worker:
         return message
 
     async def kill(self) -> None:
-        """End it, and what it has started in its session. Idempotent."""
+        """Kill the worker and all processes in its session. Idempotent."""
         if self.dead:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _EXIT_S)
@@ -237,7 +243,10 @@ class Worker:
 
 
 def reference_to(function: Callable[..., Any]) -> Reference:
-    """Where a worker finds ``function``. Raises `ConfigError` for one that is in no file."""
+    """Return the place where a worker finds a function.
+
+    Raises `ConfigError` for a function that is not in a file.
+    """
     name = function.__module__
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
@@ -245,10 +254,10 @@ def reference_to(function: Callable[..., Any]) -> Reference:
     if main:
         if file is None:
             raise ConfigError(
-                f"{function.__qualname__} is in no file, where a process finds it: put it into a "
-                "module and import that, or leave out isolation='process'"
+                f"{function.__qualname__} is not in a file, so a process cannot import it; put it "
+                "into a module and import that, or leave out isolation='process'"
             )
-        # Under multiprocessing's name for it, since values come back under that.
+        # multiprocessing's name for the main module, which the worker's pickled values refer to.
         sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
         spec = getattr(module, "__spec__", None)
         name = "__mp_main__" if spec is None else spec.name
@@ -262,10 +271,12 @@ def _call_of(request: ToolRequest) -> Call:
     try:
         arguments = pickle.dumps(dict(request.arguments))
     except Exception as error:
-        message = f"tool {tool.name}: its arguments cannot be sent to a process: {error}"
+        message = f"tool {tool.name}: the arguments cannot be sent to a process: {error}"
         raise ToolArgumentsError(message, name=tool.name) from error
     if len(arguments) > MAX_BYTES:
-        message = f"tool {tool.name}: arguments of {len(arguments)} bytes, of at most {MAX_BYTES}"
+        message = (
+            f"tool {tool.name}: the arguments have {len(arguments)} bytes; allowed are {MAX_BYTES}"
+        )
         raise ToolArgumentsError(message, name=tool.name)
     return Call(reference_to(tool.function), arguments, context_parameter(tool.function))
 
@@ -275,7 +286,7 @@ def _result_of(outcome: Outcome, name: str) -> Any:
         try:
             return pickle.loads(outcome.result)
         except Exception as error:
-            message = f"tool {name}: its result cannot be read here: {error}"
+            message = f"tool {name}: the result cannot be unpickled: {error}"
             raise ToolResultError(message, name=name) from error
     raise _error_of(outcome, name)
 
@@ -283,8 +294,10 @@ def _result_of(outcome: Outcome, name: str) -> Any:
 def _error_of(outcome: Raised | Refused, name: str) -> Exception:
     if isinstance(outcome, Refused):
         kind: type[ToolError] = ToolArgumentsError if outcome.arguments else ToolResultError
-        what = "arguments" if outcome.arguments else "result"
-        return kind(f"tool {name}: its {what} cannot be carried: {outcome.why}", name=name)
+        value = "arguments" if outcome.arguments else "result"
+        return kind(
+            f"tool {name}: the {value} cannot be sent between processes: {outcome.why}", name=name
+        )
     message = f"tool {name} raised {outcome.type}: {outcome.message}"
     error: Exception = ToolFailedError(message, name=name, type=outcome.type)
     if outcome.error is not None:

@@ -1,4 +1,4 @@
-"""What humans are asked: one list of open questions, and the first answer to each counts."""
+"""Questions to humans: the open questions of a runtime. The first answer to a question counts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from agentrt.interrupts.answers import AnswerForm
 from agentrt.steady import SteadyClock
 
 _KEPT = 1000
-"""Closed questions that are remembered, so that a late answer learns why it is late."""
+"""Number of closed questions that are kept, so that the error for a late answer has the reason."""
 
 QuestionState = Literal["open", "answered", "expired", "withdrawn"]
 
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A question of a program. ``created_at`` and ``expires_at`` are times of the clock by which
-    its program waits.
+    """A question of a program.
+
+    ``created_at`` and ``expires_at`` are seconds on the clock of `Questions`.
     """
 
     text: str
@@ -38,21 +39,21 @@ class Question:
 
 Listener = Callable[[Question], None]
 Answerer = Callable[[Question], Awaitable[Any]]
-"""Asks somebody; what it returns, as JSON, is the answer, unless another one came first."""
+"""Asks a human, and returns the answer as a JSON value. Another answer may come first."""
 
 
 async def no_human(question: Question) -> Any:
-    """An `Answerer`: there is nobody to ask."""
+    """Refuse a question: an `Answerer` for a runtime without a human. Raises `UsageError`."""
     raise UsageError(
-        f"program {question.program_id} asks a human, and there is none here: {question.text!r}. "
-        "Run it on a terminal, give the answer in advance, or make the runtime with ask_human="
+        f"program {question.program_id} asks a human, but nobody can answer: {question.text!r}. "
+        "Run it in a terminal, pass the answer in advance, or create the runtime with ask_human="
     )
 
 
 class Questions:
-    """The questions of one runtime, by id: the open ones, and the last that were closed.
+    """The questions of a runtime by id: the open questions, and the last that were closed.
 
-    All methods belong to the runtime's event loop. Programs wait by the ``clock``.
+    All methods must be called from the runtime's event loop. Timeouts count on ``clock``.
     """
 
     def __init__(self, clock: SteadyClock, answerer: Answerer | None = None) -> None:
@@ -64,26 +65,28 @@ class Questions:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` of each question that opens, and again when it is closed: its state
-        says how. It must be quick and not raise.
+        """Call ``listener`` with each question when it is opened, and again when it is closed.
+
+        The question's state says how it was closed. The listener must be fast and must not raise.
         """
         self._listeners.append(listener)
 
     def unlisten(self, listener: Listener) -> None:
-        """Tell ``listener`` no more."""
+        """Stop calling ``listener``."""
         self._listeners.remove(listener)
 
     async def ask(self, question: Question, *, timeout: float | None = None) -> Any:
-        """The first answer, as the program gets it. Cancelling the task withdraws the question.
+        """Ask a question, and return its first answer as the program gets it.
 
-        Raises `InterruptExpiredError` past ``timeout`` (seconds), and what the answerer raises.
+        Cancelling the task withdraws the question. Raises `InterruptExpiredError` after ``timeout``
+        seconds, and the errors of the answerer.
         """
         question.created_at = self.clock.now()
         question.expires_at = None if timeout is None else question.created_at + timeout
         answered = asyncio.get_running_loop().create_future()
         self.open[question.id], self._answers[question.id] = question, answered
         self._tell(question)
-        asking = self._ask_somebody(question)
+        asking = self._start_answerer(question)
         try:
             if not await self.clock.wait(answered, timeout):
                 self._close(question, "expired")
@@ -98,13 +101,15 @@ class Questions:
                 await asyncio.wait({asking})
 
     def answer(self, question_id: str, value: Any) -> None:
-        """Answer an open question. Raises `QuestionClosedError` if it is not open any more, and
-        `ToolArgumentsError` for an answer that does not fit.
+        """Answer an open question.
+
+        Raises `QuestionClosedError` if it is not open any more, and `ToolArgumentsError` for an
+        answer that is not valid.
         """
         question = self.open.get(question_id)
         if question is None:
             closed = self.closed.get(question_id)
-            why = "is not known here" if closed is None else f"was {closed.state} already"
+            why = "is unknown" if closed is None else f"is closed: it was {closed.state} already"
             raise QuestionClosedError(f"question {question_id} {why}")
         accepted = question.form.accept(value)
         answered = self._answers[question_id]
@@ -112,22 +117,22 @@ class Questions:
         answered.set_result(accepted)
 
     def set_aside(self, question_id: str) -> None:
-        """Somebody else has an open question from now on: its program is parked. Nobody is told."""
+        """Remove an open question, because its program is parked. Listeners are not called."""
         del self.open[question_id], self._answers[question_id]
 
-    def _ask_somebody(self, question: Question) -> asyncio.Future[Any] | None:
+    def _start_answerer(self, question: Question) -> asyncio.Future[Any] | None:
         if self._answerer is None:
             return None
         answered = self._answers[question.id]
 
-        def hand_on(asked: asyncio.Future[Any]) -> None:
-            error = None if asked.cancelled() else asked.exception()
-            if asked.cancelled() or question.state != "open":
+        def hand_on(done: asyncio.Future[Any]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if done.cancelled() or question.state != "open":
                 return
             try:
                 if error is not None:
                     raise error
-                self.answer(question.id, asked.result())
+                self.answer(question.id, done.result())
             except Exception as wrong:
                 self._close(question, "withdrawn")
                 answered.set_exception(wrong)

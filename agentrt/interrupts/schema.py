@@ -1,7 +1,7 @@
-"""A Python function as a tool that a model may call: its signature as a JSON schema.
+"""Describes a Python function as a tool for models: its signature as a JSON schema.
 
-LangChain's `convert_to_openai_tool` is no substitute: it takes ``*args``, allows arguments that
-the function lacks, and gives the whole docstring to the model. Prompts would change with it.
+LangChain's `convert_to_openai_tool` is not used: it accepts ``*args``, allows arguments that the
+function does not have, and shows the whole docstring to the model, which would change prompts.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from agentrt.request import ToolSpec
 
 
 def tool_specs(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
-    """Specs of functions, tools and specs, in order.
+    """Return the specs of functions, tools and specs, in order.
 
-    Raises `ConfigError` for two tools of one name, or a function that no schema fits.
+    Raises `ConfigError` for two tools with the same name, or a function that has no JSON schema.
     """
     specs = tuple(map(_spec_of, tools))
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two tools are named {name!r}")
+            raise ConfigError(f"two tools are named {name!r}; rename one of them")
     return specs
 
 
-def _spec_of(given: Any) -> ToolSpec:
-    if isinstance(given, ToolSpec):
-        return given
-    spec = getattr(given, "spec", None)  # of a Tool
-    return spec if isinstance(spec, ToolSpec) else ToolSchema(given).spec()
+def _spec_of(tool: Any) -> ToolSpec:
+    if isinstance(tool, ToolSpec):
+        return tool
+    spec = getattr(tool, "spec", None)  # a Tool has this attribute
+    return spec if isinstance(spec, ToolSpec) else ToolSchema(tool).spec()
 
 
 class ToolSchema:
-    """A function's parameters, as a schema for models and a check of what they give.
+    """The parameters of a function: a JSON schema for models, and a check of their arguments.
 
-    Raises `ConfigError` for a function that no schema fits.
+    Raises `ConfigError` for a function that has no JSON schema.
     """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
@@ -60,21 +60,21 @@ class ToolSchema:
         except PydanticUserError as error:
             first = str(error).splitlines()[0]
             raise ConfigError(
-                f"tool {self.name} has a parameter that JSON cannot carry: {first}"
+                f"tool {self.name} has a parameter whose type has no JSON form: {first}"
             ) from error
-        self._mistake = ValidationError  # to import it costs a call as much as to check it
+        self._mistake = ValidationError  # importing it in each call would take as long as a check
         self._names = dict(zip(fields, self._signature.parameters, strict=True))
         self._parameters.pop("title", None)
 
     def spec(self) -> ToolSpec:
-        """The function's name, its docstring's first paragraph, its typed parameters."""
+        """Return the spec: the function's name, its docstring's first paragraph and parameters."""
         doc = self._doc.split("\n\n")[0].replace("\n", " ")
         return ToolSpec(self.name, doc, self._parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments by name, as a model gives them. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as from a model. Raises `ToolArgumentsError`."""
         if not args:
-            return dict(kwargs)  # `checked` sees what is missing or too much
+            return dict(kwargs)  # `checked` reports missing and unknown arguments
         try:
             return self._signature.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
@@ -82,13 +82,13 @@ class ToolSchema:
             raise ToolArgumentsError(message, name=self.name) from error
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments in the function's own types. Raises `ToolArgumentsError`."""
+        """Return the arguments converted to the function's types. Raises `ToolArgumentsError`."""
         try:
             model = self._model.model_validate(dict(arguments))
         except self._mistake as error:
             wrong = "; ".join(
-                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}"
-                for one in error.errors(include_url=False)[:3]
+                f"{'.'.join(map(str, mistake['loc'])) or 'arguments'}: {mistake['msg']}"
+                for mistake in error.errors(include_url=False)[:3]
             )
             message = f"tool {self.name}: wrong arguments: {wrong}"
             raise ToolArgumentsError(message, name=self.name) from error
@@ -103,16 +103,25 @@ def _signature(function: Callable[..., Any], context: str | None) -> inspect.Sig
 def _fields(
     name: str, function: Callable[..., Any], signature: inspect.Signature
 ) -> dict[str, Any]:
-    """A model's fields. Their own names say nothing, since a parameter may have any name."""
+    """Return the fields of a pydantic model.
+
+    Fields are called ``p0``, ``p1`` and so on, because pydantic does not allow all names that a
+    parameter may have; the parameter's name is the alias.
+    """
     from pydantic import Field
 
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ConfigError(f"tool {name} takes *{parameter.name}: name its parameters")
+            raise ConfigError(
+                f"tool {name} takes *{parameter.name}; give each of its parameters a name"
+            )
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"tool {name} takes {parameter.name} by position only: drop the /")
+            raise ConfigError(
+                f"tool {name} takes {parameter.name} by position only; remove the / from its "
+                "parameters"
+            )
         default = ... if parameter.default is parameter.empty else parameter.default
         hint = hints.get(parameter.name, str)
         fields[f"p{len(fields)}"] = Annotated[hint, Field(alias=parameter.name)], default
@@ -120,23 +129,23 @@ def _fields(
 
 
 def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON values: models, dataclasses, dates and the like, too.
+    """Convert arguments, which may be models, dataclasses, dates and so on, to JSON values.
 
-    Raises `ValueError` for what JSON cannot carry.
+    Raises `ValueError` for a value that has no JSON form.
     """
     from pydantic_core import to_jsonable_python
 
     plain: dict[str, Any] = to_jsonable_python(dict(arguments))
-    # Models write half a surrogate pair at times. No transport can send it: the MCP SDK's writer
-    # fails with all that its connection carries.
+    # Models sometimes write half a surrogate pair, which no transport can send: in the MCP SDK, it
+    # would break the whole connection. Refuse it here.
     json.dumps(plain, ensure_ascii=False).encode()
     return plain
 
 
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """The first thing in ``value`` that does not fit a JSON schema, in a line; None if all does.
+    """Return a line about the first part of ``value`` that does not obey a JSON schema, else None.
 
-    A schema from elsewhere is not trusted: nothing that it refers to is fetched.
+    The schema is not trusted: references to other documents are not fetched.
     """
     from jsonschema import SchemaError, ValidationError
     from referencing.exceptions import Unresolvable
@@ -144,18 +153,18 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
     try:
         _validator(json.dumps(schema)).validate(value)
     except SchemaError as error:
-        return f"its schema is no JSON schema: {error.json_path}: {error.message}"[:500]
+        return f"the schema is no valid JSON schema: {error.json_path}: {error.message}"[:500]
     except ValidationError as error:
         return f"{error.json_path}: {error.message}"[:500]
     except Unresolvable as error:
-        return f"its schema refers to what is not in it: {error}"[:500]
+        return f"the schema has a reference outside of itself: {error}"[:500]
     except RecursionError:
-        return "it or its schema is nested without end"
+        return "the value or its schema is nested too deeply"
     return None
 
 
 def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
-    """What makes ``schema`` no JSON schema, in a line; None if it is one."""
+    """Return a line about why ``schema`` is no valid JSON schema; None if it is valid."""
     from jsonschema import SchemaError
 
     try:
@@ -167,22 +176,22 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """A checked schema: to check that takes longer than to check a value."""
+    """Return a validator for a schema, cached: checking the schema takes longer than a value."""
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    read = json.loads(schema)
-    made = validator_for(read)
-    made.check_schema(read)
-    return made(read, registry=Registry())
+    parsed = json.loads(schema)
+    validator = validator_for(parsed)
+    validator.check_schema(parsed)
+    return validator(parsed, registry=Registry())
 
 
 def model_name(name: str) -> str:
-    """A tool's name as models take it: letters, digits, _ and -, at most 64 of them."""
+    """Convert a tool's name to one that models allow: at most 64 letters, digits, _ and -."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name, or the type of a callable that has none."""
+    """Return a function's name, or the name of the type of a callable without a name."""
     name: str = getattr(function, "__name__", type(function).__name__)
     return name

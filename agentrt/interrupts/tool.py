@@ -1,7 +1,7 @@
-"""A tool, and the seam between it and whoever does its work: a thread, a process, MCP, MQTT.
+"""Tools, and the interface of the transports that run them: in a thread, a process, by MCP or MQTT.
 
-A transport of a new kind subclasses `ToolTransport`; `toolbox` finds those of other packages.
-`@tool` makes a `Tool` of a function.
+A new kind of transport subclasses `ToolTransport`; `toolbox` finds the transports of other
+packages. `@tool` turns a function into a `Tool`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from agentrt.request import ToolSpec
 
 Isolation = Literal["thread", "process"]
 MAX_BYTES = 8 * 2**20
-"""The longest arguments and results that a tool takes and gives outside this process."""
+"""Maximum size of the arguments and of the result of a tool outside this process, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """How calls of a tool are carried out.
+    """The options for calls of a tool.
 
-    ``timeout`` bounds each attempt (seconds), ``retries`` is how many more attempts a failed one
-    gets, ``concurrency`` how many calls run at once over all programs. An ``idempotent`` tool may
-    run twice for one call without harm: only such a tool is tried again after its time was over
-    or when who ran it died, and it may start while the model still writes.
+    Attributes:
+        timeout: Maximum seconds of each attempt; None is no limit.
+        retries: Maximum number of further attempts after a failed attempt.
+        concurrency: Maximum number of calls that run at the same time over all programs.
+        idempotent: Whether the tool may run twice for a call without harm. Only an idempotent tool
+            is tried again after a timeout or the death of its process, and it may start before the
+            model has finished its answer.
     """
 
     timeout: float | None = None
@@ -49,11 +52,11 @@ class ToolOptions:
 
 
 class Tool:
-    """A tool: a function of this process, or one that ``transport`` reaches.
+    """A tool: a function of this process, or a tool that ``transport`` reaches.
 
-    ``spec`` describes it to a model; None for a function that no schema fits. ``remote`` is
-    what its transport calls it, where a model could not or two transports do. Calling a `Tool`
-    calls its function directly, without a program.
+    ``spec`` describes it to a model; None for a function without a JSON schema. ``remote`` is its
+    name for the transport, if this name is not valid for models or several transports have it.
+    Calling a `Tool` calls its function directly, without a program.
     """
 
     def __init__(
@@ -80,24 +83,26 @@ class Tool:
         self.transport = transport
         self.isolation: Isolation = isolation
         self.spent = 0.0
-        """How many seconds of its first attempt's time it took to find it (`Toolbox.find`)."""
+        """Seconds that `Toolbox.find` took to find the tool; they count for its first attempt."""
         if function is not None:
             functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself."""
+        """Call the function directly. Raises `ConfigError` for a tool outside this process."""
         if self.function is None:
-            raise ConfigError(f"tool {self.name} runs elsewhere: call it with ctx.tool()")
+            raise ConfigError(
+                f"tool {self.name} runs outside this process; call it with ctx.tool()"
+            )
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
 
     def checked(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments as the tool takes them, from JSON or not: of a function's own types, or,
-        for a tool elsewhere, as JSON.
+        """Check arguments, and return them in the form that the tool takes.
 
-        Raises `ToolArgumentsError` for those that do not fit.
+        For a function they are converted to its own types, and for a tool outside this process to
+        JSON values. Raises `ToolArgumentsError` for arguments that are not valid.
         """
         if self.spec is None:
             return arguments
@@ -107,45 +112,47 @@ class Tool:
             plain = as_json(arguments)
             wrong = mistake_in(plain, self.spec.parameters)
         except ValueError as error:
-            wrong = f"JSON cannot carry them: {error}"
+            wrong = f"they cannot be written as JSON: {error}"
         if wrong is not None:
             raise ToolArgumentsError(f"tool {self.name}: wrong arguments: {wrong}", name=self.name)
         return plain
 
     def check_result(self, result: Any) -> None:
-        """Raise `ToolResultError` for a result that is not what the tool says it returns."""
+        """Raise `ToolResultError` for a result that does not obey the tool's result schema."""
         if self.result_schema is None:
             return
         if (wrong := mistake_in(result, self.result_schema)) is not None:
             raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments by name, as a model gives them. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as from a model. Raises `ToolArgumentsError`."""
         if self.schema is not None:
             return self.schema.bind(args, kwargs)
         if args:
-            message = f"tool {self.name} takes its arguments by name"
+            message = f"tool {self.name} takes its arguments by name, not by position"
             raise ToolArgumentsError(message, name=self.name)
         return dict(kwargs)
 
     def takes(self, name: str) -> bool:
-        """Whether it has a parameter of this name; of a plain function, one that must be given."""
+        """Return whether the tool has a parameter of this name; for a plain function, a
+        required one.
+        """
         if self.spec is not None:
             return name in self.spec.parameters.get("properties", ())
         try:
             parameter = inspect.signature(self).parameters.get(name)
-        except (TypeError, ValueError):  # of some built-in functions nothing is known
+        except (TypeError, ValueError):  # some built-in functions have no signature
             return False
         return parameter is not None and parameter.default is parameter.empty
 
     def but(self, **changes: Any) -> Tool:
-        """The same tool with other options."""
+        """Return a copy of the tool with other options."""
         same = copy.copy(self)
         same.options = replace(self.options, **changes)
         return same
 
     def renamed(self, name: str) -> Tool:
-        """The same tool under another name, for programs and models."""
+        """Return a copy of the tool with another name for programs and models."""
         same = copy.copy(self)
         same.name = name
         same.spec = None if self.spec is None else replace(self.spec, name=name)
@@ -153,12 +160,12 @@ class Tool:
 
 
 class ToolRequest(NamedTuple):
-    """One attempt at a call of ``tool``.
+    """An attempt of a call of ``tool``.
 
-    ``arguments`` go by name, and were checked against the tool's schema if it has one.
-    ``positional`` is for plain functions alone. ``key`` is the same for all attempts of one call:
-    whoever gets it twice does the work once. ``timeout`` is in seconds, for this attempt.
-    ``before`` is awaited when it has its turn, before anything is run.
+    ``arguments`` are by name, and were checked against the tool's schema if it has one.
+    ``positional`` has arguments by position, for plain functions only. ``key`` is equal for all
+    attempts of a call, so that a transport can recognize a repeated call. ``timeout`` limits this
+    attempt (seconds). ``before`` is awaited when the attempt has its slots, before it is run.
     """
 
     tool: Tool
@@ -173,11 +180,12 @@ class ToolRequest(NamedTuple):
 
 
 class ToolTransport(ABC):
-    """Runs tools somewhere. All methods belong to one event loop.
+    """Runs tools. All methods must be called from the same event loop.
 
-    ``name`` stands in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``. At most
-    ``concurrency`` attempts run at once; others wait, and that does not count as their time.
-    One that ``keeps_time`` ends attempts at `ToolRequest.timeout` by itself, with `in_time`.
+    ``name`` is its name in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``. At most
+    ``concurrency`` attempts run at the same time; the time for which others wait does not count for
+    their timeout. ``keeps_time`` says that the transport itself ends attempts at
+    `ToolRequest.timeout`, with `in_time`.
     """
 
     name: str
@@ -185,35 +193,39 @@ class ToolTransport(ABC):
     keeps_time = False
 
     async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
-        """Get ready. Who does the work may come later, and go: that is no error here."""
+        """Open the transport. It is no error if its servers or workers are not reachable yet."""
 
     async def close(self) -> None:  # noqa: B027
-        """Leave no task, subscription or process behind. Idempotent."""
+        """Close the transport, and leave no task, subscription or process behind. Idempotent."""
 
     async def tools(self) -> Sequence[Tool]:
-        """The tools that are offered now. Raises `ToolUnavailableError` if it cannot list them."""
+        """Return the tools that are offered now. Raises `ToolUnavailableError`."""
         return ()
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
-        """The same for programs of one tenant, where tenants have tools of their own."""
+        """Return the tools for programs of ``tenant``, if tenants have tools of their own."""
         return await self.tools()
 
     async def more(self, tenant: str) -> bool:
-        """Wait for further tools, where those who offer them may not have been heard of yet."""
+        """Wait for tools that may be announced later, and return whether any were announced.
+
+        A transport that always knows all its tools returns False at once.
+        """
         return False
 
     def drain(self) -> None:  # noqa: B027
-        """The programs are to end: from now on, wait for none who might do the work later. What
-        was begun goes on.
+        """Stop waiting for workers that are not there yet, because the programs are about to end.
+
+        Attempts that are running continue.
         """
 
     @abstractmethod
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        """Run one attempt and return its result.
+        """Run an attempt, and return its result.
 
-        Cancelling the task stops the work, wherever it is, and returns once nothing of it is
-        left on this side; whoever calls it bounds its time in this way. Raises a `ToolError`, or
-        what the function raised.
+        Cancelling the task must stop the work, wherever it is, and must not return before
+        everything in this process has ended. Callers use this for timeouts. Raises a `ToolError`,
+        or the error of the function.
         """
 
 
@@ -241,35 +253,35 @@ def tool(
     isolation: Isolation = "thread",
     **options: Any,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Turn a function into a tool with a schema, made of its signature and docstring.
+    """Turn a function into a tool whose schema is made from its signature and docstring.
 
-    With ``isolation="process"`` it runs in a worker process, which a timeout or a cancellation
-    ends, whatever it is in. The other options are those of `ToolOptions`. Raises `ConfigError`
-    for a function that no schema fits.
+    ``name`` is by default the function's name. With ``isolation="process"`` the function runs in a
+    worker process, which is killed at a timeout or a cancellation. The other options are those of
+    `ToolOptions`. Raises `ConfigError` for a function that has no JSON schema.
     """
     if function is not None:
         return tool()(function)
     if isolation not in ("thread", "process"):
-        raise ConfigError(f"a tool's isolation can be thread or process, not {isolation!r}")
+        raise ConfigError(f"a tool's isolation must be 'thread' or 'process', not {isolation!r}")
     chosen = ToolOptions(**options)
 
-    def made(given: Callable[..., Any]) -> Tool:
-        schema = ToolSchema(given, name)
-        if isolation == "process" and not _is_importable(given):
+    def decorate(decorated: Callable[..., Any]) -> Tool:
+        schema = ToolSchema(decorated, name)
+        if isolation == "process" and not _is_importable(decorated):
             raise ConfigError(
-                f"tool {schema.name} cannot run in a process of its own: "
-                "define it at the top of a file, where the process finds it"
+                f"tool {schema.name} cannot run in a process, because the process cannot import "
+                "it; define the function at the top level of a file"
             )
         return Tool(
             schema.name,
-            function=given,
+            function=decorated,
             spec=schema.spec(),
             options=chosen,
             isolation=isolation,
             schema=schema,
         )
 
-    return made
+    return decorate
 
 
 def _is_importable(function: Callable[..., Any]) -> bool:
@@ -277,8 +289,8 @@ def _is_importable(function: Callable[..., Any]) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
-def as_tool(given: Callable[..., Any] | Tool) -> Tool:
-    """A tool as it is; a plain function as a tool without a schema, which takes what it takes."""
-    if isinstance(given, Tool):
-        return given
-    return Tool(name_of(given), function=given)
+def as_tool(function: Callable[..., Any] | Tool) -> Tool:
+    """Return a tool unchanged, and a plain function as a tool without a schema."""
+    if isinstance(function, Tool):
+        return function
+    return Tool(name_of(function), function=function)

@@ -1,4 +1,4 @@
-"""All tools that a runtime can reach: its transports, and what they offer."""
+"""All tools that a runtime can reach: its transports and their tools."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from agentrt.interrupts.tool import Isolation, Tool, ToolTransport
 
 
 class Toolbox:
-    """The transports of one runtime, beside those for functions of its own process."""
+    """The transports of a runtime, and those for functions of its own process.
+
+    Raises `ConfigError` for two transports with the same name.
+    """
 
     def __init__(self, transports: Sequence[ToolTransport] = ()) -> None:
         self._local: dict[Isolation, ToolTransport] = {
             "thread": ThreadTransport(),
             "process": ProcessTransport(),
         }
-        self._remote = {one.name: one for one in transports}
+        self._remote = {transport.name: transport for transport in transports}
         if len(self._local.keys() | self._remote.keys()) < len(self._local) + len(transports):
-            names = ", ".join([*self._local, *(one.name for one in transports)])
-            raise ConfigError(f"each transport of tools needs a name of its own: {names}")
+            names = ", ".join([*self._local, *(transport.name for transport in transports)])
+            raise ConfigError(f"two transports of tools have the same name: {names}; rename one")
         self._slots: dict[Hashable, Slots] = {}
         self._listings: set[_Listing] = set()
         self._late: dict[_Offerer, _Listing] = {}
@@ -45,9 +48,9 @@ class Toolbox:
 
     async def open(self) -> None:
         """Open all transports."""
-        for one in (*self._local.values(), *self._remote.values()):
-            self._stack.push_async_callback(one.close)
-            await one.open()
+        for transport in (*self._local.values(), *self._remote.values()):
+            self._stack.push_async_callback(transport.close)
+            await transport.open()
 
     async def close(self) -> None:
         """Close all transports. Idempotent."""
@@ -56,53 +59,54 @@ class Toolbox:
             listing.cancel()
 
     def drain(self) -> None:
-        """The programs are to end: from now on, none waits for a transport that does not answer."""
+        """Stop waiting for transports that do not answer, because the programs are about to end."""
         self._draining.set()
         for transport in self._remote.values():
             transport.drain()
 
     def transport_of(self, tool: Tool) -> ToolTransport:
-        """Who runs this tool."""
+        """Return the transport that runs a tool."""
         return tool.transport or self._local[tool.isolation]
 
     def transport(self, name: str) -> ToolTransport:
-        """The transport of this name, of those that reach elsewhere. Raises `UnknownToolError`."""
+        """Return the transport of this name, except local ones. Raises `UnknownToolError`."""
         if name not in self._remote:
-            known = ", ".join(self._remote) or "there is none"
-            message = f"no transport of tools is named {name!r} ({known})"
+            known = ", ".join(self._remote) or "none"
+            message = f"unknown transport of tools {name!r}; available: {known}"
             raise UnknownToolError(message, name=name)
         return self._remote[name]
 
     def slots_of(self, tool: Tool) -> list[Slots]:
-        """What an attempt at this tool needs one of: none, where any number may run at once."""
+        """Return the limits for attempts at a tool; an attempt needs a slot of each."""
         transport = self.transport_of(tool)
         limits: list[tuple[Hashable, int, str]] = []
         if (most := tool.options.concurrency) is not None:
-            # Two functions may have one name. A tool elsewhere is another object in each listing.
+            # By the schema, since two functions may have the same name. A tool of a transport is a
+            # new object in each listing, so it is known by its name.
             key: Hashable = tool.schema or (transport.name, tool.remote)
             limits.append((key, most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
             limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
         return [self._slots_of(*limit) for limit in limits]
 
-    def _slots_of(self, key: Hashable, most: int, what: str) -> Slots:
+    def _slots_of(self, key: Hashable, most: int, description: str) -> Slots:
         if key not in self._slots:
-            self._slots[key] = Slots(most, what)
+            self._slots[key] = Slots(most, description)
         return self._slots[key]
 
     async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
-        """What ``transports`` offer to programs of ``tenant``, or all of them; of all, those that
-        cannot be reached offer none.
+        """Return the tools of ``transports``, or of all transports, for programs of ``tenant``.
 
-        Of several tools of one name, each gets that of its transport before it:
-        ``github__search``. Raises `ToolUnavailableError` for one of ``transports`` that cannot be
-        reached, and `UnknownToolError` if there is none of that name.
+        If several tools have the same name, the name of each gets its transport's as a prefix:
+        ``github__search``. Raises `ToolUnavailableError` if one of ``transports`` cannot be
+        reached, and `UnknownToolError` for an unknown transport. Without ``transports``, those that
+        cannot be reached are skipped.
         """
         for name in transports:
             self.transport(name)
         listings = self._list(transports or tuple(self._remote), tenant)
         await self._wait_promptly(listings)
-        # A transport that hangs holds up a list of all tools the first time only.
+        # A transport that hangs delays the list of all tools only the first time.
         known = {
             offerer
             for offerer in listings
@@ -111,13 +115,16 @@ class Toolbox:
         unknown = [listings[offerer] for offerer in listings.keys() - known]
         while late := [listing for listing in unknown if not listing.done()]:
             await self._wait_for_any(late)
-        found, unreached = self._offered(listings)
+        tools, unreached = self._offered(listings)
         if transports and unreached:
             raise unreached[0]
-        return found
+        return tools
 
     def _list(self, transports: Iterable[str], tenant: str) -> dict[_Offerer, _Listing]:
-        """Tasks that list the tools of ``transports``. They go on if their caller is cancelled."""
+        """Return tasks that list the tools of ``transports``.
+
+        They continue if the caller is cancelled.
+        """
         return {
             offerer: self._late.get(offerer) or self._listing(offerer)
             for offerer in ((name, tenant) for name in transports)
@@ -139,8 +146,10 @@ class Toolbox:
         return listing
 
     async def _wait_promptly(self, listings: Mapping[_Offerer, _Listing]) -> None:
-        """Wait for those that answer soon. The others are late: who asks again does not wait for
-        them, and asks them nothing more.
+        """Wait up to a second for the listings, and note the transports that are late.
+
+        Until a late transport answers, further callers use the same listing, and do not wait for
+        it.
         """
         prompt = {key: task for key, task in listings.items() if key not in self._late}
         if prompt:
@@ -148,8 +157,9 @@ class Toolbox:
         self._late |= {key: task for key, task in prompt.items() if not task.done()}
 
     async def _wait_for_any(self, listings: Collection[_Listing]) -> None:
-        """Wait until a transport answers that is late. Raises `ToolUnavailableError` once the
-        programs are to end.
+        """Wait until a late transport answers.
+
+        Raises `ToolUnavailableError` if the programs are about to end (`drain`).
         """
         draining: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
         try:
@@ -159,69 +169,74 @@ class Toolbox:
             draining.cancel()
         if self._draining.is_set() and not any(listing.done() for listing in listings):
             late = ", ".join(sorted(name for name, _ in self._late))
-            message = f"{late or 'a server'} does not answer, and the programs are to end"
+            message = f"{late or 'a server'} does not answer, and the programs are about to end"
             raise ToolUnavailableError(message)
 
     def _offered(self, listings: Mapping[_Offerer, _Listing]) -> tuple[list[Tool], list[ToolError]]:
-        """The tools of these listings, or of the last ones of transports that are late, and the
-        errors of those that cannot be reached.
+        """Return the tools of these listings, and the errors of transports that cannot be reached.
+
+        For a transport that is late, its last listing is used.
         """
-        found: list[Tool] = []
+        tools: list[Tool] = []
         unreached: list[ToolError] = []
         for offerer, listing in listings.items():
             outcome = listing.result() if listing.done() else self._last.get(offerer, ())
             if isinstance(outcome, ToolError):
                 unreached.append(outcome)
             else:
-                found += outcome
-        names = Counter(one.name for one in found)
-        return [one if names[one.name] == 1 else self._prefixed(one) for one in found], unreached
+                tools += outcome
+        names = Counter(tool.name for tool in tools)
+        unique = [tool if names[tool.name] == 1 else self._prefixed(tool) for tool in tools]
+        return unique, unreached
 
     def _prefixed(self, tool: Tool) -> Tool:
         owner = self.transport_of(tool).name.rpartition(":")[2]
         return tool.renamed(model_name(f"{owner}__{tool.name}"))
 
     async def find(self, name: str, tenant: str = "default") -> Tool:
-        """The tool of this name, such as ``drill``, or ``mqtt/drill`` where two transports have
-        it. One that may not have been announced yet is waited for. Raises `UnknownToolError`, and
-        `ToolUnavailableError` if who cannot be reached may have it.
+        """Return the tool of this name, such as ``drill``, or ``mqtt/drill`` if several have it.
+
+        If the tool may be announced later, this waits for it. Raises `UnknownToolError`, and
+        `ToolUnavailableError` if a transport that cannot be reached may have the tool.
         """
         with contextlib.suppress(UnknownToolError):
             return await self._find(name, tenant)
         while True:
-            # They wait from before this look on: what is announced meanwhile is not missed.
-            waiting = [asyncio.ensure_future(one.more(tenant)) for one in self._remote.values()]
+            # Begin to wait before the search, so that no announcement is missed.
+            waiting = [
+                asyncio.ensure_future(transport.more(tenant)) for transport in self._remote.values()
+            ]
             try:
                 return await self._find(name, tenant)
             except UnknownToolError:
                 if not any(await asyncio.gather(*waiting)):
                     raise
             finally:
-                for one in waiting:
-                    one.cancel()
+                for task in waiting:
+                    task.cancel()
 
     async def _find(self, name: str, tenant: str) -> Tool:
         listings = self._list(self._remote, tenant)
         await self._wait_promptly(listings)
         while True:
-            found, unreached = self._offered(listings)
-            known = {f"{self.transport_of(one).name}/{one.remote}": one for one in found}
+            tools, unreached = self._offered(listings)
+            known = {f"{self.transport_of(tool).name}/{tool.remote}": tool for tool in tools}
             if (tool := _chosen(name, known)) is not None:
                 return tool
             late = [listing for listing in listings.values() if not listing.done()]
             if not late:
                 break
             await self._wait_for_any(late)
-        nowhere = "none is offered now" if self._remote else "give --mcp FILE or --broker URL"
-        offered = ", ".join(sorted(known)) or nowhere
+        nothing = "none" if self._remote else "none; name tools with --mcp FILE or --broker URL"
+        offered = ", ".join(sorted(known)) or nothing
         if unreached:
-            message = f"no tool is named {name!r} ({offered}); {unreached[0]}"
+            message = f"unknown tool {name!r}; available: {offered}; {unreached[0]}"
             raise ToolUnavailableError(message, name=name)
-        raise UnknownToolError(f"no tool is named {name!r} ({offered})", name=name)
+        raise UnknownToolError(f"unknown tool {name!r}; available: {offered}", name=name)
 
 
 _Offerer = tuple[str, str]
-"""A transport's name, and the tenant that it offers tools to."""
+"""The name of a transport, and the tenant for which it lists its tools."""
 _Listing = asyncio.Future[Sequence[Tool] | ToolError]
 _PROMPT_S = 1.0
 
@@ -234,15 +249,17 @@ async def _tools_or_error(transport: ToolTransport, tenant: str) -> Sequence[Too
 
 
 def _chosen(name: str, known: Mapping[str, Tool]) -> Tool | None:
-    """The tool of that name of ``known``, which are by transport and name. Raises
-    `UnknownToolError` for a name that several have.
+    """Return the tool of this name; None if there is none.
+
+    ``known`` has all tools by transport and name. Raises `UnknownToolError` if several tools have
+    the name.
     """
     if name in known:
         return known[name]
-    fitting = [full for full, one in known.items() if name in (one.name, one.remote)]
+    fitting = [full for full, tool in known.items() if name in (tool.name, tool.remote)]
     if len(fitting) > 1:
         raise UnknownToolError(
-            f"several tools are named {name!r}: say which, {' or '.join(sorted(fitting))}",
+            f"several tools are named {name!r}; use {' or '.join(sorted(fitting))}",
             name=name,
         )
     return known[fitting[0]] if fitting else None
@@ -252,16 +269,16 @@ ENTRY_POINT_GROUP = "agentrt.tool_transports"
 
 
 def transport_at(url: str) -> ToolTransport:
-    """The transport that a URL names, not open yet. Raises `ConfigError`."""
+    """Return the transport for a URL, not opened yet. Raises `ConfigError`."""
     scheme, mark, _ = url.partition("://")
     if not mark:
-        raise ConfigError(f"--tools {url!r}: give a URL, as in {scheme or 'SCHEME'}://…")
+        raise ConfigError(f"--tools {url!r} is not a URL; use one such as {scheme or 'SCHEME'}://…")
     points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if scheme not in points:
-        known = ", ".join(sorted(points)) or "no package that is installed brings any"
+        known = ", ".join(sorted(points)) or "none, since no installed package has transports"
         raise ConfigError(
-            f"--tools {url!r}: no transport of tools is named {scheme!r} (known: {known}); "
-            "MCP servers are given by --mcp FILE, and MQTT workers by --broker URL"
+            f"--tools {url!r}: unknown transport of tools {scheme!r} (available: {known}); for MCP "
+            "servers use --mcp FILE, and for MQTT workers --broker URL"
         )
     return _made(points[scheme], url)
 
@@ -269,11 +286,13 @@ def transport_at(url: str) -> ToolTransport:
 def _made(point: EntryPoint, url: str) -> ToolTransport:
     named = f"--tools {url!r}: transport {point.name!r} ({point.value})"
     try:
-        made = point.load()(url)
+        transport = point.load()(url)
     except UsageError as error:
         raise ConfigError(f"--tools {url!r}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{named} does not load: {type(error).__name__}: {error}") from error
-    if not isinstance(made, ToolTransport):
-        raise ConfigError(f"{named} gives no agentrt.interrupts.ToolTransport")
-    return made
+        raise ConfigError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(transport, ToolTransport):
+        raise ConfigError(
+            f"{named} returns {type(transport).__name__}, not a ToolTransport of agentrt.interrupts"
+        )
+    return transport

@@ -1,6 +1,6 @@
-"""A worker process: runs one function at a time for the runtime that started it.
+"""A worker process, which runs one function at a time for the runtime that started it.
 
-It imports the module of a function when it is first asked for it, and ends with its runtime.
+It imports a function's module when the runtime requests it, and ends with its runtime.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from agentrt.interrupts.tool import MAX_BYTES
 
 _PR_SET_PDEATHSIG = 1
 _FRAMES = 20
-"""How many of the innermost frames of a traceback are sent."""
+"""Maximum number of a traceback's innermost frames that are sent."""
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the runtime of process ``parent`` at the socket ``fd``, until it is closed."""
+    """Serve the runtime with the process id ``parent`` at the socket ``fd``, until it is closed."""
     _die_with(parent)
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
@@ -59,11 +59,11 @@ def main(fd: int, parent: int) -> None:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             channel.send(outcome)
-    os._exit(0)  # whatever threads a function has left
+    os._exit(0)  # do not wait for threads that functions have started
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent is gone, whatever it does then."""
+    """Make the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -71,7 +71,7 @@ def _die_with(parent: int) -> None:
 
 
 class Channel:
-    """This end of the socket. Several threads may send."""
+    """The worker's end of the socket. Several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -83,7 +83,7 @@ class Channel:
             self.sock.sendall(frame(message))
 
     def receive(self) -> Any:
-        """The next message; None once the runtime is gone."""
+        """Return the next message; None if the runtime has closed the socket."""
         if (head := self._read(LENGTH.size)) is None:
             return None
         body = self._read(*LENGTH.unpack(head))
@@ -105,17 +105,17 @@ def _load(message: Load, functions: dict[Reference, Callable[..., Any]]) -> Load
     sys.path[:] = message.path
     reference = message.reference
     try:
-        found: Any = _module(reference)
+        value: Any = _module(reference)
         for name in reference.qualname.split("."):
-            found = getattr(found, name)
+            value = getattr(value, name)
     except BaseException as error:
         return Loaded(f"{type(error).__name__}: {error}")
-    functions[reference] = getattr(found, "function", found)  # of a Tool
+    functions[reference] = getattr(value, "function", value)  # a Tool has this attribute
     return Loaded()
 
 
 def _module(reference: Reference) -> ModuleType:
-    """The module under the name that it has in the runtime, since pickled values use that."""
+    """Import a module under the name that it has in the runtime, which pickled values use."""
     if reference.module not in sys.modules:
         if reference.file is None or _is_importable(reference):
             importlib.import_module(reference.module)
@@ -128,7 +128,7 @@ def _module(reference: Reference) -> ModuleType:
 
 
 def _is_importable(reference: Reference) -> bool:
-    """Whether the name leads to the same file, and not just to another of this name."""
+    """Return whether importing the module by its name leads to the same file."""
     try:
         spec = importlib.util.find_spec(reference.module)
     except (ImportError, ValueError):
@@ -137,8 +137,8 @@ def _is_importable(reference: Reference) -> bool:
     return spec is not None and spec.origin is not None and _same(spec.origin, reference.file)
 
 
-def _same(one: str, other: str) -> bool:
-    return os.path.exists(one) and os.path.samefile(one, other)  # noqa: PTH110, PTH121
+def _same(path: str, other: str) -> bool:
+    return os.path.exists(path) and os.path.samefile(path, other)  # noqa: PTH110, PTH121
 
 
 def _import_file(name: str, file: str) -> None:
@@ -171,7 +171,7 @@ def _run(function: Callable[..., Any], call: Call, channel: Channel) -> Outcome:
     except Exception as error:
         return Refused(f"{type(error).__name__}: {error}", arguments=False)
     if len(carried) > MAX_BYTES:
-        return Refused(f"{len(carried)} bytes of at most {MAX_BYTES}", arguments=False)
+        return Refused(f"{len(carried)} bytes; allowed are {MAX_BYTES}", arguments=False)
     return Returned(carried)
 
 
@@ -183,7 +183,7 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _carried(error: BaseException) -> bytes | None:
-    """The error, pickled, if that can be read again."""
+    """Return the pickled error; None if it cannot be unpickled or is too large."""
     try:
         carried = pickle.dumps(error)
         pickle.loads(carried)
@@ -197,19 +197,19 @@ def _text(trace: TracebackType | None) -> str:
 
 
 class WorkerContext:
-    """The `ToolContext` of a function that runs here."""
+    """The `ToolContext` of a function that runs in this process."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._open: dict[int, asyncio.Future[Any]] = {}
 
     def progress(self, progress: Progress) -> None:
         self._channel.send(progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
         number, loop = next(self._numbers), asyncio.get_running_loop()
-        self._asked[number] = answered = loop.create_future()
+        self._open[number] = answered = loop.create_future()
         loop.add_reader(self._channel.sock, self._answered)
         self._channel.send(Asked(number, question, schema))
         try:
@@ -218,8 +218,8 @@ class WorkerContext:
             self._channel.send(Withdrawn(number))
             raise
         finally:
-            del self._asked[number]
-            if not self._asked:
+            del self._open[number]
+            if not self._open:
                 loop.remove_reader(self._channel.sock)
 
     def _answered(self) -> None:
@@ -227,8 +227,8 @@ class WorkerContext:
         if message is None:
             os._exit(0)
         assert isinstance(message, Answered)
-        future = self._asked.get(message.number)
-        if future is None or future.done():  # it was withdrawn
+        future = self._open.get(message.number)
+        if future is None or future.done():  # the question was withdrawn
             return
         if message.error is not None:
             future.set_exception(message.error)

@@ -31,7 +31,7 @@ from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
 from agentrt.errors import AgentrtError, ConfigError, InterruptExpiredError, UsageError
 from agentrt.executors.base import Chunk, Notification
-from agentrt.executors.frontend import WORKS_FOR, Answer, Caller, Frontend, Request
+from agentrt.executors.chat_api import WORKS_FOR, Answer, Caller, Frontend, Request
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.interrupts import Tool, ToolRequest

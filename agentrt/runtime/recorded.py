@@ -34,7 +34,7 @@ from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
 from agentrt.errors import DivergenceError, ToolLostError, UnrecordableError, text_of
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Answer, Frontend, Request
+from agentrt.executors.chat_api import Answer, Frontend, Request
 from agentrt.graph import NodeKind
 from agentrt.interrupts import Tool, ToolOptions
 from agentrt.interrupts.answers import AnswerForm

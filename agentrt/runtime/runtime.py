@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 from agentrt import tracking
 from agentrt.errors import AgentrtError, JournalWriteError, UnrecordableError, text_of
 from agentrt.executors.base import Executor, Notification, Progress
-from agentrt.executors.frontend import Frontend
-from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.executors.chat_api import Frontend
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.graph import Frontier
 from agentrt.interrupts import ToolTransport
 from agentrt.interrupts.events import EventSource, NoEvents

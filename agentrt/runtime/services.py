@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrt.contexts.saved import SavedContexts
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.interrupts.attempts import Attempts
 from agentrt.interrupts.events import EventSource, Feed
 from agentrt.interrupts.questions import Questions

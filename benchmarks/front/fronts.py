@@ -26,10 +26,10 @@ import uvloop
 from agentrt import Runtime
 from agentrt.cli.serving import settle
 from agentrt.executors.replicas import RestartedEngine
-from agentrt.executors.vllm._compat.frontend import make_app, make_renderer
+from agentrt.executors.vllm._compat.api_server import make_app, make_renderer
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient
-from agentrt.executors.vllm.frontend.frontend import front_args
+from agentrt.executors.vllm.entrypoints.client import ProgramEngineClient
+from agentrt.executors.vllm.entrypoints.model_frontend import front_args
 from agentrt.serving import server as serving
 from agentrt.serving._compat import EmbeddedServer
 from agentrt.serving.app import load_apis, opened_app

@@ -22,21 +22,21 @@ def failed(ran: Ran, code: int) -> str:
 
 def test_no_memory_for_another_engine(run_program: Run) -> None:
     line = failed(run_program(ASKS, "--replicas", 1000), 1)
-    assert line.startswith("error: 1000 engines take about ")
-    assert "give fewer --replicas, or a smaller cache" in line
+    assert line.startswith("error: 1000 engines need about ")
+    assert "use fewer --replicas, or a smaller KV cache" in line
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--replicas", "3"], "3 engines need 3 GPUs (1, 1, 1), and 2 can be used"),
+        (["--replicas", "3"], "3 engines need 3 GPUs (1, 1, 1), but only 2 can be used"),
         (
             ["--replicas", "2", "--", "--tensor-parallel-size", "2"],
-            "2 engines need 4 GPUs (2, 2), and 2 can be used",
+            "2 engines need 4 GPUs (2, 2), but only 2 can be used",
         ),
         (
             ["--replica", "lab/big -tp 2"],
-            "2 engines need 3 GPUs (1, 2), and 2 can be used",
+            "2 engines need 3 GPUs (1, 2), but only 2 can be used",
         ),
     ],
 )
@@ -53,7 +53,7 @@ def test_a_gpu_that_the_environment_names_and_is_not_there(
 ) -> None:
     monkeypatch.setattr("agentrt.cli.engines.count_gpus", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,5")
-    assert "there is no GPU 5 on this machine" in failed(run_program(ASKS, "--replicas", 2), 2)
+    assert "this machine has no GPU 5" in failed(run_program(ASKS, "--replicas", 2), 2)
 
 
 def test_without_ray(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:

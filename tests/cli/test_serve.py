@@ -226,7 +226,7 @@ def test_an_engine_that_dies_is_replaced_and_given_up_at_last(write: Write) -> N
     with running(write(TWO), engine="dying") as (one, url):
         assert ask(url, "die once")["result"] == "die once"
         assert httpx.get(f"{url}/health", timeout=WAIT_S).json() == {"status": "ok"}
-        one.until("the engine died and starts again: it was killed")
+        one.until("the engine died and is restarted: it was killed")
         one.until("the engine is back")
         assert ask(url, "die")["state"] == "failed"
         code, said = one.end()

@@ -79,7 +79,9 @@ def test_without_a_home_folder_the_variable_is_named(
 ) -> None:
     from agentrt.executors.vllm.default_model import models_folder
 
-    with pytest.raises(ModelLoadError, match="no home folder; set AGENTRT_CACHE to a folder"):
+    with pytest.raises(
+        ModelLoadError, match="no home folder; set AGENTRT_CACHE to a writable folder"
+    ):
         models_folder()
     monkeypatch.setenv("AGENTRT_CACHE", "~/models")
     with pytest.raises(ModelLoadError, match="AGENTRT_CACHE='~/models': this user has no home"):
@@ -162,7 +164,7 @@ def test_the_hubs_cache_that_cannot_be_written() -> None:
     error.__cause__ = PermissionError(errno.EACCES, "Permission denied", "/srv/hub")
     fault = str(config_fault("lab/model", error))
     assert fault.endswith(
-        "/srv/hub: permission denied; set HF_HOME to a folder that can be written and has room"
+        "/srv/hub: permission denied; set HF_HOME to a writable folder with enough space"
     )
     assert "HF_HOME" not in str(config_fault("./model", error))
 
@@ -205,7 +207,7 @@ def test_vllm_for_gpus_without_a_driver(write: Write, flags: tuple[str, ...]) ->
     done = python("-c", DEVICELESS, "run", program, "--engine", "vllm", "--input", "x", *flags)
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
-    assert said.startswith("error: vLLM finds no device that it can run on: it is built for GPUs")
+    assert said.startswith("error: vLLM finds no device to run on: this vLLM is built for GPUs")
     assert "repair the driver until nvidia-smi (or rocm-smi) lists the GPU" in said
     assert "Traceback" not in done.stderr
 
@@ -219,7 +221,7 @@ def test_libraries_of_a_driver_that_are_missing(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delitem(sys.modules, "vllm.v1.engine.async_llm", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Lacks(), *sys.meta_path])
-    with pytest.raises(ModelLoadError, match=r"libcuda\.so\.1.*no driver of a GPU is found here"):
+    with pytest.raises(ModelLoadError, match=r"libcuda\.so\.1.*there is no GPU driver"):
         import_vllm()
 
 

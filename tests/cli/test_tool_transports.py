@@ -68,12 +68,15 @@ def test_another_packages_transport_brings_its_tools(run_program: Run) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("rack://lab", "no transport of tools is named 'rack' (known: absent, listed, text); MCP"),
-        ("lab", "--tools 'lab': give a URL, as in lab://…"),
-        ("absent://x", "(agentrt.no_such_module:ListedTools) does not load: ModuleNotFound"),
-        ("text://x", "transport 'text' (builtins:str) gives no agentrt.interrupts.ToolTransport"),
+        (
+            "rack://lab",
+            "unknown transport of tools 'rack' (available: absent, listed, text); for MCP",
+        ),
+        ("lab", "--tools 'lab' is not a URL; use one such as lab://…"),
+        ("absent://x", "(agentrt.no_such_module:ListedTools) cannot be loaded: ModuleNotFound"),
+        ("text://x", "transport 'text' (builtins:str) returns str, not a ToolTransport"),
         ("listed://", "--tools 'listed://': a list has a name"),
-        ("listed://process", "each transport of tools needs a name of its own: thread, process"),
+        ("listed://process", "two transports of tools have the same name: thread, process"),
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused(run_program: Run, url: str, says: str) -> None:

@@ -51,7 +51,7 @@ def test_bad_input(
     [
         ("hammer", ["function 'hammer'", "drill, mill, strange"]),
         ("drill,drill", ["two tools", "'drill'"]),
-        ("strange", ["tool strange has a parameter that JSON cannot carry"]),
+        ("strange", ["tool strange has a parameter whose type has no JSON form"]),
     ],
 )
 def test_names_that_are_no_tools(

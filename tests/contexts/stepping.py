@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification
-from agentrt.executors.frontend import Answer, Caller, Frontend, FrontProfile, Request
+from agentrt.executors.chat_api import Answer, Caller, Frontend, FrontProfile, Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import ReplicaSet

@@ -30,11 +30,11 @@ def test_each_kind_is_what_the_engine_knows_it_by() -> None:
     ("make", "why"),
     [
         (lambda: choices(), "at least one text"),
-        (lambda: choices("yes", ""), "a choice is a text that is not empty"),
-        (lambda: regex(" "), "a regular expression is a text"),
-        (lambda: ebnf(None), "a grammar is a text"),  # type: ignore[arg-type]
-        (lambda: json_schema("{}"), "is an object or a type"),  # type: ignore[arg-type]
-        (lambda: json_schema({"enum": {1, 2}}), "is not JSON"),
+        (lambda: choices("yes", ""), "a choice must be a text that is not empty"),
+        (lambda: regex(" "), "a regular expression must be a text"),
+        (lambda: ebnf(None), "a grammar must be a text"),  # type: ignore[arg-type]
+        (lambda: json_schema("{}"), "must be a mapping or a type"),  # type: ignore[arg-type]
+        (lambda: json_schema({"enum": {1, 2}}), "cannot be written as JSON"),
     ],
 )
 def test_what_is_no_constraint_is_refused(make: Any, why: str) -> None:

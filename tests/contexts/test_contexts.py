@@ -183,7 +183,7 @@ async def test_a_saved_context_outlives_its_program_for_its_tenant_alone(
 
     ids = await shared.start(saves, tenant="anna").wait()
     assert await shared.start(opens, tenant="anna").wait() == ids
-    with pytest.raises(UnknownContextError, match="no saved context 'story'; saved are: none"):
+    with pytest.raises(UnknownContextError, match="unknown saved context 'story'; available: none"):
         await shared.start(opens, tenant="ben").wait()
     await shared.start(forgets, tenant="anna").wait()
     with pytest.raises(UnknownContextError, match="'story'"):
@@ -197,7 +197,7 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             context.truncate(9)
         with pytest.raises(ConfigError, match="k must be"):
             await context.next_tokens(0)
-        with pytest.raises(ConfigError, match="not empty"):
+        with pytest.raises(ConfigError, match="at least one token each"):
             await (await ctx.context()).score("x")
         with pytest.raises(ConfigError, match="fill it first"):
             await (await ctx.context()).generate()
@@ -205,7 +205,7 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             await context.fill([None])  # type: ignore[arg-type]
         with pytest.raises(NotServedError):
             await ctx.context("x", model="other")
-        with pytest.raises(AgentrtError, match="its prompt has 513 tokens"):
+        with pytest.raises(AgentrtError, match="the prompt has 513 tokens"):
             await (await ctx.context([5] * 513)).generate()
         growing = context.generate()
         await anext(growing)

@@ -253,7 +253,7 @@ async def test_two_tenants_share_neither_blocks_nor_names(token_runtime: Runtime
             await runtime.start(reads, tenant=name).wait() for name in ("anna", "ben", "anna")
         ]
         lengths = [await runtime.start(forgets, tenant=name).wait() for name in ("anna", "ben")]
-        with pytest.raises(UnknownContextError, match="saved are: none"):
+        with pytest.raises(UnknownContextError, match="available: none"):
             await runtime.start(forgets, tenant="ben").wait()
     assert cached == [(0, 96), (0, 96), (96, 96)]
     assert lengths == [100, 100]

@@ -157,5 +157,5 @@ async def test_a_constraint_that_the_engine_gives_up_is_refused() -> None:
     async def emit() -> AsyncGenerator[Piece, None]:
         yield SteeredPiece("", (), Reply("", "error"))
 
-    with pytest.raises(CallRejectedError, match="could not follow a constraint"):
+    with pytest.raises(CallRejectedError, match="could not follow the constraint"):
         [piece async for piece in constrained(emit())]

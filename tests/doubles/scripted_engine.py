@@ -16,12 +16,12 @@ from typing import Any
 
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
+from agentrt.executors.vllm.logprobs import LogprobCollector
 from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
-from agentrt.executors.vllm.processes import apart
-from agentrt.executors.vllm.scored import Likely
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 from tests.doubles.prefix_cache import PrefixCache
@@ -68,7 +68,7 @@ class ScriptedEngine(Executor):
             options = EngineOptions(model=self.model, flags=self.flags)
             prepare_environment(options)
             args = engine_args(options, self.model, on_gpu=False)
-            self._config, self._renderer, processor = await apart(model_config_of, args)
+            self._config, self._renderer, processor = await in_new_thread(model_config_of, args)
             self.replay = TokenReplay(processor, _TASKS)
         progress("ready")
 
@@ -85,16 +85,16 @@ class ScriptedEngine(Executor):
         with self._cached(call, ids) as cached:
             try:
                 tokens = self.tokens(self.script(call))
-                likely = None if call.spec.sampling is None else Likely(call.spec)
+                logprobs = None if call.spec.sampling is None else LogprobCollector(call.spec)
                 for output in self.replay.outputs(
                     call.call_id, prompt, params, options, tokens, cached
                 ):
                     await asyncio.sleep(0)
                     over, last = output.finished, output.outputs[0]
                     ids += last.token_ids
-                    if likely is not None:
-                        likely.add(output)
-                    reply = self._reply(call, last, ids, likely, cached or 0) if over else None
+                    if logprobs is not None:
+                        logprobs.add(output)
+                    reply = self._reply(call, last, ids, logprobs, cached or 0) if over else None
                     yield Chunk(last.text, reply, output, tuple(last.token_ids))
             except CallRejectedError:
                 over = True
@@ -125,7 +125,12 @@ class ScriptedEngine(Executor):
         return [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
 
     def _reply(
-        self, call: Call, last: Any, ids: Sequence[int], likely: Likely | None, cached: int
+        self,
+        call: Call,
+        last: Any,
+        ids: Sequence[int],
+        logprobs: LogprobCollector | None,
+        cached: int,
     ) -> Reply:
         steps = len(ids)
         report = CallReport(
@@ -137,7 +142,7 @@ class ScriptedEngine(Executor):
         )
         reason = last.finish_reason or "stop"
         reply = Reply(last.text, reason, token_ids=tuple(ids), report=report)
-        return reply if likely is None else likely.on(reply)
+        return reply if logprobs is None else logprobs.added_to(reply)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if program_id not in self.ended:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import Reply
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import spec_of
+from agentrt.executors.chat_api import spec_of
 from agentrt.executors.replies import reply_of
 from agentrt.program.options import make_request
 from agentrt.request import Call, CallSpec, Identity

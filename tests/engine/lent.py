@@ -11,7 +11,7 @@ import pytest
 from agentrt import Runtime
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.errors import CallRejectedError, NotServedError
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions

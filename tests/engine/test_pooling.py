@@ -14,10 +14,10 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.router import make_router
 from tests.doubles.tinymodel import tiny_model

@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Executor
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
 from agentrt.executors.vllm.options import EngineOptions
@@ -259,7 +259,7 @@ async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> 
 
 async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) -> None:
     long = Call(Identity("p/3", "p", "t"), CallSpec(prompt_token_ids=(5,) * 2000))
-    with pytest.raises(CallRejectedError, match="its prompt has 2000 tokens"):
+    with pytest.raises(CallRejectedError, match="the prompt has 2000 tokens"):
         await anext(replicas.generate(long, stream=False))
 
 
@@ -275,7 +275,7 @@ async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(
         await late.start(said.append)
     await late.close()
     assert said[0] == "joining the cluster"
-    assert re.fullmatch(rf"{NO_ROOM_YET}: {room}\S+ GiB; gives up after 0\.5 s", said[1])
+    assert re.fullmatch(rf"{NO_ROOM_YET}: {room}\S+ GiB; waiting for up to 0\.5 s", said[1])
 
 
 async def test_more_engines_than_the_nodes_have_room_for(nodes: LocalCluster) -> None:

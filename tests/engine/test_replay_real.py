@@ -12,7 +12,7 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.journals import describe_engine
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import SQLiteStore

@@ -91,6 +91,6 @@ async def look(engine: LabEngine) -> None:
     sizes = engine.sizes()
     assert (sizes["max_num_seqs"], sizes["max_model_len"]) == (2, 512)
     assert sizes["kv_blocks"] > 0
-    with pytest.raises(CallRejectedError, match="no front end"):
+    with pytest.raises(CallRejectedError, match="has no tokenizer"):
         async for _ in engine.generate(Call(Identity("a", "a", "t"), CallSpec()), stream=False):
             pass

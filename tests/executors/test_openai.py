@@ -24,7 +24,7 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import spec_of
+from agentrt.executors.chat_api import spec_of
 from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.request import Call, CallSpec, Identity

@@ -82,9 +82,9 @@ def test_what_does_not_fit_is_named(form: Any, given: Any, why: str) -> None:
     [
         ({"schema": {"type": "text"}}, "a question's schema: $.type: 'text' is not valid"),
         ({"schema": Thread}, "a question's schema: Thread has no JSON schema"),
-        ({"choices": []}, "choices must be a list of at least one, not []"),
-        ({"choices": "yes"}, "choices must be a list of at least one, not 'yes'"),
-        ({"schema": int, "choices": ["a"]}, "a question has a schema or choices, not both"),
+        ({"choices": []}, "choices must be a list with at least one choice, not []"),
+        ({"choices": "yes"}, "choices must be a list with at least one choice, not 'yes'"),
+        ({"schema": int, "choices": ["a"]}, "a question takes a schema or choices, not both"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused(given: Any, why: str) -> None:

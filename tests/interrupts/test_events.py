@@ -94,7 +94,7 @@ async def test_past_its_deadline_it_expires(source: ByHand, runtime: Runtime) ->
         return "no error"
 
     run = runtime.start(waits)
-    assert await run.wait() == "no event came on 'plant/+' within 0.01 s"
+    assert await run.wait() == "no event arrived on 'plant/+' within 0.01 s"
     assert run.dag.node(0).state is NodeState.EXPIRED
 
 
@@ -149,5 +149,5 @@ async def test_without_a_source_there_is_a_clear_error() -> None:
         await ctx.event("plant/+")
 
     async with Runtime(ScriptedExecutor(lambda call: "x")) as runtime:
-        with pytest.raises(ConfigError, match=r"nothing sends events here.*give --broker"):
+        with pytest.raises(ConfigError, match=r"there is no source of events.*--broker"):
             await runtime.start(waits).wait()

@@ -106,9 +106,9 @@ def test_functions_that_no_schema_fits_are_refused() -> None:
     def handle(file: Callable[[], int]) -> None: ...
 
     for function, says in (
-        (every, r"tool every takes \*args: name its parameters"),
-        (by_position, "takes a by position only: drop the /"),
-        (handle, "has a parameter that JSON cannot carry"),
+        (every, r"tool every takes \*args; give each of its parameters a name"),
+        (by_position, "takes a by position only; remove the /"),
+        (handle, "has a parameter whose type has no JSON form"),
     ):
         with pytest.raises(ConfigError, match=says):
             tool(function)
@@ -120,7 +120,7 @@ def test_functions_that_no_schema_fits_are_refused() -> None:
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
         ({"retries": -1}, "retries must be at least 0, got -1"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
-        ({"isolation": "cage"}, "isolation can be thread or process, not 'cage'"),
+        ({"isolation": "cage"}, "isolation must be 'thread' or 'process', not 'cage'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
@@ -182,5 +182,5 @@ def test_only_what_a_process_finds_can_run_there() -> None:
     def inner() -> None: ...
 
     for given in (inner, lambda: None):
-        with pytest.raises(ConfigError, match="define it at the top of a file"):
+        with pytest.raises(ConfigError, match="define the function at the top level of a file"):
             tool(isolation="process")(given)

@@ -124,7 +124,7 @@ async def test_what_cannot_be_asked_is_refused(asked: Asked, arguments: Any) -> 
 
 
 async def test_an_answer_of_nobodys_question(asked: Asked) -> None:
-    with pytest.raises(QuestionClosedError, match="question x is not known here"):
+    with pytest.raises(QuestionClosedError, match="question x is unknown"):
         asked.questions.answer("x", "yes")
 
 

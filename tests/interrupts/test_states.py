@@ -131,4 +131,4 @@ def test_an_engine_hears_of_the_ends_alone_not_of_what_happens_between() -> None
     machine.end(NodeState.EXPIRED, 0)
     assert sum(isinstance(event, NodeChanged) for event in machine.events) == 3
     told = [note for event in machine.events if (note := notification_of(event)) is not None]
-    assert [note.what for note in told] == ["tool", "returned"] * 2
+    assert [note.kind for note in told] == ["tool", "returned"] * 2

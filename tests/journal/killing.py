@@ -16,7 +16,7 @@ from typing import Any
 from agentrt import Context, Runtime, program, tool
 from agentrt.errors import JournalWriteError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import RequestFrontend
+from agentrt.executors.chat_api import RequestFrontend
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.schema import Change, EndRow, StartRow

@@ -13,7 +13,7 @@ import pytest
 
 from agentrt import Runtime
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.journal.schema import Change
 from agentrt.request import Call
 from tests.contexts.real import engine_of, fresh

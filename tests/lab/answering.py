@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from agentrt.executors.base import Chunk, Notification
-from agentrt.executors.frontend import Frontend, Request, RequestFrontend
+from agentrt.executors.chat_api import Frontend, Request, RequestFrontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler import SchedulerConfig
@@ -50,7 +50,7 @@ class Engine:
         self.told.append(program_id)
 
     def notify(self, note: Notification) -> None:
-        self.told.append(note.what)
+        self.told.append(note.kind)
 
 
 class WholeEngine(Engine):

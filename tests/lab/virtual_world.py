@@ -153,7 +153,7 @@ class World(ScriptedExecutor):
             yield replace(chunk, reply=reply)
 
     def notify(self, note: Notification) -> None:
-        self.engine.boundary(note.program_id, note.what, note.name)
+        self.engine.boundary(note.program_id, note.kind, note.name)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if totals is not None:

@@ -106,8 +106,8 @@ def ranks(notes: list[Notification], retention: str) -> list[object]:
     assert blocks is not None
     found: list[object] = []
     for at, note in enumerate(notes, 2):
-        row.tools += 1 if note.what == "tool" else -1
-        if note.what == "tool":
+        row.tools += 1 if note.kind == "tool" else -1
+        if note.kind == "tool":
             owners.interrupt_started(row, "tool", note.name, at)
         else:
             owners.interrupt_ended(row, at)

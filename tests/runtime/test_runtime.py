@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import EngineStartError, UsageError
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.request import Call
@@ -220,7 +220,7 @@ async def test_a_human_is_asked_and_answers(runtime: Runtime) -> None:
 
     async with Runtime(ScriptedExecutor(), ask_human=ask) as other:
         assert await other.start(polite).wait() == "may I? yes"
-    with pytest.raises(UsageError, match="there is none here"):
+    with pytest.raises(UsageError, match="nobody can answer"):
         await runtime.start(polite).wait()
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("vllm")
 from agentrt import Runtime
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.request import Call
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.listen import Listener

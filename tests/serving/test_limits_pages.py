@@ -8,7 +8,7 @@ import pytest
 
 from agentrt.cli.serve import serve
 from agentrt.executors.vllm import compiling
-from agentrt.executors.vllm.frontend import long_prompts
+from agentrt.executors.vllm.entrypoints import long_prompts
 from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, responses

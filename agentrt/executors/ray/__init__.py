@@ -1,4 +1,6 @@
-"""Engines as actors of a Ray cluster. Ray is an optional extra, imported when one starts."""
+"""Engines as actors of a Ray cluster. Ray is an optional extra, and imported when an engine
+starts.
+"""
 
 from agentrt.executors.ray.cluster import Cluster, Demand, Node
 from agentrt.executors.ray.engine import RayEngine

@@ -1,4 +1,4 @@
-"""The only file that names Ray's internals. Read against Ray 2.60."""
+"""The only file that uses Ray's internals. Written for Ray 2.60."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def keep_stdout_clean() -> None:
-    """Ray tells of nodes that died on the driver's stdout, which is for programs' results.
+    """Keep Ray from printing messages about dead nodes on stdout, which is for programs' results.
 
-    The calls that fail say it to their callers.
+    Calls on a dead node fail with an error that says the same.
     """
     from ray._private import worker
 
     def drop(data: Any, *, ignore_prefix: bool) -> None:
-        """In the place of what prints; Ray passes both by these names."""
+        """Replace Ray's function that prints; it must have the same parameter names."""
 
     worker.print_to_stdstream = drop

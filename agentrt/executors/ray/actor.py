@@ -1,4 +1,4 @@
-"""What runs on a node of the cluster: one embedded engine, whose outputs leave in batches."""
+"""The Ray actor with an embedded engine on a node of the cluster. It sends outputs in batches."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ if TYPE_CHECKING:
 
 
 _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
-"""What vLLM's ``RequestOutput`` has of a prompt, the same in each piece."""
+"""The fields of vLLM's ``RequestOutput`` with the prompt, which are equal in all pieces."""
 
 
 def without_copies(call: Call) -> Call:
-    """The call with its prompt in one place: what was rendered has its token ids, too."""
+    """Remove a prompt's token ids from a rendered call, which contains them a second time."""
     if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))
 
 
 def without_prompt(chunk: Chunk) -> Chunk:
-    """A piece without the prompt, for who has had it with the first."""
+    """Return a piece of output without the prompt, for a reader that got it with the first
+    piece.
+    """
     return _with(chunk, dict.fromkeys(_OF_THE_PROMPT))
 
 
 class PromptRestorer:
-    """Puts the prompt of a call's first piece back into those after it."""
+    """Adds the prompt of a call's first piece of output to the pieces after it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] | None = None
 
     def restored(self, chunk: Chunk) -> Chunk:
-        """The piece as the engine made it."""
+        """Return the piece as the engine created it."""
         if self._kept is None:
             self._kept = {name: getattr(chunk.output, name, None) for name in _OF_THE_PROMPT}
             return chunk
@@ -55,7 +57,7 @@ class PromptRestorer:
 
 def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
     if not hasattr(chunk.output, "prompt_token_ids"):
-        return chunk  # of an engine that is not vLLM's
+        return chunk  # not from a vLLM engine
     output = copy.copy(chunk.output)
     for name, value in values.items():
         setattr(output, name, value)
@@ -63,21 +65,21 @@ def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
 
 
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
-"""Whose output it is (a call's id), and what: a piece, the call's error, or its end.
+"""A call's id, and a piece of its output, its error, or None for its end.
 
-A note of what the engine holds comes between them, for `KV_EVENTS` in place of a call.
+Notes about the engine's prefix cache are sent with `KV_EVENTS` in place of a call's id.
 """
 
 PROGRESS = ""
-"""In place of a call's id: what comes with it is the engine's progress while it starts."""
+"""Stands in place of a call's id with messages about the progress of the engine's start."""
 
 
 class EngineActor:
     """An engine in an async actor of Ray.
 
-    All outputs of all calls leave through `collect`, which gives what there is: while one
-    answer travels, the next gathers, so that a hop costs a round trip for each step of the
-    engine at most, whatever the number of calls.
+    `collect` returns the outputs of all calls that there are. While an answer is sent, the outputs
+    for the next answer are gathered. So there is at most one round trip for each step of the
+    engine, whatever the number of calls.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -87,19 +89,19 @@ class EngineActor:
         self._news = asyncio.Event()
 
     async def start(self) -> tuple[ExecutorInfo, list[int]]:
-        """Start the engine, and say what it runs with, and its processes."""
+        """Start the engine, and return its info and the ids of its processes."""
         await self._engine.start(lambda message: self._put(PROGRESS, Chunk(message)))
         self._engine.on_kv_events(lambda note: self._put(KV_EVENTS, note))
         return self._engine.info, self._engine.pids()
 
     async def begin(self, call: Call, stream: bool) -> None:
-        """Run the call; what it puts out is for `collect`."""
+        """Start a call, whose output `collect` returns."""
         task = self._calls[call.call_id] = asyncio.create_task(self._run(call, stream))
-        # Not in the task: one that is stopped before its first step runs none of its code.
+        # A callback, because a task that is cancelled before it starts runs none of its code.
         task.add_done_callback(functools.partial(self._ended, call.call_id))
 
     async def _run(self, call: Call, stream: bool) -> AgentrtError | None:
-        """Put out the call's chunks, and return the error that it ended with."""
+        """Run a call, and return its error, or None if it succeeded."""
         try:
             first = True
             async with contextlib.aclosing(self._engine.generate(call, stream=stream)) as chunks:
@@ -108,8 +110,10 @@ class EngineActor:
                     first = False
         except Exception as error:
             if isinstance(error, AgentrtError):
-                with contextlib.suppress(Exception):  # unless it takes more than its `args`
-                    return type(error)(*error.args)  # without its cause, which may not travel
+                # A copy without the cause, which may not be picklable. It fails for an error whose
+                # constructor takes other arguments.
+                with contextlib.suppress(Exception):
+                    return type(error)(*error.args)
             return EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")
         return None
 
@@ -122,21 +126,21 @@ class EngineActor:
         self._news.set()
 
     async def collect(self) -> list[Output]:
-        """All outputs since the last time; waits until there is one."""
+        """Wait until there are outputs, and return all since the last time."""
         await self._news.wait()
         self._news.clear()
         outputs, self._outputs = self._outputs, []
         return outputs
 
     async def stop(self, call_id: str) -> None:
-        """Abort the call, if it still runs."""
+        """Abort a call if it is still running."""
         task = self._calls.get(call_id)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def aborted(self, call_id: str) -> CallReport:
-        """What a call had used when it was aborted."""
+        """Abort a call, and return its report."""
         await self.stop(call_id)
         return await self._engine.aborted(call_id)
 
@@ -149,7 +153,7 @@ class EngineActor:
         return await self._engine.know(learned)
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
-        """What a front end elsewhere is made from."""
+        """Return the engine's setups for front ends."""
         return await self._engine.front_setups()
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
@@ -157,27 +161,30 @@ class EngineActor:
         await self._engine.add_adapter(model, adapter)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int, tuple[str, int]] | None:
-        """What the engine holds, its tokens per block, and how it hashes them."""
-        found = await self._engine.cached_blocks()
-        return None if found is None else (*found, self._engine.hashing)
+        """Return the blocks in the prefix cache, the tokens of a block, and `VLLMEngine.hashing`.
+
+        None if the engine makes no KV events.
+        """
+        cached = await self._engine.cached_blocks()
+        return None if cached is None else (*cached, self._engine.hashing)
 
     async def notify(self, notes: list[Notification]) -> None:
-        """Programs went to tools or humans, or came back."""
+        """Pass notifications to the engine: programs that wait for tools or humans."""
         for note in notes:
             self._engine.notify(note)
 
     async def snapshot(self) -> Mapping[str, Any]:
-        """What runs and what waits; raises `EngineError` if the engine is dead."""
+        """Return the engine's snapshot. Raises `EngineError` if the engine is dead."""
         if not self._engine.alive():
             raise EngineError("the engine core is dead")
         return await self._engine.snapshot()
 
     async def metrics(self) -> Sequence[Metric]:
-        """What the engine counts itself."""
+        """Return the engine's own metrics."""
         return await self._engine.metrics()
 
     async def cpu_seconds(self) -> float:
-        """Processor time that the engine core has used (seconds)."""
+        """Return the CPU seconds that the engine core has used."""
         return await self._engine.cpu_seconds()
 
     async def close(self) -> None:

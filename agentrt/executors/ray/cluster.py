@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: made by the first engine, given up by the last."""
+"""The connection to a Ray cluster: the first engine opens it, and the last engine closes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.ray._compat import keep_stdout_clean
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a live node of the cluster has: cores, GPUs, and bytes of memory that Ray hands out."""
+    """The resources of a live node: cores, GPUs, and bytes of memory that Ray may allocate."""
 
     cpus: int
     gpus: int = 0
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one engine takes of its node."""
+    """The resources that an engine needs of its node: cores, GPUs, and bytes of memory."""
 
     cpus: int
     gpus: int = 0
@@ -48,11 +48,11 @@ class Demand:
 
 
 def demand(nodes: Sequence[Node], engines: int, gpus: int, memory: int) -> Demand:
-    """An equal share of the cluster for each of ``engines``.
+    """Return the share of the cluster for each of ``engines``.
 
-    On a cluster with GPUs each takes ``gpus`` of one node, and a core. On one without, as
-    many cores as let all of them fit, and ``memory`` (bytes). Raises `ConfigError` where they
-    do not fit.
+    On a cluster with GPUs, an engine gets ``gpus`` GPUs and a core of a node. Otherwise it gets
+    ``memory`` bytes, and as many cores as possible so that all engines fit. Raises `ConfigError` if
+    the engines do not fit.
     """
     if any(node.gpus for node in nodes):
         _check(nodes, engines, Demand(1, gpus), lambda node: node.gpus // gpus)
@@ -72,12 +72,12 @@ def _check(nodes: Sequence[Node], engines: int, least: Demand, room: Callable[[N
     if fit < engines:
         raise ConfigError(
             f"{engines} engines of at least {least} each do not fit on the cluster: its "
-            f"{len(nodes)} nodes have room for {fit}; give fewer --replicas, or add nodes"
+            f"{len(nodes)} nodes have room for {fit}; use fewer --replicas, or add nodes"
         )
 
 
 def _room(node: Node, share: Demand) -> int:
-    """How many such engines the node can hold."""
+    """Return how many engines with this share fit on the node."""
     cpus = node.cpus // share.cpus
     return min(cpus, node.memory // share.memory) if share.memory else cpus
 
@@ -89,9 +89,9 @@ _REACH_S = 5.0
 class Cluster:
     """A Ray cluster at ``address``: ``auto``, ``HOST:PORT`` of its head, or ``ray://HOST:PORT``.
 
-    ``engines`` are to share it; each needs ``gpus`` GPUs, where there are any, and ``memory``
-    bytes. A connection that the process has already is used, and stays. Raises `ConfigError`
-    for an address that cannot be, and where Ray is not installed.
+    ``engines`` is the number of engines that share it. Each needs ``gpus`` GPUs, if the cluster has
+    GPUs, or else ``memory`` bytes. If the process is already connected, this connection is used and
+    stays open. Raises `ConfigError` for an invalid address, and if Ray is not installed.
     """
 
     def __init__(self, address: str, engines: int, *, gpus: int = 1, memory: int = 0) -> None:
@@ -110,11 +110,12 @@ class Cluster:
             )
 
     async def join(self) -> None:
-        """Connect, unless that is done. Each call needs a `leave`.
+        """Connect, unless there is a connection already. Each `join` needs a `leave`.
 
-        Raises `EngineStartError` where there is no cluster. Who gives up waiting has left.
+        Raises `EngineStartError` if there is no cluster at the address. If this is cancelled, no
+        `leave` is needed.
         """
-        joining = asyncio.ensure_future(apart(self._join))
+        joining = asyncio.ensure_future(in_new_thread(self._join))
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
@@ -124,18 +125,21 @@ class Cluster:
             raise
 
     async def leave(self) -> None:
-        """Disconnect, if nobody else is left."""
-        await apart(self._leave)
+        """Disconnect if this was the last engine."""
+        await in_new_thread(self._leave)
 
     def place(self, actor: type, *args: Any) -> ActorHandle[Any]:
-        """A new actor on a node with room, spread over the nodes. It may be waited for."""
+        """Create an actor on a node with room; actors are spread over the nodes.
+
+        Returns at once. If no node has room, the actor waits for one.
+        """
         import ray
 
         share = self._share()
         terms: dict[str, Any] = {
             "num_cpus": share.cpus,
             "num_gpus": share.gpus,
-            "max_restarts": 0,  # a replica that dies is replaced by its set
+            "max_restarts": 0,  # the `ReplicaSet` replaces an engine that dies
             "max_task_retries": 0,
             "scheduling_strategy": "SPREAD",
         }
@@ -144,7 +148,7 @@ class Cluster:
         return ray.remote(actor).options(**terms).remote(*args)
 
     def room(self) -> str:
-        """What an engine needs of its node, and what is free now, in words."""
+        """Return a text about what an engine needs of its node, and what is free now."""
         import ray
 
         share, free = self._share(), ray.available_resources()
@@ -158,7 +162,7 @@ class Cluster:
         return f"an engine needs {share} of one node; free on {where}: {', '.join(parts)}"
 
     def _share(self) -> Demand:
-        """What each engine takes of its node. Raises `ConfigError` where they do not fit."""
+        """Return the share of each engine. Raises `ConfigError` if the engines do not fit."""
         with self._lock:
             if self._demand is None:
                 self._demand = demand(_nodes(), self._engines, self._gpus, self._memory)
@@ -180,8 +184,8 @@ class Cluster:
                 ray.shutdown()
 
     def _connect(self) -> None:
-        # Read by Ray as it is imported: nothing is sent to its makers, and GPUs stay visible
-        # to an actor that asked for none.
+        # Ray reads these variables at its import. The first turns usage statistics off; the second
+        # keeps GPUs visible to an actor that requests none.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -203,26 +207,26 @@ class Cluster:
         if self._target is None and isinstance(error, ConnectionError):
             return (
                 "--cluster auto: no Ray cluster runs on this machine; start one with "
-                "'ray start --head', or give the address of its head"
+                "'ray start --head', or use the address of a cluster's head, HOST:PORT"
             )
         why = str(error).strip().partition("\n")[0]
         return f"no Ray cluster at --cluster {self._address}: {why}"
 
 
 def _read(address: str) -> tuple[str, int] | None:
-    """Host and port; None for ``auto``."""
+    """Return host and port; None for ``auto``. Raises `ConfigError` for an invalid address."""
     if address == "auto":
         return None
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ConfigError(
-            f"--cluster {address!r} is no address: give auto, HOST:PORT, or ray://HOST:PORT"
+            f"invalid address --cluster {address!r}: use auto, HOST:PORT, or ray://HOST:PORT"
         )
     return match["host"].strip("[]"), int(match["port"])
 
 
 def _reach(address: str, target: tuple[str, int]) -> None:
-    """See at once whether anybody listens there: Ray itself would try for a minute."""
+    """Raise `EngineStartError` if nothing listens at the address: Ray would try for a minute."""
     try:
         socket.create_connection(target, timeout=_REACH_S).close()
     except OSError as error:
@@ -235,11 +239,11 @@ def _reach(address: str, target: tuple[str, int]) -> None:
 def _nodes() -> list[Node]:
     import ray
 
-    found = []
+    nodes = []
     for node in ray.nodes():
         has = node["Resources"]
         if node["Alive"]:
-            found.append(
+            nodes.append(
                 Node(int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)))
             )
-    return found
+    return nodes

@@ -1,4 +1,4 @@
-"""An engine on a node of a Ray cluster, as an `Executor` here."""
+"""An `Executor` whose engine runs on a node of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrt.executors.ray.actor import PROGRESS, EngineActor, PromptRestorer, w
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _PLACE_S = 180.0
+"""Seconds to wait for a node with room."""
 _CLOSE_S = 3.0
+"""Seconds for an engine to stop by itself before its actor is killed."""
 
 
 class RayEngine(Executor):
     """An `Executor` whose engine is an actor of ``cluster``.
 
-    The death of the actor, its engine core or its node is an `EngineDiedError` of all its
-    calls. ``pids()`` are known once it has started.
+    If the actor, its engine core or its node dies, all calls raise `EngineDiedError`. `pids` is
+    empty until the engine has started.
     """
 
     def __init__(self, options: EngineOptions, cluster: Cluster) -> None:
@@ -71,18 +73,18 @@ class RayEngine(Executor):
         progress("joining the cluster")
         await self._cluster.join()
         self._joined = True
-        # Before it is placed: then what it takes itself is not free any more.
-        room = await apart(self._cluster.room)
+        # Before the actor is placed, since its own resources would not count as free after that.
+        room = await in_new_thread(self._cluster.room)
         self._actor = self._cluster.place(EngineActor, self.options)
-        progress(f"{NO_ROOM_YET}: {room}; gives up after {_PLACE_S:g} s")
+        progress(f"{NO_ROOM_YET}: {room}; waiting for up to {_PLACE_S:g} s")
         try:
             async with asyncio.timeout(_PLACE_S):
                 await self._ask("__ray_ready__")
         except TimeoutError as error:
-            room = await apart(self._cluster.room)
+            room = await in_new_thread(self._cluster.room)
             raise NoRoomError(
-                f"no node of the cluster had room within {_PLACE_S:g} s: {room}; give fewer "
-                "--replicas, add nodes, or end what else runs there"
+                f"no node of the cluster had room within {_PLACE_S:g} s: {room}; use fewer "
+                "--replicas, add nodes, or stop other work on the cluster"
             ) from error
         progress("starting on its node")
         with tracking.outside():
@@ -131,7 +133,7 @@ class RayEngine(Executor):
                 self._tell("stop", call.call_id)
 
     async def _read_outputs(self, progress: Progress) -> None:
-        """Hand the actor's outputs to the calls that wait for them, until it dies."""
+        """Pass the actor's outputs to the calls that wait for them, until the actor dies."""
         try:
             while True:
                 for call_id, output in await self._ask("collect"):
@@ -154,14 +156,14 @@ class RayEngine(Executor):
     # -- front ends --------------------------------------------------------------------
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
-        await apart(import_module, "vllm.config")  # what comes is made of its classes
+        await in_new_thread(import_module, "vllm.config")  # needed to unpickle the setups
         setups: tuple[FrontSetup, ...] = await self._ask("front_setups")
         return setups
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
         await self._ask("add_adapter", model, adapter)
 
-    # -- what it holds -----------------------------------------------------------------
+    # -- the prefix cache --------------------------------------------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(spec)
@@ -170,10 +172,10 @@ class RayEngine(Executor):
         self._on_kv_events = listener
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
-        found = await self._ask("cached_blocks")
-        if found is None:
+        cached = await self._ask("cached_blocks")
+        if cached is None:
             return None
-        note, size, (algorithm, ahead) = found
+        note, size, (algorithm, ahead) = cached
         if self._hasher is None:
             self._hasher = BlockHasher(algorithm, size, ahead)
         return note, size
@@ -196,32 +198,33 @@ class RayEngine(Executor):
             self._notes.post(note)
 
     async def snapshot(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = await self._ask("snapshot")
-        return found
+        snapshot: Mapping[str, Any] = await self._ask("snapshot")
+        return snapshot
 
     async def metrics(self) -> Sequence[Metric]:
-        found: Sequence[Metric] = await self._ask("metrics")
-        return found
+        metrics: Sequence[Metric] = await self._ask("metrics")
+        return metrics
 
     async def cpu_seconds(self) -> float:
         return float(await self._ask("cpu_seconds"))
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor. Raises what it raises, or `EngineDiedError`."""
+        """Call a method of the actor. Raises the method's errors, or `EngineDiedError`."""
         if self._actor is None:
             raise EngineDiedError("the engine is not running")
         return await _translated(getattr(self._actor, method).remote(*args))
 
     def _tell(self, method: str, *args: Any) -> None:
-        """The same, without waiting for it."""
+        """Call a method of the actor without waiting for its result."""
         if self._actor is not None and self._fault is None:
             getattr(self._actor, method).remote(*args)
 
 
 async def _translated(reference: ObjectRef) -> Any:
-    """What the reference gives; Ray's errors as ours, those of the engine as they were.
+    """Await the result of a remote call. Raises the engine's errors, and Ray's as
+    `EngineDiedError`.
 
-    Who is cancelled leaves Ray's own future alone: Ray reports one that was cancelled as a fault.
+    If this is cancelled, Ray's own future is not cancelled, because Ray would log that as a fault.
     """
     from ray.exceptions import RayError, RayTaskError
 
@@ -235,17 +238,19 @@ async def _translated(reference: ObjectRef) -> Any:
             raise cause from None
         raise EngineDiedError(f"{type(cause).__name__}: {cause}") from error
     except (RayError, ConnectionError) as error:
-        raise EngineDiedError(f"its actor or node is gone ({type(error).__name__})") from error
+        raise EngineDiedError(
+            f"the engine's actor or node is gone ({type(error).__name__})"
+        ) from error
 
 
 def _seen(answer: asyncio.Future[Any]) -> None:
-    """The answer came, or its error, whether somebody still waits for it or not."""
+    """Mark an answer's error as retrieved, even if no caller waits for it any more."""
     if not answer.cancelled():
         answer.exception()
 
 
 async def _end(actor: ActorHandle[Any], *, gracefully: bool) -> None:
-    """Stop the actor for good; one that runs is asked first, for its engine has processes."""
+    """Stop the actor for good; with ``gracefully``, first let it close its engine's processes."""
     import ray
 
     if gracefully:

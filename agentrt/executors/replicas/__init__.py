@@ -1,4 +1,4 @@
-"""Many engines behind one `Executor`: each call is routed, and retried when its engine dies."""
+"""Several engines behind one `Executor`: calls are routed, and retried when their engine dies."""
 
 from agentrt.executors.replicas.replica import Backoff, Replica, ReplicaState
 from agentrt.executors.replicas.set import ReplicaSet, RestartedEngine

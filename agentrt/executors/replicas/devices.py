@@ -1,4 +1,4 @@
-"""Which GPUs each engine gets, so that none is shared. Pure."""
+"""Assigns GPUs to engines so that no two engines share a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _SIZES = {
 
 
 def gpus_each(flags: Sequence[str]) -> int:
-    """How many GPUs an engine with these flags of vLLM's takes."""
+    """Return how many GPUs an engine with these flags of vLLM's needs.
+
+    Raises `ConfigError` for flags that are not valid.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, options in _SIZES.items():
         parser.add_argument(*options, dest=name, type=int, default=1)
@@ -24,14 +27,15 @@ def gpus_each(flags: Sequence[str]) -> int:
         raise ConfigError(f"vLLM's options: {error}") from error
     size: int = sizes.tensor_parallel_size * sizes.pipeline_parallel_size
     if size < 1:
-        raise ConfigError("vLLM's options: parallel sizes are at least 1")
+        names = "--tensor-parallel-size and --pipeline-parallel-size"
+        raise ConfigError(f"vLLM's options: {names} must be at least 1")
     return size
 
 
 def visible_devices(present: int, environment: Mapping[str, str]) -> int:
-    """How many of a machine's ``present`` GPUs may be used, as CUDA_VISIBLE_DEVICES has it.
+    """Return how many of a machine's ``present`` GPUs CUDA_VISIBLE_DEVICES allows.
 
-    Raises `ConfigError` for one that is not there.
+    Raises `ConfigError` if the variable names a GPU that the machine does not have.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -39,25 +43,26 @@ def visible_devices(present: int, environment: Mapping[str, str]) -> int:
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     missing = [name for name in names if name.isdecimal() and int(name) >= present]
     if missing:
-        there = ", ".join(map(str, range(present))) or "none"
+        numbers = ", ".join(map(str, range(present))) or "none"
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES={chosen}: there is no GPU {missing[0]} on this machine, which "
-            f"has {there}"
+            f"CUDA_VISIBLE_DEVICES={chosen}: this machine has no GPU {missing[0]}; "
+            f"available: {numbers}"
         )
     return len(names)
 
 
 def assign_devices(visible: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Neighbouring GPUs for each engine, ``sizes`` of them, from ``visible`` in all.
+    """Return successive GPUs for each engine, as indices of the ``visible`` GPUs.
 
-    They are numbers among the visible ones. Raises `ConfigError` where there are too few.
+    ``sizes`` has the number of GPUs of each engine. Raises `ConfigError` if there are too few.
     """
     needed = sum(sizes)
     if needed > visible:
         each = ", ".join(map(str, sizes))
         raise ConfigError(
-            f"{len(sizes)} engines need {needed} GPUs ({each}), and {visible} can be used: give "
-            "fewer --replicas, a smaller --tensor-parallel-size, or more of CUDA_VISIBLE_DEVICES"
+            f"{len(sizes)} engines need {needed} GPUs ({each}), but only {visible} can be used; "
+            "use fewer --replicas, a smaller --tensor-parallel-size, or more of "
+            "CUDA_VISIBLE_DEVICES"
         )
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [tuple(range(at, at + size)) for at, size in zip(starts, sizes, strict=True)]

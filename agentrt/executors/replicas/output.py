@@ -1,4 +1,4 @@
-"""What a call has given so far, so that a retry on another engine gives only what is new."""
+"""Tracks the output of a call, so that a retry on another engine yields only what is new."""
 
 from __future__ import annotations
 
@@ -15,68 +15,74 @@ S = TypeVar("S", bound=Sequence[Any])
 
 
 class DiffersError(Exception):
-    """A sequence is not the same again."""
+    """Raised when a retry's output is not the same as the output before."""
 
 
 class Repeated:
-    """One sequence: what of it was given, and how far it has come again."""
+    """A sequence that arrives in pieces, and may arrive again from its beginning."""
 
     def __init__(self) -> None:
-        self._given: Sequence[Any] | None = None
+        self._delivered: Sequence[Any] | None = None
         self._at = 0
 
     def restart(self) -> None:
-        """It comes from its beginning."""
+        """Expect the sequence from its beginning again."""
         self._at = 0
 
     def take(self, piece: S) -> S:
-        """What is new in the next ``piece``. Raises `DiffersError` if it is not the same again."""
-        if self._given is None:
-            self._given = piece[:0]
-        known = self._given[self._at : self._at + len(piece)]
+        """Take the next ``piece``, and return the part of it that was not delivered before.
+
+        Raises `DiffersError` if the piece is not the same as before.
+        """
+        if self._delivered is None:
+            self._delivered = piece[:0]
+        known = self._delivered[self._at : self._at + len(piece)]
         if piece[: len(known)] != known:
             raise DiffersError
         self._at += len(piece)
         new = piece[len(known) :]
-        self._given = self._given + new  # type: ignore[operator]
+        self._delivered = self._delivered + new  # type: ignore[operator]
         return new  # type: ignore[return-value]
 
     @property
     def ended_early(self) -> bool:
-        """Whether it has not come again as far as it was given."""
-        return self._given is not None and self._at < len(self._given)
+        """Whether the current run has less of the sequence than was delivered before."""
+        return self._delivered is not None and self._at < len(self._delivered)
 
 
 class RepeatedParts:
-    """Several such sequences, each by a key, and things that come once."""
+    """Several `Repeated` sequences by key, and keys of values that are delivered only once."""
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, Repeated] = {}
         self._once: set[Hashable] = set()
 
     def restart(self) -> None:
-        """All come from their beginnings."""
+        """Expect all sequences from their beginnings again."""
         for part in self._parts.values():
             part.restart()
 
     def take(self, key: Hashable, piece: S) -> S:
-        """As `Repeated.take`, of the sequence with this key."""
+        """Do as `Repeated.take` for the sequence with this key."""
         return self._parts.setdefault(key, Repeated()).take(piece)
 
     def first(self, key: Hashable) -> bool:
-        """True the first time that this is asked, over all runs."""
+        """Return True the first time that this is called with ``key``, over all runs."""
         new = key not in self._once
         self._once.add(key)
         return new
 
     @property
     def ended_early(self) -> bool:
-        """Whether one has not come again as far as it was given."""
+        """Whether the current run has less of any sequence than was delivered before."""
         return any(part.ended_early for part in self._parts.values())
 
 
 def new_choice(choice: Mapping[str, Any], parts: RepeatedParts) -> dict[str, Any]:
-    """What is new of a choice in a stream's chunk, in OpenAI's form. A whole message is new."""
+    """Return the new part of a choice in a chunk of OpenAI's form.
+
+    A choice with a whole message is returned unchanged.
+    """
     if "delta" not in choice:
         return dict(choice)
     index, delta = choice.get("index", 0), dict(choice["delta"] or {})
@@ -100,7 +106,7 @@ def new_choice(choice: Mapping[str, Any], parts: RepeatedParts) -> dict[str, Any
 def _new_calls(
     index: int, calls: Sequence[Mapping[str, Any]], parts: RepeatedParts
 ) -> Iterator[Mapping[str, Any]]:
-    """Calls have ids that are drawn anew in each run: the first ones stay."""
+    """Yield the new parts of tool calls. Each run draws new ids for them; the first ids stay."""
     for call in calls:
         key, function = (index, "tool_calls", call.get("index", 0)), call.get("function") or {}
         arguments = parts.take(key, function.get("arguments") or "")
@@ -111,15 +117,15 @@ def _new_calls(
 
 
 _Piece = tuple[str, str, tuple[int, ...]]
-"""Of a chunk with vLLM's ``RequestOutput``: its text, and that and the token ids of the output."""
+"""A chunk with vLLM's ``RequestOutput``: the chunk's text, the output's text and its token ids."""
 
 
 class CallOutput:
-    """Follows a call's output over its runs: sampling is seeded, so each repeats the one before,
-    though not in the same pieces.
+    """The output of a call over all its runs.
 
-    It is ``delivered`` with its last chunk. It ``differs`` where a run gave something else than
-    what a reader already has.
+    Sampling is seeded, so each run repeats the output of the run before it, although in other
+    pieces. ``delivered`` says that the last chunk was delivered. ``differs`` says that a run had
+    another output than a reader already has.
     """
 
     def __init__(self, call_id: str) -> None:
@@ -129,28 +135,32 @@ class CallOutput:
         self._parts = RepeatedParts()
         self._is_vllms = False
         self._first: list[Chunk | _Piece] | None = []
-        """What the first run gave, not looked at yet: most calls have no second one."""
+        """The pieces of the first run, unprocessed, since most calls need no second run."""
 
     def restart(self) -> None:
-        """The call runs from its beginning again."""
+        """Expect the output from its beginning again."""
         first, self._first = self._first or (), None
-        for one in first:
-            self._new(one if isinstance(one, Chunk) else _chunk(one))
+        for piece in first:
+            self._new(piece if isinstance(piece, Chunk) else _chunk(piece))
         self._parts.restart()
 
     def take(self, chunk: Chunk) -> Chunk | None:
-        """What of a chunk is new. Raises `EngineDiedError` if it is not what came before."""
+        """Return the new part of a chunk; None if nothing of it is new.
+
+        Raises `EngineDiedError` if the chunk is not the same as before.
+        """
         if self._first is None:
             return self._new(chunk)
         if chunk.reply is not None:
             self.delivered = True
             return chunk
-        if not self._first:  # the others are of its kind
+        if not self._first:  # all chunks of a call are of the same kind
             self._is_vllms = isinstance(getattr(chunk.output, "outputs", None), list)
         if self._is_vllms:
-            # Without what is large, such as log probabilities.
-            one = chunk.output.outputs[0]
-            self._first.append((chunk.text, one.text, chunk.token_ids or tuple(one.token_ids)))
+            # Large values, such as log probabilities, are not kept.
+            completion = chunk.output.outputs[0]
+            ids = chunk.token_ids or tuple(completion.token_ids)
+            self._first.append((chunk.text, completion.text, ids))
         else:
             self._first.append(chunk)
         return chunk
@@ -166,8 +176,8 @@ class CallOutput:
         except DiffersError:
             self.differs = True
             raise EngineDiedError(
-                f"the engine died in the middle of call {self._call_id}, and another gave "
-                "something else than what had been streamed already"
+                f"the engine died during call {self._call_id}, and another engine's output differs "
+                "from the part that was streamed already; make the call again"
             ) from None
         self.delivered |= last
         if output is chunk.output and text == chunk.text and ids == chunk.token_ids:
@@ -177,49 +187,49 @@ class CallOutput:
         return replace(chunk, text=text, output=output, token_ids=ids)
 
     def _new_output(self, output: Any, text: str) -> Any:
-        """What of an output is new, the same object where all of it is; None for nothing."""
+        """Return the new part of an output: the output itself if all is new, None if nothing is."""
         if isinstance(output, Mapping):
             return self._new_answer(output)
         if isinstance(getattr(output, "outputs", None), list):
             return self._new_tokens(output, text)
-        return output  # none, or of a pooling model, which gives it at once
+        return output  # None, or the only output of a pooling model
 
     def _new_ids(self, chunk: Chunk, output: Any) -> tuple[int, ...]:
-        """What is new of a chunk's tokens, when ``output`` is."""
+        """Return the new token ids of a chunk. ``output`` is the new part of its output."""
         if chunk.token_ids and isinstance(getattr(chunk.output, "outputs", None), list):
             return () if output is None else tuple(output.outputs[0].token_ids)
         return self._parts.take("ids", chunk.token_ids)
 
     def _new_answer(self, answer: Mapping[str, Any]) -> Any:
-        """Of an answer in OpenAI's form."""
-        given = answer.get("choices") or []
-        choices = [new_choice(choice, self._parts) for choice in given]
-        if choices == given:
+        """Return the new part of an answer in OpenAI's form."""
+        answered = answer.get("choices") or []
+        choices = [new_choice(choice, self._parts) for choice in answered]
+        if choices == answered:
             return answer
         kept = [c for c in choices if any(c["delta"].values()) or c.get("finish_reason")]
         return {**answer, "choices": kept} if kept or answer.get("usage") else None
 
     def _new_tokens(self, output: Any, text: str) -> Any:
-        """Of vLLM's ``RequestOutput``, whose new text is known."""
-        one = output.outputs[0]
-        tokens = self._parts.take("tokens", tuple(one.token_ids))
-        skipped = len(one.token_ids) - len(tokens)
-        if not skipped and text == one.text:
+        """Return the new part of vLLM's ``RequestOutput``, whose new text is ``text``."""
+        completion = output.outputs[0]
+        tokens = self._parts.take("tokens", tuple(completion.token_ids))
+        skipped = len(completion.token_ids) - len(tokens)
+        if not skipped and text == completion.text:
             return output
         if not (tokens or text or output.finished):
             return None
-        cut, one = copy.copy(output), copy.copy(one)
-        one.text, one.token_ids = text, list(tokens)
-        if one.logprobs is not None:
-            one.logprobs = one.logprobs[skipped:]
-        cut.outputs = [one]
+        cut, completion = copy.copy(output), copy.copy(completion)
+        completion.text, completion.token_ids = text, list(tokens)
+        if completion.logprobs is not None:
+            completion.logprobs = completion.logprobs[skipped:]
+        cut.outputs = [completion]
         if cut.prompt_logprobs is not None:
-            cut.prompt_logprobs = []  # they came with the first piece, as vLLM streams them
+            cut.prompt_logprobs = []  # vLLM sends them with the first piece
         return cut
 
 
 def _chunk(piece: _Piece) -> Chunk:
-    """A chunk as vLLM gave it, as far as it comes again."""
-    text, own, tokens = piece
-    one = SimpleNamespace(text=own, token_ids=tokens)
-    return Chunk(text, output=SimpleNamespace(outputs=[one], finished=False))
+    """Return a chunk with the parts of vLLM's output that a retry repeats."""
+    text, own_text, tokens = piece
+    completion = SimpleNamespace(text=own_text, token_ids=tokens)
+    return Chunk(text, output=SimpleNamespace(outputs=[completion], finished=False))

@@ -1,4 +1,4 @@
-"""One engine of several: its state, what runs on it, and the engine that takes its place."""
+"""A replica: one of several engines, its state and its calls. A new engine replaces a dead one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ANSWER_S = 5.0
+"""Seconds to wait for an engine's snapshot or metrics."""
 _OF_EACH = (
     "steps",
     "computed_tokens",
@@ -36,14 +37,14 @@ _OF_EACH = (
     "needs_blocks",
     "levelled",
 )
-"""What of an engine's snapshot is shown of each replica."""
+"""The values of an engine's snapshot that are shown for each replica."""
 
 
 class ReplicaState(StrEnum):
-    """How a replica stands.
+    """The state of a replica.
 
-    One that is ``draining`` finishes its calls and takes none; one that is ``out`` failed too
-    often, and is not started any more.
+    A replica that is ``draining`` finishes its calls and takes no new ones. A replica that is
+    ``out`` has failed too often, and is not started again.
     """
 
     STARTING = "starting"
@@ -59,13 +60,14 @@ UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a dead replica waits before it starts again (seconds), and when it is left out.
+    """The delays before a dead replica is started again, and the limit after which it is not.
 
-    The first delay is ``first_s``, and each next one twice the last, up to ``longest_s``. After
-    ``tries`` deaths in a row, each less than ``steady_s`` after the start before it, it is out.
+    The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
+    A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row
+    is not started again.
 
-    Not tenacity: it retries one call, while deaths are counted over the life of a replica, and a
-    steady time in between forgives them.
+    This is not made with tenacity, which retries a single call. Deaths are counted over the life of
+    a replica, and the count starts again after ``steady_s`` seconds without a death.
     """
 
     first_s: float = 0.5
@@ -75,9 +77,10 @@ class Backoff:
 
 
 class CancelScope:
-    """Ends all waits for one engine once it is known that no answer will come.
+    """Ends all waits for an engine when it is known that no answer will come.
 
-    An engine that was killed fails its calls itself; one that hangs does not.
+    The calls of an engine that was killed fail by themselves, but those of an engine that hangs
+    do not.
     """
 
     def __init__(self) -> None:
@@ -85,20 +88,23 @@ class CancelScope:
         self._reason: str | None = None
 
     def cancel(self, reason: str) -> None:
-        """Every wait, now and later, raises `EngineDiedError`, with the first reason given."""
+        """Make all waits, now and later, raise `EngineDiedError` with the first ``reason``."""
         self._reason = self._reason or reason
         readings, self._readings = self._readings, set()
         for reading in readings:
             reading.fail(EngineDiedError(self._reason))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await ``work()`` until this scope is cancelled."""
+        """Await ``work()``, or raise `EngineDiedError` when this scope is cancelled."""
         with self.reading(work) as reading:
             return await reading.__anext__()
 
     @contextlib.contextmanager
     def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[Reading[T]]:
-        """Read what ``following`` gives until this scope is cancelled."""
+        """Return a reading of ``following`` that fails when this scope is cancelled.
+
+        ``following`` returns the next item of a stream each time that it is called.
+        """
         if self._reason is not None:
             raise EngineDiedError(self._reason)
         task = asyncio.current_task()
@@ -117,11 +123,12 @@ class CancelScope:
 
 
 class Replica:
-    """An engine with a name, made by ``make`` whenever it starts. ``view`` is for routers.
+    """A named engine, which ``make`` creates for each start.
 
-    ``calls`` are those that it has now; ``reruns`` counts the calls that it lost and that ran
-    again elsewhere. A replica that is ``drained`` takes none, even after a new start. ``info`` is
-    that of the engine that started last.
+    ``calls`` is the number of its current calls, ``reruns`` the number of calls that it lost and
+    that ran again on another replica. A ``drained`` replica takes no calls, even after a new start.
+    ``info`` is that of the engine that started last. ``waits_for`` says what a start waits for.
+    ``view`` is the replica as routers see it.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -146,11 +153,11 @@ class Replica:
 
     @property
     def model(self) -> str:
-        """The model that it served last; "" before its first start."""
+        """The model of its last engine; "" before the first start."""
         return self.info.model
 
     async def start(self, progress: Progress, now: Callable[[], float]) -> None:
-        """Come up, or raise what the engine's start raises."""
+        """Start the engine. Raises the errors of `Executor.start`."""
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
         self.info = self.executor.info
@@ -160,11 +167,16 @@ class Replica:
         self._ready_at = now()
 
     def serves(self, model: str) -> bool:
-        """Whether the replica has this model. An engine that does not say may have any."""
+        """Return whether the replica serves ``model``. If its model is unknown, it may serve
+        any.
+        """
         return not self.model or is_model(model, self.model)
 
     def died(self, error: BaseException, now: float, backoff: Backoff) -> float | None:
-        """The engine is gone. Returns the seconds until the next start; None if it is left out."""
+        """Note that the engine died with ``error``.
+
+        Returns the seconds until the next start, or None if the replica is not started again.
+        """
         was_steady = self.state in UP and now - self._ready_at >= backoff.steady_s
         self.deaths += 1
         self.last_error = str(error) or type(error).__name__
@@ -179,13 +191,13 @@ class Replica:
         return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._deaths_in_a_row - 1))
 
     def found_no_room(self, error: Exception, backoff: Backoff) -> float:
-        """There is no room for the engine now. Returns the seconds until the next try."""
+        """Note that there is no room for the engine. Returns the seconds until the next attempt."""
         self.last_error, self.state = str(error), ReplicaState.DOWN
         self.waits_for = str(error)
         return backoff.longest_s
 
     async def replace_engine(self) -> None:
-        """Put a new engine, not started yet, in the place of the old one."""
+        """Replace the engine by a new one, which is not started yet, and close the old one."""
         old, self.executor = self.executor, self._make()
         self.programs.clear()
         self.cancel_scope.cancel(f"{self.name} was replaced")
@@ -194,22 +206,22 @@ class Replica:
             closing = asyncio.create_task(old.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        await asyncio.wait([closing])  # `close` waits for it if this is cancelled
-        if not closing.cancelled():  # as where something that it waited for was
+        await asyncio.wait([closing])  # if this is cancelled, `close` waits for it
+        if not closing.cancelled():  # it is cancelled if something that it awaits was
             with contextlib.suppress(AgentrtError, OSError):
                 closing.result()
 
     async def close(self) -> None:
-        """Stop the engine, and wait for old ones that are still closing."""
+        """Close the engine, and wait for old engines that are still closing."""
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self.executor.close()
 
     async def snapshot(self) -> Mapping[str, Any]:
-        """What the engine says; nothing while there is none, or one that does not answer."""
+        """Return the engine's snapshot; empty if the engine is down or does not answer."""
         return await self._answer_of(self.executor.snapshot, {})
 
     async def metrics(self) -> Sequence[Metric]:
-        """What the engine counts itself, or nothing."""
+        """Return the engine's own metrics; none if the engine is down or does not answer."""
         return await self._answer_of(self.executor.metrics, ())
 
     async def _answer_of(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
@@ -220,7 +232,7 @@ class Replica:
         return nothing
 
     def describe(self) -> dict[str, Any]:
-        """The replica, for people."""
+        """Return the replica's state and counts by name, for people."""
         return {
             "name": self.name,
             "model": self.model,
@@ -236,38 +248,39 @@ class Replica:
 
 
 async def metrics_of(replicas: Sequence[Replica]) -> Sequence[Metric]:
-    """What all of them count, each as the ``engine`` of its number."""
+    """Return the metrics of all replicas, with the replica's number as the label ``engine``."""
     families: dict[str, Metric] = {}
-    for index, metrics in enumerate(await asyncio.gather(*(one.metrics() for one in replicas))):
+    answers = await asyncio.gather(*(replica.metrics() for replica in replicas))
+    for index, metrics in enumerate(answers):
         for metric in metrics:
             family = families.setdefault(metric.name, metric)
             samples = [] if family is metric else family.samples
             number = {"engine": str(index)}
-            samples += [one._replace(labels=one.labels | number) for one in metric.samples]
+            samples += [sample._replace(labels=sample.labels | number) for sample in metric.samples]
             family.samples = samples
     return tuple(families.values())
 
 
 async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:
-    """What runs and what waits on all of them, and how each stands."""
-    found = await asyncio.gather(*(replica.snapshot() for replica in replicas))
-    pairs = list(zip(replicas, found, strict=True))
+    """Return the running and waiting calls of all replicas, and the state of each replica."""
+    snapshots = await asyncio.gather(*(replica.snapshot() for replica in replicas))
+    pairs = list(zip(replicas, snapshots, strict=True))
     calls = {
         key: [
             {**entry, "replica": replica.name}
-            for replica, one in pairs
-            for entry in one.get(key, ())
+            for replica, snapshot in pairs
+            for entry in snapshot.get(key, ())
         ]
         for key in ("running", "waiting")
     }
     return {
         **calls,
-        "programs": [program for one in found for program in one.get("programs", ())],
-        "steps": sum(one.get("steps") or 0 for one in found),
-        "requests": sum(one.get("requests") or 0 for one in found),
-        "levelled": all(one.get("levelled", True) for one in found),
+        "programs": [name for snapshot in snapshots for name in snapshot.get("programs", ())],
+        "steps": sum(snapshot.get("steps") or 0 for snapshot in snapshots),
+        "requests": sum(snapshot.get("requests") or 0 for snapshot in snapshots),
+        "levelled": all(snapshot.get("levelled", True) for snapshot in snapshots),
         "replicas": [
-            {**replica.describe(), **{key: one[key] for key in _OF_EACH if key in one}}
-            for replica, one in pairs
+            {**replica.describe(), **{key: snapshot[key] for key in _OF_EACH if key in snapshot}}
+            for replica, snapshot in pairs
         ],
     }

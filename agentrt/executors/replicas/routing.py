@@ -1,6 +1,6 @@
-"""Joins a set of replicas to its router: hashes prompts, and follows KV events.
+"""Connects a set of replicas with its router: hashes prompts, and follows KV events.
 
-Prompts are hashed only for a router that reads blocks, on engines that show them.
+Prompts are hashed only if the router uses cached blocks and the engines report them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agentrt.router import Dispatcher, RoutedCall, Router, RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream
 
 _OUTPUT_LIMIT = 4096
-"""More than so many tokens nobody expects of a call, whatever it may put out."""
+"""Maximum number of output tokens that routers expect of a call, whatever its limit is."""
 _CHARACTERS_PER_TOKEN = 4
-"""A guess, for whoever must weigh a prompt before an engine has counted it."""
+"""An estimate for the length of a prompt before an engine has tokenized it."""
 
 
 def prompt_tokens(call: Call) -> int:
-    """About how many tokens the call's prompt has."""
+    """Return the number of tokens of a call's prompt, estimated if it is not tokenized."""
     spec = call.spec
     if spec.prompt_token_ids is not None:
         return len(spec.prompt_token_ids)
@@ -42,22 +42,22 @@ class Routing:
         self._snapshots: dict[str, asyncio.Task[None]] = {}
 
     def join(self, replica: Replica) -> None:
-        """A new replica, whose engine is not started yet."""
+        """Add a new replica, whose engine has not started yet."""
         replica.view = self.dispatcher.join(replica.name)
         self._streams[replica.name] = KVEventStream()
 
     def ready(self, replica: Replica) -> None:
-        """The replica's engine has started: follow its KV events."""
+        """Follow the KV events of a replica's engine, which has started."""
         engine = replica.executor
         replica.view.slots = engine.info.slots or 0
         if self._reads_blocks_of(engine):
-            self._forget(replica)  # late events of the engine before it may have come since
+            self._forget(replica)  # late events of the engine before it may have arrived
             self.dispatcher.cached_blocks.clear(replica.view.index)
             engine.on_kv_events(partial(self._on_kv_events, replica, engine))
             self._request_snapshot(replica, engine)
 
     def lost(self, replica: Replica) -> None:
-        """The replica's engine died, and its prefix cache with it."""
+        """Forget the prefix cache of a replica whose engine died."""
         self._forget(replica)
         self._block_sizes.pop(replica.name, None)
         self.dispatcher.lost(replica.view)
@@ -65,11 +65,11 @@ class Routing:
     def _forget(self, replica: Replica) -> None:
         self._streams[replica.name].forget()
         snapshot = self._snapshots.pop(replica.name, None)
-        if snapshot is not None:  # nobody may be there to answer
+        if snapshot is not None:  # a dead engine does not answer
             snapshot.cancel()
 
     async def close(self) -> None:
-        """Cancel what is asked of engines."""
+        """Cancel requests for snapshots."""
         snapshots, self._snapshots = list(self._snapshots.values()), {}
         for task in snapshots:
             task.cancel()
@@ -82,7 +82,10 @@ class Routing:
     # -- calls -------------------------------------------------------------------------
 
     def send(self, call: Call, candidates: Sequence[Replica]) -> tuple[Replica, RoutedCall]:
-        """Where a call goes; it counts there until the routed is `ended`."""
+        """Choose a replica for a call, and return it with the `RoutedCall`.
+
+        The call counts as load of the replica until `ended` is called with the routed call.
+        """
         identity, spec = call.identity, call.spec
         question = RouterCall(
             call.program_id,
@@ -91,15 +94,18 @@ class Routing:
             kind=f"{identity.program_type}/{identity.node}",
             output_limit=min(spec.max_tokens, _OUTPUT_LIMIT),
         )
-        teller = next((r for r in candidates if r.name in self._block_sizes), None)
-        if teller is not None and spec.prompt_token_ids is not None:
-            question.block_size = self._block_sizes[teller.name]
-            question.blocks = partial(teller.executor.block_hashes, spec)
+        hashing = next((r for r in candidates if r.name in self._block_sizes), None)
+        if hashing is not None and spec.prompt_token_ids is not None:
+            question.block_size = self._block_sizes[hashing.name]
+            question.blocks = partial(hashing.executor.block_hashes, spec)
         routed = self.dispatcher.send(question, [replica.view for replica in candidates])
         return next(r for r in candidates if r.view is routed.replica), routed
 
     def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
-        """The call is over, the first time that this is said; its engine may have a ``report``."""
+        """Note that a routed call has ended, with its engine's ``report`` if there is one.
+
+        Only the first call of this has an effect.
+        """
         self.dispatcher.ended(routed, report)
 
     # -- KV events ---------------------------------------------------------------------
@@ -116,9 +122,9 @@ class Routing:
             self.dispatcher.cache_changed(replica.view, ready)
 
     def _request_snapshot(self, replica: Replica, engine: Executor) -> None:
-        """Ask for a snapshot of the prefix cache, unless one is on its way."""
-        under_way = self._snapshots.get(replica.name)
-        if under_way is None or under_way.done():
+        """Ask for a snapshot of the prefix cache, unless a request is in progress."""
+        pending = self._snapshots.get(replica.name)
+        if pending is None or pending.done():
             with tracking.outside():
                 task = asyncio.create_task(self._catch_up(replica, engine))
             self._snapshots[replica.name] = task
@@ -126,10 +132,10 @@ class Routing:
     async def _catch_up(self, replica: Replica, engine: Executor) -> None:
         while self._streams[replica.name].gap and replica.executor is engine:
             try:
-                found = await engine.cached_blocks()
+                cached = await engine.cached_blocks()
             except AgentrtError:
-                return  # it is gone, and whoever watches it will say so
-            if found is None or replica.executor is not engine:
+                return  # the engine is dead, which the supervisor will report
+            if cached is None or replica.executor is not engine:
                 return
-            batch, self._block_sizes[replica.name] = found
+            batch, self._block_sizes[replica.name] = cached
             self._take(replica, batch)

@@ -1,8 +1,8 @@
-"""The set of replicas: an `Executor` over several, that outlives each of them.
+"""The set of replicas: an `Executor` that runs calls on several engines and outlives each of them.
 
-A call whose engine dies is retried on another replica: its seed is recorded in its spec, so the
-same text comes again, and what a stream has given already is not given twice. A dead engine is
-restarted after a while; one that dies too often is left out.
+A call whose engine dies is retried on another replica. Its spec contains the seed, so the retry has
+the same output, and the part that was already streamed is not streamed again. A dead engine is
+restarted after a delay; an engine that dies too often is not started again.
 """
 
 from __future__ import annotations
@@ -49,22 +49,24 @@ if TYPE_CHECKING:
 
 
 class ReplicaSet(Executor):
-    """Runs calls on ``count`` engines that ``make`` makes, where ``router`` says.
+    """An executor that runs calls on ``count`` engines, chosen by ``router``.
 
-    Engines may serve different models: a call that names none gets the first one's. With no
-    replica left, a call waits up to ``ready_timeout_s`` for one to come back. ``health`` says when
-    an engine that does not answer counts as dead. ``notice`` gets a line when a replica fails
-    or comes back. ``scheduling`` are the engines' settings; routers look at its queue levels.
+    ``make`` creates the engine with a number. Engines may serve different models; a call that names
+    no model gets that of the first engine. If no replica is ready, a call waits up to
+    ``ready_timeout_s`` seconds. ``health`` says when an engine that does not answer counts as dead,
+    and ``backoff`` when a dead engine is restarted. ``notice`` is called with a line of text when a
+    replica fails or is back. ``scheduling`` has the engines' settings; routers use its queue
+    levels.
 
-    The set keeps what the policy learns of the programs of all engines, in the ``history`` of
-    ``scheduling``; None is a file for the engines' models and sizes. Each engine knows from its
-    start on what the set knows, and learns from the programs that it serves. The engines
-    themselves keep nothing: their own ``history`` is ``none``, or their `EngineOptions` say that
-    there are several ``replicas``. Raises `ConfigError` for a file that is not a history file.
+    The set keeps what the policy learns of programs on all engines in the history file that
+    ``scheduling`` names; None is a file for the engines' models and sizes. Each engine starts with
+    what the set knows, and learns more from its own programs. The engines must not write a history
+    file themselves: their ``history`` must be ``none``, or the ``replicas`` of their
+    `EngineOptions` more than one. Raises `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
-    """What each replica is called, with its number."""
+    """The name of a replica, given its number."""
 
     def __init__(
         self,
@@ -125,11 +127,11 @@ class ReplicaSet(Executor):
             if file is not None:
                 self._history.open(file)
         for replica in self.replicas:
-            with contextlib.suppress(AgentrtError):  # an engine that has died is taught again
+            with contextlib.suppress(AgentrtError):  # a dead engine gets it after its restart
                 await self._teach(replica)
 
     async def _teach(self, replica: Replica) -> None:
-        """Have the replica's engine know what the set knows of programs."""
+        """Send what the set has learned of programs to a replica's engine."""
         if self._history.path is not None and (known := self._history.values()) is not None:
             await replica.cancel_scope.run(partial(replica.executor.know, known))
 
@@ -141,30 +143,33 @@ class ReplicaSet(Executor):
             await self._supervisor.close()
 
     async def drain(self, name: str) -> None:
-        """Give the replica nothing new, and return when its calls have ended.
+        """Send no more calls to a replica, and return when its calls have ended.
 
-        It stays so until `restart`. Raises `ConfigError` for a name that there is not.
+        It gets no calls until `restart`. Raises `ConfigError` for an unknown name.
         """
         replica = self._named(name)
         replica.drained = True
         await self._supervisor.drain(replica)
 
     async def restart(self, name: str) -> None:
-        """Drain the replica, and put a new engine in its place.
+        """Drain a replica, and replace its engine by a new one.
 
-        Raises `ConfigError` for a name that there is not or a replica that is left out, and
-        `EngineStartError` if the new engine does not come up.
+        Raises `ConfigError` for an unknown name or a replica that is not started any more, and
+        `EngineStartError` if the new engine does not start.
         """
         await self._supervisor.restart(self._named(name))
 
     async def roll(self) -> None:
-        """Restart all replicas that are not left out, one after another. Raises as `restart`."""
+        """Restart all replicas one after another, except those that are not started any more.
+
+        Raises the same errors as `restart`.
+        """
         for replica in self.replicas:
             if replica.state is not ReplicaState.OUT:
                 await self._supervisor.restart(replica)
 
     async def settled(self) -> None:
-        """Wait until every replica is up, drained or left out."""
+        """Wait until no replica is starting or down."""
         while any(r.state in (ReplicaState.STARTING, ReplicaState.DOWN) for r in self.replicas):
             await self._supervisor.wait_for_change()
 
@@ -173,7 +178,7 @@ class ReplicaSet(Executor):
             if replica.name == name:
                 return replica
         names = ", ".join(replica.name for replica in self.replicas)
-        raise ConfigError(f"there is no replica {name!r}; there is {names}")
+        raise ConfigError(f"unknown replica {name!r}; available: {names}")
 
     def alive(self) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.replicas)
@@ -216,7 +221,7 @@ class ReplicaSet(Executor):
     def _running(
         self, call: Call, replica: Replica, routed: RoutedCall, chunks: AsyncGenerator[Chunk, None]
     ) -> Iterator[Reading[Chunk]]:
-        """Read the call's chunks, as long as the engine of now lives; it is counted meanwhile."""
+        """Read a call's chunks until its engine dies, and count the call on its replica."""
         self._where[call.call_id] = replica
         replica.calls += 1
         replica.programs.add(call.program_id)
@@ -225,7 +230,7 @@ class ReplicaSet(Executor):
             with replica.cancel_scope.reading(chunks.__anext__) as reading:
                 yield reading
         except (asyncio.CancelledError, GeneratorExit):
-            aborted = True  # `aborted` will ask where it was
+            aborted = True  # the method `aborted` needs the call's replica
             raise
         finally:
             replica.calls -= 1
@@ -236,36 +241,36 @@ class ReplicaSet(Executor):
                 self._supervisor.signal_change()
 
     def _signed(self, reply: Reply, replica: Replica) -> Reply:
-        """A call's reply with the name of the replica that it is from."""
+        """Return a call's reply with the name of its replica in the report."""
         report = dataclasses.replace(reply.report, replica=replica.name)
         return dataclasses.replace(reply, report=report)
 
     async def _ready(self, call: Call) -> list[Replica]:
-        """The replicas that can run the call now, once there is one."""
+        """Wait until replicas can run a call, and return them."""
         return await self._ready_of(self._able(call.spec.model))
 
     async def _ready_of(self, able: list[Replica]) -> list[Replica]:
         return await self._supervisor.ready_among(able, self._ready_timeout_s)
 
     def _able(self, model: str | None) -> list[Replica]:
-        """The replicas that serve the model. Raises `NotServedError` where none does."""
+        """Return the replicas that serve a model. Raises `NotServedError` if there are none."""
         served = self.info
-        asked = served.model if model is None else model
-        able = [replica for replica in self.replicas if not asked or replica.serves(asked)]
+        name = served.model if model is None else model
+        able = [replica for replica in self.replicas if not name or replica.serves(name)]
         if not able:
-            raise not_served(asked, served.models)
+            raise not_served(name, served.models)
         return able
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
-        found: dict[str, FrontSetup] = {}
+        setups: dict[str, FrontSetup] = {}
         for model in self.info.models or (None,):
             replica = (await self._ready_of(self._able(model)))[0]
             for setup in await replica.executor.front_setups():
-                found.setdefault(setup.model, setup)
-        return tuple(found.values())
+                setups.setdefault(setup.model, setup)
+        return tuple(setups.values())
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
-        # A replica that is not up loads it with the first call that uses it.
+        # A replica that is down will load the adapter with the first call that uses it.
         for replica in self._able(model):
             engine, add = replica.executor, partial(replica.executor.add_adapter, model, adapter)
             if replica.state in UP:
@@ -292,8 +297,8 @@ class ReplicaSet(Executor):
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
-        # The engines of now: one may have a successor by the time that another has answered.
-        engines = [(one.executor, one.cancel_scope) for one in self._that_ran(program_id)]
+        # Keep the current engines: an engine may be replaced while another one answers.
+        engines = [(r.executor, r.cancel_scope) for r in self._that_ran(program_id)]
         for replica in self.replicas:
             replica.programs.discard(program_id)
         try:
@@ -316,12 +321,15 @@ class ReplicaSet(Executor):
 
 
 class RestartedEngine(ReplicaSet):
-    """A set of one engine, which `agentrt serve` runs: it is known by its own info and snapshot."""
+    """A set of one engine that is restarted if it dies, for `agentrt serve`.
+
+    Its info and snapshot are those of the engine.
+    """
 
     NAME = "the engine"
 
     def __init__(self, make: Callable[[], Executor], **options: Any) -> None:
-        # Its engine keeps itself what it learns, with more than a set hears of.
+        # The engine keeps its own history, since it learns more than a set can know.
         scheduling = SchedulerConfig(history=NONE)
         super().__init__(lambda index: make(), 1, RoundRobin(), scheduling=scheduling, **options)
 
@@ -335,7 +343,7 @@ class RestartedEngine(ReplicaSet):
 
     async def snapshot(self) -> Mapping[str, Any]:
         replica = self.replicas[0]
-        found = await replica.snapshot()
-        if not found or not replica.deaths:
-            return found
-        return {**found, "deaths": replica.deaths, "last_error": replica.last_error}
+        snapshot = await replica.snapshot()
+        if not snapshot or not replica.deaths:
+            return snapshot
+        return {**snapshot, "deaths": replica.deaths, "last_error": replica.last_error}

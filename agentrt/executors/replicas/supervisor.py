@@ -1,4 +1,4 @@
-"""Starts replicas, checks their health, restarts those whose engine died, and drains them."""
+"""Starts replicas, checks their health, restarts replicas whose engine died, and drains them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _LOOP_TURNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether an engine is well. It is asked every ``every_s`` (seconds).
+    """The rule by which an engine that does not answer counts as dead.
 
-    A long step keeps an engine from answering, but costs processor time. One that uses none for
-    ``stall_s`` while it owes an answer was stopped, or waits for what never comes: it counts as
-    dead. So does any that owes an answer for ``hang_s``.
+    Every ``every_s`` seconds an engine is asked for an answer. A long step delays the answer, but
+    it uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer is
+    pending was stopped, or waits forever: it counts as dead. So does every engine whose answer is
+    pending for ``hang_s`` seconds.
     """
 
     every_s: float = 2.0
@@ -31,7 +32,10 @@ class Health:
     hang_s: float = 60.0
 
     async def check(self, name: str, engine: Executor) -> None:
-        """Return when the engine has answered. Raises `EngineDiedError`, or what it raises."""
+        """Return when the engine has answered.
+
+        Raises `EngineDiedError` if it counts as dead, and the errors of its answer.
+        """
         if not engine.alive():
             raise EngineDiedError(f"{name} is not alive any more")
         answer = asyncio.ensure_future(_ask(engine))
@@ -46,7 +50,7 @@ class Health:
         while owed < self.hang_s:
             timeout = min(self.stall_s, self.hang_s - owed)
             await asyncio.wait([answer], timeout=timeout)
-            # A program may have kept this loop busy: the answer may be here, but not be read yet.
+            # If a program kept this event loop busy, the answer may have arrived but not be read.
             for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
             if answer.done():
@@ -55,13 +59,13 @@ class Health:
             try:
                 async with asyncio.timeout(self.stall_s):
                     before, used = used, await engine.cpu_seconds()
-            except TimeoutError:  # it says neither: this loop may be the one that is busy
+            except TimeoutError:  # this says nothing of the engine: this event loop may be busy
                 owed += self.stall_s
                 continue
             if used is not None and used == before:
                 raise EngineDiedError(
-                    f"{name} has not answered for {owed:g} s and does not work: it was stopped, "
-                    "or waits without end"
+                    f"{name} has not answered for {owed:g} s and uses no CPU time: it was stopped, "
+                    "or waits forever"
                 )
         if not answer.done():
             raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")
@@ -73,9 +77,11 @@ async def _ask(engine: Executor) -> None:
 
 
 class Supervisor:
-    """Starts and restarts ``replicas``. ``ready`` is called with each whose engine has
-    started, ``lost`` with each whose engine is gone; ``restarted`` is awaited before an engine
-    that took the place of another is ready.
+    """Starts and restarts ``replicas``.
+
+    ``ready`` is called with a replica when its engine has started, and ``lost`` when its engine is
+    dead or will be replaced. ``restarted`` is awaited with a replica after its new engine has
+    started, before ``ready``.
     """
 
     def __init__(
@@ -100,20 +106,23 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
-    # -- all of them -------------------------------------------------------------------
+    # -- all replicas ------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        """Start all at once. Raises the first fault, with nothing left running."""
+        """Start all replicas at the same time.
+
+        If a start fails, close all replicas and raise its error.
+        """
         self.open = True
-        said: dict[str, str] = {}
+        messages: dict[str, str] = {}
 
         async def start(replica: Replica) -> None:
-            def tell(message: str) -> None:
-                said[replica.name] = message
-                all_said = "; ".join(f"{name}: {text}" for name, text in sorted(said.items()))
-                progress(message if len(self._replicas) == 1 else all_said)
+            def report(message: str) -> None:
+                messages[replica.name] = message
+                joined = "; ".join(f"{name}: {text}" for name, text in sorted(messages.items()))
+                progress(message if len(self._replicas) == 1 else joined)
 
-            await replica.start(tell, time.monotonic)
+            await replica.start(report, time.monotonic)
             self._on_ready(replica)
 
         try:
@@ -129,7 +138,7 @@ class Supervisor:
             self._spawn(self._watch(replica))
 
     async def close(self) -> None:
-        """Stop all engines, and whatever is being done for them."""
+        """Close all engines, and stop all restarts and checks."""
         self.open = False
         self.signal_change()
         tasks, self._tasks = self._tasks, set()
@@ -146,16 +155,19 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def signal_change(self) -> None:
-        """Wake whoever waits for a change of a replica."""
+        """Wake all tasks in `wait_for_change`."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait_for_change(self) -> None:
-        """Wait until a replica comes, goes, or has no calls any more."""
+        """Wait until a replica starts, dies, is given up, or has no calls any more."""
         await self._changed.wait()
 
     async def ready_among(self, able: list[Replica], timeout_s: float) -> list[Replica]:
-        """Those of ``able`` that are ready, once there is one. Raises `EngineDiedError`."""
+        """Wait until replicas of ``able`` are ready, and return them.
+
+        Raises `EngineDiedError` if none is ready within ``timeout_s`` seconds, or all are given up.
+        """
         deadline = time.monotonic() + timeout_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
             if not self.open or all(r.state is ReplicaState.OUT for r in able):
@@ -170,7 +182,7 @@ class Supervisor:
         return ready
 
     async def given_up(self) -> str:
-        """Wait until all are left out, and return why."""
+        """Wait until all replicas are given up, and return the reasons."""
         while any(replica.state is not ReplicaState.OUT for replica in self._replicas):
             await self.wait_for_change()
         return _faults(self._replicas)
@@ -178,16 +190,21 @@ class Supervisor:
     # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """``engine`` died. It is replaced once, whoever else reports it."""
+        """Report that an engine died, and restart its replica.
+
+        If it is reported several times, the engine is replaced once.
+        """
         if not self.open or replica.executor is not engine or replica.state not in UP:
             return
         self._on_lost(replica)
         delay = replica.died(error, time.monotonic(), self._backoff)
         self.signal_change()
         if delay is None:
-            self._notice(f"{replica.name} died {replica.deaths} times and is left out: {error}")
+            self._notice(
+                f"{replica.name} died {replica.deaths} times and is not started again: {error}"
+            )
             return
-        self._notice(f"{replica.name} died and starts again: {error}")
+        self._notice(f"{replica.name} died and is restarted: {error}")
         self._spawn(self._restart_after(replica, delay))
 
     async def _restart_after(self, replica: Replica, first_delay: float) -> None:
@@ -197,24 +214,27 @@ class Supervisor:
             delay = await self._start_new_engine(replica)
         self.signal_change()
         if replica.state is ReplicaState.OUT:
-            why = replica.last_error
-            self._notice(f"{replica.name} does not start and is left out: {why}")
+            self._notice(
+                f"{replica.name} could not be started, and is not tried again: {replica.last_error}"
+            )
         else:
             self._notice(f"{replica.name} is back")
 
     async def _start_new_engine(self, replica: Replica) -> float | None:
-        """Returns the seconds until the next try; None: no more tries."""
+        """Start a new engine. Return the seconds until the next attempt, or None to stop trying."""
         try:
             await replica.replace_engine()
             await replica.start(partial(self._progressed, replica), time.monotonic)
             await self._on_restarted(replica)
             self._on_ready(replica)
-        except NoRoomError as error:  # nothing is wrong with it: a node may still come
+        except NoRoomError as error:  # this is no death: the cluster may get another node
             delay = replica.found_no_room(error, self._backoff)
-            self._notice(f"{replica.name} is not back: {error}; the next try is in {delay:g} s")
+            self._notice(
+                f"{replica.name} has not started: {error}; the next attempt is in {delay:g} s"
+            )
             return delay
-        # Whatever it is, the replica must not be forgotten; something that the engine waits for may
-        # have been cancelled, too.
+        # The replica must be tried again after any error. A cancellation may come from something
+        # that the engine awaits.
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -223,63 +243,71 @@ class Supervisor:
         return None
 
     def _progressed(self, replica: Replica, message: str) -> None:
-        """A new engine says how its start goes: only what it waits for is for people."""
+        """Take a message about the progress of a restart.
+
+        People are notified only if the engine waits for a node with room.
+        """
         waits = message.startswith(NO_ROOM_YET)
         replica.waits_for = message if waits else ""
         if waits:
             self._notice(f"{replica.name}: {message}")
 
     async def _watch(self, replica: Replica) -> None:
-        """An engine that dies idle, or hangs, tells nobody: ask it now and then."""
+        """Check a replica's engine regularly: without calls, its death would not be noticed."""
         while True:
             await asyncio.sleep(self._health.every_s)
             if replica.state in UP:
                 try:
                     await self.check(replica)
-                except Exception as error:  # a bug, which must not end the watch
-                    self._notice(f"{replica.name} could not be looked after: {error}")
+                except Exception as error:  # a bug must not end the checks
+                    self._notice(f"the health of {replica.name} could not be checked: {error}")
 
     async def check(self, replica: Replica) -> None:
-        """Ask the replica's engine whether it is well; have it replaced if not."""
+        """Check the health of a replica's engine, and replace the engine if it is dead."""
         engine = replica.executor
         try:
             await self._health.check(replica.name, engine)
         except Exception as error:
             self.lost(replica, engine, error)
 
-    # -- on purpose --------------------------------------------------------------------
+    # -- by a user ---------------------------------------------------------------------
 
     async def drain(self, replica: Replica) -> None:
-        """Give it nothing new, and return when its calls have ended."""
+        """Send no more calls to a replica, and return when its calls have ended."""
         if replica.state is ReplicaState.READY:
             replica.state = ReplicaState.DRAINING
-            self._notice(f"{replica.name} takes nothing new: {replica.calls} calls to finish")
+            self._notice(f"{replica.name} takes no new calls: {replica.calls} calls to finish")
         while replica.calls and replica.state is ReplicaState.DRAINING:
             await self.wait_for_change()
 
     async def restart(self, replica: Replica) -> None:
-        """Drain it, and put a new engine in its place.
+        """Drain a replica, and replace its engine by a new one.
 
-        Raises `ConfigError` for one that is left out, and `EngineStartError` if the new
-        engine does not come up; that is tried again as after a death.
+        Raises `ConfigError` for a replica that is not started any more, and `EngineStartError` if
+        the new engine does not start; it is then tried again as after a death.
         """
         if replica.state is ReplicaState.OUT:
-            raise ConfigError(f"{replica.name} is left out: {replica.last_error}")
+            raise ConfigError(
+                f"{replica.name} has failed too often and is not started again "
+                f"({replica.last_error}); restart the process"
+            )
         await self.drain(replica)
         replica.drained = False
         if replica.state is ReplicaState.DRAINING:
-            replica.state = ReplicaState.STARTING  # at once: two may ask for it
-            self._spawn(self._restart_now(replica))  # whoever asked may be cancelled
+            replica.state = ReplicaState.STARTING  # at once, since two callers may restart it
+            self._spawn(self._restart_now(replica))  # in a task, since the caller may be cancelled
         while replica.state not in (ReplicaState.READY, ReplicaState.OUT) and self.open:
             await self.wait_for_change()
         if replica.state is not ReplicaState.READY:
-            raise EngineStartError(f"{replica.name} did not come back: {replica.last_error}")
+            raise EngineStartError(
+                f"{replica.name} could not be restarted: {replica.last_error or replica.state}"
+            )
 
     async def _restart_now(self, replica: Replica) -> None:
         self._on_lost(replica)
         delay = await self._start_new_engine(replica)
         if replica.state is ReplicaState.DOWN and delay is not None:
-            self._notice(f"{replica.name} does not start yet: {replica.last_error}")
+            self._notice(f"{replica.name} has not started yet: {replica.last_error}")
             self._spawn(self._restart_after(replica, delay))
         else:
             self.signal_change()

@@ -1,6 +1,6 @@
-"""Calls on Hugging Face transformers' own models: slower than vLLM, and open to what it fixes.
+"""Calls on models of Hugging Face transformers: slower than vLLM, but more can be changed.
 
-A program may choose here which earlier tokens each token sees (`agentrt.contexts.attention`).
+Here a program may choose which earlier tokens each token attends to (`agentrt.contexts.attention`).
 """
 
 from agentrt.executors.transformers.executor import TransformersExecutor

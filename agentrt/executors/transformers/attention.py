@@ -1,8 +1,9 @@
-"""Attention that a program chose, as transformers' models take it: masks, and moved positions.
+"""The attention that a program chose, for transformers' models: masks and moved positions.
 
-A mask alone would leave each token at its place in the text, beyond what the model knows once the
-text is long. StreamingLLM counts places within the cache instead. So keys are cached as they are
-before their rotation, and are rotated here to where they stand for the token that looks at them.
+With a mask alone, each token would keep its position in the text, and in a long text positions
+would exceed the model's context. Therefore, as in StreamingLLM, positions are counted within the
+cache. A token's position in the cache changes when earlier tokens are dropped. So keys are cached
+without their rotary embedding, and are rotated for each forward pass.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "agentrt"
-"""Our attention function among those of transformers."""
+"""The name under which transformers knows `attend`."""
 
 
 def register() -> None:
-    """Let transformers' models use `attend`; without places of ours it is its "sdpa"."""
+    """Register `attend` with transformers. Without ``places`` it does the same as "sdpa"."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -31,69 +32,70 @@ def register() -> None:
 
 
 def seen(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
-    """`Attention.sees` of each query and key, by their positions in the text."""
+    """Return `Attention.sees` for each pair of positions: a tensor (queries, keys) of booleans."""
     distance = queries[:, None] - keys[None, :]
     return (distance >= 0) & ((distance < attention.window) | kept(attention, keys)[None, :])
 
 
 def kept(attention: Attention, keys: Tensor) -> Tensor:
-    """`Attention.keeps` of each key."""
-    found = keys < attention.sinks
+    """Return `Attention.keeps` for each position of ``keys``: a tensor of booleans."""
+    result = keys < attention.sinks
     if attention.chunk is not None:
-        found = found | (keys % attention.chunk >= attention.chunk - attention.summary)
-    return found
+        result = result | (keys % attention.chunk >= attention.chunk - attention.summary)
+    return result
 
 
 def as_mask(visible: Tensor, dtype: Any) -> Tensor:
-    """What models add to their attention's scores."""
+    """Return a mask (1, 1, queries, keys) that models add to attention scores: 0 where visible."""
     import torch
 
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
-Turned = tuple["Tensor", "Tensor"]
-"""The cosines and sines of positions' rotation."""
+Rotation = tuple["Tensor", "Tensor"]
+"""The cosines and sines of the rotary embedding of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where queries and keys stand in the cache, as cosines and sines of their rotation.
+    """The positions of queries and keys in the cache, as rotations.
 
-    Between a key and a query there are as many tokens as in the text. But the first ``sinks`` keys
-    stand still, and a query is never further from them than the cache is long: ``to_sinks``.
+    The distance of a query from a key is that in the text, except for the first ``sinks`` keys.
+    Their positions never change, and ``to_sinks`` has the positions of queries relative to them,
+    which are less than the length of the cache.
     """
 
-    queries: Turned
-    keys: Turned
+    queries: Rotation
+    keys: Rotation
     sinks: int = 0
-    to_sinks: Turned | None = None
+    to_sinks: Rotation | None = None
 
 
-def place_of_one(model: PreTrainedModel, count: int) -> Places:
-    """The places of ``count`` keys and of one query, the last of them: those in the cache."""
+def places_of_last(model: PreTrainedModel, count: int) -> Places:
+    """Return the positions of ``count`` cached keys and of one query, which is the last token."""
     import torch
 
-    cos, sin = _turned(model, torch.arange(count, device=model.device))
+    cos, sin = _rotation(model, torch.arange(count, device=model.device))
     return Places((cos[:, -1:], sin[:, -1:]), (cos, sin))
 
 
 def places(model: PreTrainedModel, attention: Attention, queries: Tensor, keys: Tensor) -> Places:
-    """The places of ``queries`` and ``keys``, which are positions in the text."""
+    """Return the positions in the cache of ``queries`` and ``keys``, given those in the text."""
     is_sink = keys < attention.sinks
     others = keys[~is_sink]
     start = int(others[0]) if len(others) else 0
-    at, found = _turned(model, queries - start), int(is_sink.sum())
-    if not found:
-        return Places(at, _turned(model, keys - start))
-    to_sinks = _turned(model, queries.clamp(max=attention.sinks + attention.window - 1))
-    return Places(at, _turned(model, (keys - start).where(~is_sink, keys)), found, to_sinks)
+    at, sinks = _rotation(model, queries - start), int(is_sink.sum())
+    if not sinks:
+        return Places(at, _rotation(model, keys - start))
+    to_sinks = _rotation(model, queries.clamp(max=attention.sinks + attention.window - 1))
+    return Places(at, _rotation(model, (keys - start).where(~is_sink, keys)), sinks, to_sinks)
 
 
-def _turned(model: PreTrainedModel, at: Tensor) -> Turned:
+def _rotation(model: PreTrainedModel, at: Tensor) -> Rotation:
     rotary = model.get_decoder().rotary_emb
     cos, sin = rotary(model.get_input_embeddings().weight[:1], at[None])
-    # Some kinds scale queries and keys by it, which has been done when they stood at 0.
+    # Some rotary embeddings also scale queries and keys. This was done at position 0 already.
     scale = getattr(rotary, "attention_scaling", 1.0)
     return cos / scale, sin / scale
 
@@ -108,20 +110,23 @@ def attend(
     places: Places | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a layer. With ``places`` queries and keys come as they are before rotation."""
+    """Compute the attention of a layer.
+
+    With ``places``, queries and keys must not be rotated yet.
+    """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if query.shape[2] == 1:
-        attention_mask = None  # what one token does not see is not in the cache
+        attention_mask = None  # the cache has only keys that a single new token sees
     if places is not None:
         near = query
         query, key = _rotated(module, query, places.queries), _rotated(module, key, places.keys)
     if places is None or places.to_sinks is None:
-        made: tuple[Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
-        return made
+        return result
     near = _rotated(module, near, places.to_sinks)
     groups = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
@@ -136,12 +141,15 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
     return query @ key.transpose(2, 3)
 
 
-def _rotated(module: Any, states: Tensor, turned: Turned) -> Tensor:
-    """Rotated as the layer's own module does it; some rotate a part of each head only."""
+def _rotated(module: Any, states: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate states with the function of the layer's own module.
+
+    Some models rotate only a part of each head; the rest is unchanged.
+    """
     import torch
 
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
-    size = turned[0].shape[-1]
+    size = rotation[0].shape[-1]
     part, rest = states[..., :size], states[..., size:]
-    made: Tensor = rotate(part, part[:, :0], *turned)[0]
-    return torch.cat([made, rest], dim=-1) if rest.shape[-1] else made
+    rotated: Tensor = rotate(part, part[:, :0], *rotation)[0]
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated

@@ -1,4 +1,4 @@
-"""Keys and values of texts, in transformers' own caches, and those that are kept between calls."""
+"""The keys and values of texts, in transformers' own caches, and a cache of them between calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class TextCache:
-    """What a model remembers of a text's first tokens, ``ids``: those at ``positions``.
+    """The cached keys and values of a text.
 
-    ``calls`` are the ids of those that have computed it.
+    ``ids`` are all tokens of the text, and ``positions`` those whose keys and values are cached.
+    ``calls`` are the ids of the calls that have computed them.
     """
 
     ids: list[int]
@@ -29,17 +30,20 @@ class TextCache:
 
     @property
     def whole(self) -> bool:
-        """Whether it has each token, so that it can be cut."""
+        """Whether all tokens are cached, so that the text can be shortened."""
         return len(self.positions) == len(self.ids)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of keys and values in bytes."""
         states = [(layer.keys, layer.values) for layer in self.layers.layers]
         return sum(part.nbytes for pair in states for part in pair if part is not None)
 
     def first(self, count: int) -> TextCache:
-        """A copy for the first ``count`` tokens; less than all of them only if it is `whole`."""
+        """Return a copy with the first ``count`` tokens.
+
+        If ``count`` is less than the length of the text, the text must be `whole`.
+        """
         from transformers import DynamicCache
 
         states = [
@@ -49,7 +53,10 @@ class TextCache:
         return replace(self, ids=self.ids[:count], positions=self.positions[:count], layers=layers)
 
     def forget(self, before: int) -> None:
-        """Drop what no later token sees. It did so when the text had ``before`` tokens."""
+        """Drop the tokens that no later token sees.
+
+        ``before`` was the length of the text when this was last called.
+        """
         assert self.attention is not None
         lengths = before, len(self.ids)
         start, end = (bisect(self.positions, n - self.attention.window) for n in lengths)
@@ -58,7 +65,9 @@ class TextCache:
             self._keep(start, kept, end)
 
     def _keep(self, start: int, kept: list[int], end: int) -> None:
-        """Keep of what is cached from ``start`` to ``end`` the places ``kept`` alone."""
+        """Drop the cached entries from ``start`` to ``end`` except those with the indices
+        ``kept``.
+        """
         import torch
 
         self.positions[start:end] = [self.positions[at] for at in kept]
@@ -74,18 +83,22 @@ class TextCache:
 
 
 Sharing = tuple[str | None, Attention | None]
-"""Calls share what is cached if they have the same salt, and see alike."""
+"""A cache salt and an attention: calls share cached texts if both are equal."""
 
 
 class PrefixCache:
-    """The last texts' caches, of ``budget`` bytes together: those used last stay."""
+    """The caches of the texts that were used last, up to ``budget`` bytes together."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.entries: list[tuple[Sharing, TextCache]] = []
 
     def longest(self, sharing: Sharing, ids: Sequence[int], most: int) -> TextCache | None:
-        """A copy of the cache of the longest beginning of ``ids``, of at most ``most`` tokens."""
+        """Return a copy of the cache of the longest cached prefix of ``ids``; None if none is
+        cached.
+
+        It has at most ``most`` tokens.
+        """
         best, count = None, 0
         for entry in self.entries:
             common = min(_common(entry[1].ids, ids), most)
@@ -100,17 +113,17 @@ class PrefixCache:
         return best[1].first(count)
 
     def put(self, sharing: Sharing, cache: TextCache) -> None:
-        """Keep a cache, which nobody changes any more."""
-        within = [one for one in self.entries if _within(one, sharing, cache)]
+        """Keep a cache, which must not be changed any more."""
+        within = [entry for entry in self.entries if _within(entry, sharing, cache)]
         cache.calls = cache.calls.union(*(kept.calls for _, kept in within))
-        self.entries = [one for one in self.entries if one not in within]
+        self.entries = [entry for entry in self.entries if entry not in within]
         self.entries.append((sharing, cache))
         while sum(kept.size for _, kept in self.entries) > self.budget:
             del self.entries[0]
 
     def drop(self, call: str, shared: int) -> None:
-        """What a call has computed is given up, but for its first ``shared`` tokens."""
-        for entry in [one for one in self.entries if call in one[1].calls]:
+        """Drop what a call has computed, except its first ``shared`` tokens."""
+        for entry in [entry for entry in self.entries if call in entry[1].calls]:
             sharing, cache = entry
             self.entries.remove(entry)
             if shared and cache.whole:
@@ -122,12 +135,12 @@ class PrefixCache:
 
 
 def _within(entry: tuple[Sharing, TextCache], sharing: Sharing, cache: TextCache) -> bool:
-    """Whether an entry is no more than a beginning of what can be cut out of ``cache``."""
+    """Return whether an entry is a prefix of ``cache`` that could be cut from it."""
     _, kept = entry
     same = kept.ids == cache.ids[: len(kept.ids)]
     return entry[0] == sharing and same and (cache.whole or len(kept.ids) == len(cache.ids))
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _common(ids: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(ids, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(other)))

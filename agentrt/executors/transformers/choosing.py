@@ -1,4 +1,4 @@
-"""Which token comes next: what a call's parameters make of a model's logits."""
+"""Chooses the next token from a model's logits, by a call's sampling parameters and constraint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiles constraints for a model of ``vocabulary`` tokens, of which ``stops`` end a text."""
+    """Compiles constraints for a model with ``vocabulary`` tokens.
+
+    ``stops`` are the ids of the tokens that end a text.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: int, stops: frozenset[int]) -> None:
         self._of = tokenizer, vocabulary, stops
@@ -32,12 +35,15 @@ class Grammars:
         return xgrammar.GrammarCompiler(info)
 
     def follow(self, constraint: Constraint) -> Following:
-        """An output at its start. Raises `CallRejectedError` for what is no such constraint."""
+        """Return the state of an empty output under ``constraint``.
+
+        Raises `CallRejectedError` for a constraint that cannot be compiled.
+        """
         try:
             compiled = self._compiled(constraint.kind, constraint.value)
         except (ImportError, RuntimeError, TypeError, ValueError) as error:
             raise CallRejectedError(
-                f"the {constraint.kind} that the output has to obey is refused: {error}"
+                f"the {constraint.kind} constraint of the output is not valid: {error}"
             ) from error
         return Following(compiled, self._of[1])
 
@@ -55,7 +61,7 @@ class Grammars:
 
 
 class Following:
-    """How far an output has come in a compiled grammar."""
+    """The position of an output in a compiled grammar."""
 
     def __init__(self, compiled: Any, vocabulary: int) -> None:
         import xgrammar
@@ -64,7 +70,9 @@ class Following:
         self._mask = xgrammar.allocate_token_bitmask(1, vocabulary)
 
     def only_allowed(self, logits: Tensor) -> Tensor:
-        """The logits, without those of tokens that may not come next."""
+        """Return the logits with those of tokens that are not allowed next set to minus
+        infinity.
+        """
         import xgrammar
 
         self._matcher.fill_next_token_bitmask(self._mask)
@@ -73,14 +81,14 @@ class Following:
         return masked[0]
 
     def accept(self, token: int) -> None:
-        """A token has come."""
+        """Advance by a token of the output."""
         self._matcher.accept_token(token)
 
 
 class Chooser:
-    """Chooses the tokens of one call: the likeliest at temperature 0, else it draws by its seed.
+    """Chooses the tokens of a call: the likeliest at temperature 0, else sampled with its seed.
 
-    They obey ``following``, if there is one.
+    With ``following``, only tokens that its grammar allows are chosen.
     """
 
     def __init__(self, spec: CallSpec, device: Any, following: Following | None = None) -> None:
@@ -95,7 +103,7 @@ class Chooser:
             self._random.manual_seed(spec.seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """The token that follows, by the logits after the last one."""
+        """Return the next token, given the logits (a vector over the vocabulary) for it."""
         import torch
 
         if self._allowed is not None:
@@ -117,23 +125,24 @@ class Chooser:
 
 
 def _warpers(temperature: float, sampling: Sampling) -> Any:
-    from transformers.generation import logits_process as ways
+    from transformers.generation import logits_process
 
-    found: list[Any] = [ways.TemperatureLogitsWarper(temperature)]
+    warpers: list[Any] = [logits_process.TemperatureLogitsWarper(temperature)]
     if sampling.top_k > 0:
-        found.append(ways.TopKLogitsWarper(sampling.top_k))
+        warpers.append(logits_process.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
-        found.append(ways.TopPLogitsWarper(sampling.top_p))
+        warpers.append(logits_process.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p > 0:
-        found.append(ways.MinPLogitsWarper(sampling.min_p))
-    return ways.LogitsProcessorList(found)
+        warpers.append(logits_process.MinPLogitsWarper(sampling.min_p))
+    return logits_process.LogitsProcessorList(warpers)
 
 
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """The log probability of a token, and those of the ``most`` likeliest, as `TokenLogprobs`;
-    with ``allowed`` of those alone.
+    """Return the log probabilities of ``token``, which comes first, and of the ``most`` likeliest.
+
+    With ``allowed``, the likeliest are chosen from these tokens.
     """
     every = logits.log_softmax(-1)
     if allowed is None:

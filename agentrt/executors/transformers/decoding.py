@@ -1,4 +1,4 @@
-"""One call on a causal model, step by step: its prompt in chunks, then token by token."""
+"""A call on a causal model, step by step: first its prompt in chunks, then token by token."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 _PART = "\ufffd"
-"""What a tokenizer gives for bytes that are only a part of a character."""
+"""The replacement character, which a tokenizer returns for an incomplete character."""
 
 
 class OutputText:
-    """Turns tokens into pieces of text. What may become a stop string is held back.
+    """Converts tokens to pieces of text. Text that may be the beginning of a stop string is held
+    back.
 
-    ``stopped`` is true once a stop string was there; the text ends before it. A text that is
-    wanted as a ``whole``, without stop strings, comes at its end.
+    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, which needs no
+    stop strings, all text is returned at the end.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], *, whole: bool = False) -> None:
@@ -35,33 +36,33 @@ class OutputText:
         self._tokenizer = tokenizer
         self._stops = [stop for stop in stops if stop]
         self._ids: list[int] = []
-        self._from = self._given = 0
+        self._from = self._decoded = 0
         self._held = ""
 
     def add(self, token: int) -> str:
-        """One more token: the piece of text that is certain now."""
+        """Add a token, and return the piece of text that is certain after it."""
         self._ids.append(token)
         if self._whole:
             return ""
-        before, now = self._decode(self._from, self._given), self._decode(self._from)
+        before, now = self._decode(self._from, self._decoded), self._decode(self._from)
         if now.endswith(_PART):
             return ""
-        self._from, self._given = self._given, len(self._ids)
+        self._from, self._decoded = self._decoded, len(self._ids)
         return self._certain(now[len(before) :])
 
     def end(self) -> str:
-        """There are no more tokens: what was still held back."""
+        """End the output, and return the text that was held back."""
         if self.stopped:
             return ""
-        before, now = self._decode(self._from, self._given), self._decode(self._from)
+        before, now = self._decode(self._from, self._decoded), self._decode(self._from)
         return self._held + now[len(before) :]
 
     def _certain(self, piece: str) -> str:
         self._held += piece
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
+        stops = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if stops:
             self.stopped = True
-            return self._held[: min(found)]
+            return self._held[: min(stops)]
         longest = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         size = len(self._held) - longest
         certain, self._held = self._held[:size], self._held[size:]
@@ -75,29 +76,29 @@ class OutputText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of ``text`` may be the beginning of ``stop``."""
+    """Return how many characters at the end of ``text`` may be the beginning of ``stop``."""
     most = min(len(text), len(stop) - 1)
     return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 _CHUNK = 256
-"""So many tokens of a prompt are computed at once; between them a call can be cancelled."""
+"""Maximum number of prompt tokens in a step. A call can be cancelled only between steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a step: nothing while the prompt is computed."""
+    """The output of a step; empty while the prompt is computed."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
 
 
 class Decoding:
-    """A call of bare token ids. `steps` computes; the other attributes say what has come of it.
+    """A call of token ids. `steps` computes it; the other attributes have its results so far.
 
-    ``cached`` tokens of the prompt needed no computing. Without ``stream`` the steps have no text,
-    but for the last one. Raises `CallRejectedError` for what cannot
-    be asked of this executor.
+    ``cached`` is the number of prompt tokens that were cached. ``reason`` is the finish reason; ""
+    until the end. Without ``stream``, only the last step has text. Raises `CallRejectedError` for a
+    call that this executor does not support, and `PromptTooLongError`.
     """
 
     def __init__(
@@ -125,17 +126,20 @@ class Decoding:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
     def steps(self) -> Generator[Step, None, None]:
-        """Each one a forward of the model. Its end keeps what was computed for later calls."""
-        # What is scored has to be computed, and so has what the next token hangs on.
+        """Compute the call, one forward pass of the model in each step.
+
+        At the end, what was computed is cached for later calls.
+        """
+        # Tokens that are scored must be computed, and so must the last token of the prompt.
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1
         cache = self._prefixes.longest(self._sharing, self.prompt, most) or self._empty
         cache.calls = frozenset([self._call_id])
         self.cached = len(cache.ids)
-        said = OutputText(self._model.tokenizer, self.sampling.stop, whole=self._whole)
+        output = OutputText(self._model.tokenizer, self.sampling.stop, whole=self._whole)
         try:
             logits = yield from self._read(cache)
             while True:
-                step = self._say(self._choose(logits[-1]), logits[-1], said)
+                step = self._add_token(self._choose(logits[-1]), logits[-1], output)
                 if self.reason:
                     break
                 yield step
@@ -152,8 +156,8 @@ class Decoding:
             if logits is not None:
                 yield Step()
             if self.sampling.attention is not None and len(cache.ids) == len(self.prompt) - 1:
-                # Nothing can be cut off what has forgotten some of its tokens, and the next
-                # call with this prompt needs all but the last.
+                # With an attention, the cache drops tokens and cannot be shortened later. The next
+                # call with this prompt needs it without the last token: keep a copy.
                 self._prefixes.put(self._sharing, cache.first(len(cache.ids)))
             logits = self._model.extend(cache, chunk, self._rows(cache.ids, chunk))
             self._score(logits, len(cache.ids))
@@ -161,7 +165,10 @@ class Decoding:
         return logits
 
     def _chunks(self) -> Iterator[list[int]]:
-        """What of the prompt is computed at once; with an attention its last token by itself."""
+        """Yield the parts of the prompt that are computed in one step each.
+
+        With an attention, the last token is a part of its own.
+        """
         end = len(self.prompt)
         border = end if self.sampling.attention is None else end - 1
         for start in range(self.cached, border, _CHUNK):
@@ -170,35 +177,35 @@ class Decoding:
             yield self.prompt[border:]
 
     def _rows(self, before: list[int], chunk: list[int]) -> int:
-        """How many of a chunk's logits are needed: the last, and those before what is scored."""
+        """Return how many of a chunk's logits are needed: the last, and those for scored tokens."""
         first = self.sampling.score_from
         end = len(before) + len(chunk)
         return 1 if first is None else max(1, min(len(chunk), end - first + 1))
 
     def _score(self, logits: Tensor, end: int) -> None:
-        """Score the tokens that follow those of a chunk, which ends before ``end``."""
+        """Score prompt tokens by the logits of a chunk that ends before position ``end``."""
         first = self.sampling.score_from
         if first is None:
             return
-        for place, row in enumerate(logits, start=end - len(logits) + 1):
-            if first <= place < len(self.prompt):
-                found = logprobs_of(row, self.prompt[place], self.sampling.score_top)
-                self.prompt_logprobs.append(found)
+        for position, row in enumerate(logits, start=end - len(logits) + 1):
+            if first <= position < len(self.prompt):
+                logprobs = logprobs_of(row, self.prompt[position], self.sampling.score_top)
+                self.prompt_logprobs.append(logprobs)
 
-    def _say(self, token: int, logits: Tensor, said: OutputText) -> Step:
-        """The next token of the output, and whether it is the last."""
+    def _add_token(self, token: int, logits: Tensor, output: OutputText) -> Step:
+        """Add a token to the output, and set ``reason`` if it is the last."""
         self.ids.append(token)
         if self.sampling.logprobs is not None:
             most, allowed = self.sampling.logprobs, self.sampling.allowed_token_ids
             self.token_logprobs.append(logprobs_of(logits, token, most, allowed))
         ends = token in self._ends
-        text = "" if ends else said.add(token)
-        if ends or said.stopped:
+        text = "" if ends else output.add(token)
+        if ends or output.stopped:
             self.reason = "stop"
         elif len(self.ids) >= self._most:
             self.reason = "length"
         if self.reason:
-            text += said.end()
+            text += output.end()
         self.text += text
         return Step(text, (token,))
 
@@ -211,10 +218,10 @@ def _checked_prompt(model: CausalModel, call: Call, sampling: Sampling) -> list[
 
 
 def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None:
-    """What of a call cannot be; None for nothing."""
+    """Return why this executor cannot run a call; None if it can."""
     prompt, allowed = spec.prompt_token_ids, sampling.allowed_token_ids
     if not prompt:
-        return "the transformers executor takes prompts of token ids, of at least one token"
+        return "the transformers executor needs a prompt of at least one token id"
     if sampling.logits:
         return (
             "the transformers executor has no logits processors (logits=); run the program with "
@@ -222,24 +229,31 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
         )
     for token in (*prompt, *(allowed or ())):
         if not 0 <= token < model.vocabulary:
-            return f"{token} is no token of model {model.name!r}, which has {model.vocabulary}"
+            return (
+                f"unknown token id {token}: the ids of model {model.name!r} are from 0 to "
+                f"{model.vocabulary - 1}"
+            )
     if allowed is not None and not allowed:
-        return "no token is allowed: name at least one"
+        return "allowed= is empty; it needs at least one token id"
     if spec.max_tokens < 1 or spec.temperature < 0:
-        return "max_tokens must be at least 1, and the temperature at least 0"
+        return (
+            f"max_tokens is {spec.max_tokens} and temperature {spec.temperature:g}; they must be "
+            "at least 1 and at least 0"
+        )
     if not isinstance(sampling.attention, Attention | None):
         return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"
     return None
 
 
 def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
-    """How many tokens the output may have at most. Raises `PromptTooLongError`."""
+    """Return the maximum number of output tokens. Raises `PromptTooLongError`."""
     longest, tokens = model.longest(sampling.attention), len(call.spec.prompt_token_ids or ())
     if longest is None:
         return call.spec.max_tokens
     if tokens >= longest:
         raise PromptTooLongError(
-            f"call {call.call_id}: its prompt has {tokens} tokens, and the model takes "
-            f"{longest - 1} and one of output; shorten it, or give attention= a window"
+            f"call {call.call_id}: the prompt has {tokens} tokens, and the model takes at most "
+            f"{longest - 1} (one is left for output); shorten the prompt, or use attention= with a "
+            "window"
         )
     return longest - tokens

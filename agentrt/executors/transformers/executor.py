@@ -1,4 +1,4 @@
-"""transformers' models as an executor: several calls take turns, one forward each."""
+"""An executor for transformers' models: calls take turns, with one forward pass in each turn."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from agentrt.errors import ConfigError, EngineDiedError, EngineError
 from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.transformers.cache import PrefixCache
+from agentrt.executors.transformers.chats import TransformersFrontend
 from agentrt.executors.transformers.decoding import Decoding, Step
-from agentrt.executors.transformers.frontend import ModelFrontend
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import Call, CallReport, Reply
 
 T = TypeVar("T")
 _ALONE_S = 0.05
-"""A call that is alone takes steps for so long at once."""
+"""Maximum seconds of steps in one turn of a call that is the only one."""
 _NOT_RUNNING = "the transformers executor is not running"
 
 
 class TransformersExecutor(Executor):
-    """Runs ``model``, a folder or a hub's name, in this process; None is the embedded default.
+    """Runs ``model`` in this process: a folder or a hub name; None is the built-in default model.
 
-    At most ``slots`` calls are under way, and each waits for the others between its steps; there
-    are no priorities. ``dtype`` is one of torch's; by default the model's own on a GPU, and
-    float32 on a CPU. What prompts have in common is computed once as far as ``cache_bytes`` go.
+    At most ``slots`` calls run at the same time, and take turns step by step, without priorities.
+    ``dtype`` is the name of a torch type; by default the model's own on a GPU, and float32 on a
+    CPU. Common prefixes of prompts are cached in up to ``cache_bytes`` bytes.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class TransformersExecutor(Executor):
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        # Threads that spin at barriers starve the event loop, and other processes.
+        # OpenMP threads that spin at barriers would take CPU time from the event loop.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             import transformers
         except ImportError as error:
             raise ConfigError(
-                f"this executor needs the packages transformers and torch ({error}); they come "
-                "with agentrt[engine] and agentrt[engine-cpu]"
+                f"this executor needs the packages transformers and torch ({error}); install "
+                "agentrt[engine] or agentrt[engine-cpu]"
             ) from error
         transformers.utils.logging.disable_progress_bar()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrt-transformers")
@@ -92,7 +92,7 @@ class TransformersExecutor(Executor):
 
     @property
     def model(self) -> CausalModel:
-        """The model. Raises `EngineDiedError` where it is not loaded."""
+        """The model. Raises `EngineDiedError` if it is not loaded."""
         if self._model is None:
             raise EngineDiedError(_NOT_RUNNING)
         return self._model
@@ -124,13 +124,16 @@ class TransformersExecutor(Executor):
         steps = turn.decoding.steps()
         try:
             while not turn.decoding.reason:
-                yield await self._in_thread(lambda: self._some(turn, steps, stream=stream))
+                yield await self._in_thread(lambda: self._take_turn(turn, steps, stream=stream))
         finally:
             if self._thread is not None:
-                self._thread.submit(steps.close)  # after a step that is under way, if one is
+                self._thread.submit(steps.close)  # the thread may be computing a step now
 
-    def _some(self, turn: _Turn, steps: Generator[Step, None, None], *, stream: bool) -> Step:
-        """In the thread: a step; more of them where nobody waits for one, or for its text."""
+    def _take_turn(self, turn: _Turn, steps: Generator[Step, None, None], *, stream: bool) -> Step:
+        """Compute a step in the thread, and return it.
+
+        A call that is alone and not streamed takes several steps; the last is returned.
+        """
         until = time.monotonic() + _ALONE_S
         step = self._step(turn, steps)
         while not (stream or turn.decoding.reason or len(self._turns) > 1):
@@ -140,7 +143,7 @@ class TransformersExecutor(Executor):
         return step
 
     def _step(self, turn: _Turn, steps: Generator[Step, None, None]) -> Step:
-        """In the thread: one forward of the model."""
+        """Compute a step in the thread: one forward pass of the model."""
         began = time.monotonic()
         turn.waiting_s += began - turn.ready
         self.steps += 1
@@ -163,11 +166,14 @@ class TransformersExecutor(Executor):
         return self._cut_off.pop(call_id, CallReport())
 
     def notify(self, note: Notification) -> None:
-        if note.what == "dropped" and self._thread is not None:
+        if note.kind == "dropped" and self._thread is not None:
             self._thread.submit(self.prefixes.drop, note.name, note.tokens)
 
     async def snapshot(self) -> Mapping[str, Any]:
-        """``cached`` are the texts that are kept, with how many of their tokens are."""
+        """Return the running and waiting calls, and ``cached``: the texts in the prefix cache.
+
+        For each text, ``tokens`` is its length, and ``positions`` the number of cached tokens.
+        """
         turns = [(turn.steps > 0, turn.described()) for turn in self._turns.values()]
         return {
             "steps": self.steps,
@@ -180,15 +186,18 @@ class TransformersExecutor(Executor):
             ],
         }
 
-    # -- what programs ask with --------------------------------------------------------
+    # -- the front end -----------------------------------------------------------------
 
-    def own_frontend(self, names: Sequence[str]) -> ModelFrontend:
-        return ModelFrontend(self.model, tuple(names))
+    def own_frontend(self, names: Sequence[str]) -> TransformersFrontend:
+        return TransformersFrontend(self.model, tuple(names))
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A call under way, and what it has cost. It was ``ready`` for its next step at that time."""
+    """A call in progress, and the time that it has taken (seconds).
+
+    ``ready`` is when it was ready for its next step (seconds on the monotonic clock).
+    """
 
     call: Call
     decoding: Decoding

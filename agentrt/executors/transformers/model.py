@@ -1,4 +1,4 @@
-"""A causal language model of transformers: loaded, and asked for the logits of more tokens."""
+"""A causal language model of transformers: loads it, and computes the logits of added tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agentrt.executors.transformers.attention import (
     NAME,
     Places,
     as_mask,
-    place_of_one,
     places,
+    places_of_last,
     register,
     seen,
 )
@@ -24,16 +24,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOLERANCE = {"float32": 1e-3}
-"""How far logits may be apart, of their largest, that are computed in two ways."""
+"""Maximum difference of logits that are computed in two ways, as a part of the largest, by
+dtype.
+"""
 _COARSE = 0.05
+"""The same for other dtypes."""
 
 
 class CausalModel:
-    """A model with its ``tokenizer``, and ``grammars`` of its tokens. It computes on ``device``.
-    ``max_len`` counts the tokens of a text.
+    """A model with its tokenizer. All methods must be called from the same thread.
 
-    With ``moves`` the positions of cached tokens can be moved, so that texts with a bounded
-    attention may be of any length. All methods belong to one thread.
+    ``grammars`` compiles constraints. ``max_len`` is the model's context in tokens; None if it is
+    not known. ``plain`` says that all layers attend to the whole text. ``moves`` says that the
+    positions of cached tokens can be changed, so that texts with a bounded attention may have any
+    length.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
@@ -49,7 +53,7 @@ class CausalModel:
         self.grammars = Grammars(tokenizer, self.vocabulary, self.stops)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) is DynamicLayer for layer in layers)
-        # Asked for them, a model looks through its parameters each time.
+        # These properties of a model search through its parameters, so they are read once.
         self.device, self._dtype = model.device, model.dtype
         self._zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self.device)
@@ -59,9 +63,10 @@ class CausalModel:
 
     @classmethod
     def load(cls, folder: str, dtype: str | None = None) -> CausalModel:
-        """Load a folder or a hub's model on the GPU, or without one in float32 on the CPU.
+        """Load a model from a folder or the hub onto the GPU, or without a GPU onto the CPU.
 
-        Raises `ModelLoadError`.
+        ``dtype`` is by default the model's own on a GPU, and float32 on a CPU. Raises
+        `ModelLoadError`.
         """
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -76,7 +81,7 @@ class CausalModel:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise ModelLoadError(
                 f"transformers cannot load model {folder!r}: {str(error).partition(chr(10))[0]} "
-                "(give --model a folder or a hub name of a causal language model)"
+                "(--model takes a folder or a hub name of a causal language model)"
             ) from error
         if model.config._attn_implementation == "sdpa":
             model.set_attn_implementation(NAME)
@@ -84,41 +89,46 @@ class CausalModel:
 
     @property
     def stops(self) -> frozenset[int]:
-        """The tokens that end an output."""
+        """The ids of the tokens that end an output."""
         ids = self._model.generation_config.eos_token_id
         ids = self.config.eos_token_id if ids is None else ids
         return frozenset([ids] if isinstance(ids, int) else ids or ())
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return int(self.config.vocab_size)
 
     # -- texts -------------------------------------------------------------------------
 
     def start(self, attention: Attention | None = None) -> TextCache:
-        """The cache of an empty text. Raises `CallRejectedError` for an attention that the model
-        cannot have.
+        """Return the cache of an empty text.
+
+        Raises `CallRejectedError` for an attention that the model does not support.
         """
         from transformers import DynamicCache
 
         if attention is not None and not self.plain:
             raise CallRejectedError(
-                f"model {self.name!r} takes no attention=: some of its layers see less than the "
-                "whole text by themselves; choose a model all of whose layers attend alike"
+                f"model {self.name!r} does not support attention=, because some of its layers do "
+                "not attend to the whole text; use a model whose layers all have full attention"
             )
         layers = DynamicCache() if self.plain else DynamicCache(config=self._model.config)
         return TextCache([], [], layers, attention)
 
     def longest(self, attention: Attention | None) -> int | None:
-        """How many tokens a text may have; None for any number."""
+        """Return the maximum number of tokens of a text; None if there is no limit."""
         if attention is None or not self._places_move(attention):
             return self.max_len
-        held = attention.sinks + attention.window
-        return None if self.max_len is None or held <= self.max_len else self.max_len
+        cached = attention.sinks + attention.window
+        return None if self.max_len is None or cached <= self.max_len else self.max_len
 
     def extend(self, cache: TextCache, ids: Sequence[int], keep: int = 1) -> Tensor:
-        """Add ``ids`` to the text, and return the logits after each of the last ``keep``."""
+        """Add ``ids`` to the text of ``cache``, and return the logits after the last ``keep``
+        tokens.
+
+        The result has the shape (keep, vocabulary), in float32.
+        """
         import torch
 
         before = len(cache.ids)
@@ -135,13 +145,15 @@ class CausalModel:
         logits: Tensor = out.logits[0, len(out.logits[0]) - keep :].float()
         return logits
 
-    # -- attention that a program chose ------------------------------------------------
+    # -- an attention that a program chose ---------------------------------------------
 
     def _places_move(self, attention: Attention) -> bool:
         return self.moves and attention.chunk is None
 
     def _seeing(self, attention: Attention, before: int, cache: TextCache) -> dict[str, Any]:
-        """The model's arguments for the tokens after the first ``before``."""
+        """Return the model's arguments that make tokens from position ``before`` on see by
+        attention.
+        """
         if len(cache.ids) - before == 1:
             return self._seeing_all(attention, before, len(cache.positions))
         import torch
@@ -155,28 +167,28 @@ class CausalModel:
         return {**options, "position_ids": queries.new_zeros(1, len(queries)), "places": moved}
 
     def _seeing_all(self, attention: Attention, before: int, count: int) -> dict[str, Any]:
-        """The same for one token: it sees all ``count`` that are cached."""
+        """Return the arguments for a single token, which sees all ``count`` cached tokens."""
         import torch
 
         if not self._places_move(attention):
             at = torch.tensor([[before]], device=self.device)
             return {"attention_mask": self._no_mask, "position_ids": at}
-        if count != self._last_place[0]:  # it stays the same once the text fills its window
-            self._last_place = count, place_of_one(self._model, count)
+        if count != self._last_place[0]:  # constant when the window is full
+            self._last_place = count, places_of_last(self._model, count)
         options = {"attention_mask": self._no_mask, "position_ids": self._zero}
         return {**options, "places": self._last_place[1]}
 
     def _can_move(self) -> bool:
-        """Whether the model gives the same logits if we rotate its queries and keys."""
+        """Return whether the logits stay the same if `attend` rotates queries and keys."""
         if self._model.config._attn_implementation != NAME:
             return False
         ids = [n % self.vocabulary for n in range(8)]
         expected = self.extend(self.start(), ids, len(ids))
         self.moves, cache = True, self.start(Attention(len(ids)))
         try:
-            found = self.extend(cache, ids, len(ids))
+            moved = self.extend(cache, ids, len(ids))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return False  # no rotation, or none like those that we know
+            return False  # the model has no rotary embedding, or an unknown kind of it
         dtype = str(self._dtype).rpartition(".")[2]
-        apart = (found - expected).abs().max() / expected.abs().max()
-        return float(apart) < _TOLERANCE.get(dtype, _COARSE)
+        difference = (moved - expected).abs().max() / expected.abs().max()
+        return float(difference) < _TOLERANCE.get(dtype, _COARSE)

@@ -1,6 +1,6 @@
-"""vLLM, embedded: the engine, our scheduler inside its core, and the default model.
+"""Embedded vLLM: the engine, agentrt's scheduler inside its core, and the default model.
 
-`ProgramScheduler` loads on first use: it imports vLLM.
+`ProgramScheduler` is imported on first use, because its module imports vLLM.
 """
 
 from __future__ import annotations

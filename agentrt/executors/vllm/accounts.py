@@ -1,6 +1,8 @@
-"""Notes of each call in one engine core, of which `agentrt.scheduler.account` makes its account.
+"""Notes what happens to each call in an engine core, and which programs cause its waits.
 
-vLLM does not say for whom it takes a block or preempts; what a step has given to whom does.
+`agentrt.scheduler.account` turns the notes into an account of the call's time. vLLM does not say
+for which request it evicts a block or preempts another request. This is concluded from the blocks
+that each request gets in the same step.
 """
 
 from __future__ import annotations
@@ -39,16 +41,18 @@ from agentrt.scheduler.events import (
 from agentrt.scheduler.records import NOT_ADMITTED, RUNNING, QueuedCall
 
 _BYTES = 8
-"""Bytes of a block's hash that are kept."""
+"""Number of bytes of a block's hash that are kept."""
 _LEAST = 4096
-"""So many evicted blocks at least are remembered, and four for each block that there is."""
+"""Minimum number of evicted blocks that are remembered; else four times the number of all
+blocks.
+"""
 _LOOKED_AT = 64
-"""So many of a call's lost blocks are looked up, spread over all."""
+"""Approximate number of a call's evicted blocks that are looked up, spread evenly over all."""
 EMPTIED: Plain = ["(prefix cache emptied)", 0, 0.0]
 
 
 class CallNotes:
-    """Notes what happens to the calls of ``scheduler``: a listener of its ``core``."""
+    """A listener of ``core`` that notes what happens to the calls of ``scheduler``."""
 
     def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
         self._scheduler, self._core = scheduler, core
@@ -59,9 +63,9 @@ class CallNotes:
         self._begun: deque[tuple[float, Plain]] = deque(maxlen=FEW)
         self._emptied_at = -math.inf
         self._evicted: list[tuple[bytes, int]] = []
-        """Blocks that were given to others in this step: their old keys, and their ids."""
-        self._gave_way: list[list[Plain]] = []
-        """For each call that vLLM preempted in this step: because of whom, as yet unknown."""
+        """Blocks that were evicted from the prefix cache in this step: (old key, block id)."""
+        self._preempted: list[list[Plain]] = []
+        """For each call that vLLM preempted in this step: the causes, which `settle` fills in."""
         self._caches = caches_prefixes(scheduler)
         if self._caches:
             log_evictions(scheduler, self._evicted)
@@ -93,7 +97,7 @@ class CallNotes:
     def _started(self, call: QueuedCall, now: float, cached: int) -> None:
         request, attained_s = call.item, call.program.attained_s
         known = call.computed_tokens if call.preemptions else call.known_tokens
-        lost_to = self._took(call, cached, known) if known > cached else []
+        lost_to = self._takers_of(call, cached, known) if known > cached else []
         counts = cached, request.num_tokens, request.num_output_tokens, known
         note(call, BEGAN, now, list(self._begun), *counts, lost_to)
         call.cause = cause = [call.program.program_id, call.level, attained_s]
@@ -104,8 +108,8 @@ class CallNotes:
             return [_cause_of(better)]
         if reason is PreemptionReason.RESET:
             return [EMPTIED]
-        by: list[Plain] = []  # vLLM needs its memory in this step: see `settle`
-        self._gave_way.append(by)
+        by: list[Plain] = []  # vLLM gives its blocks to others in this step: see `settle`
+        self._preempted.append(by)
         return by
 
     def _finished(self, call: QueuedCall, now: float) -> None:
@@ -118,14 +122,14 @@ class CallNotes:
         note(call, ENDED, now, *counts, list(self._begun), not_admitted, by)
 
     def emptied(self, now: float) -> None:
-        """The prefix cache was emptied."""
+        """Note that the prefix cache was emptied at ``now`` (seconds, the scheduler's clock)."""
         self._emptied_at = now
         if self._caches:
             log_evictions(self._scheduler, self._evicted)
 
     def settle(self, output: SchedulerOutput) -> None:
-        """Note who was given the blocks and the slots that others lost in this step."""
-        if not (self._evicted or self._gave_way):
+        """Note which programs got the blocks and slots that others lost in this step."""
+        if not (self._evicted or self._preempted):
             return
         calls, takers = self._core.calls, self._takers
         lost = {block: key[:_BYTES] for key, block in self._evicted}
@@ -138,27 +142,28 @@ class CallNotes:
                 for block in ids:
                     if block in lost:
                         takers[lost.pop(block)] = cause
-        if lost or self._gave_way:
-            some = [*served.values()][:FEW] or self._ahead()
-            for by in self._gave_way:
-                by.extend(some)
-            # Of one that was preempted in the same step, vLLM does not say what it was given.
-            takers.update(dict.fromkeys(lost.values(), next(iter(some), EMPTIED)))
-        self._gave_way.clear()
+        if lost or self._preempted:
+            causes = [*served.values()][:FEW] or self._ahead()
+            for by in self._preempted:
+                by.extend(causes)
+            # If a request got blocks and was preempted in the same step, vLLM does not report its
+            # blocks: attribute the rest to the first cause.
+            takers.update(dict.fromkeys(lost.values(), next(iter(causes), EMPTIED)))
+        self._preempted.clear()
         self._evicted.clear()
         if len(takers) > self._most:
             self._before, self._takers = takers, {}
 
-    # -- because of whom ---------------------------------------------------------------
+    # -- causes of waits ---------------------------------------------------------------
 
     def _ahead(self) -> list[Plain]:
-        """A few of the programs that run now, those with the worst place first."""
+        """Return a few of the programs that run now, beginning with the end of vLLM's list."""
         calls = self._core.calls
         running = self._scheduler.running[: -FEW - 1 : -1]
         return [_cause_of(calls[request.request_id]) for request in running]
 
     def _holders(self, call: QueuedCall) -> list[Plain]:
-        """A few of the programs that may keep a call out, the last to come in first."""
+        """Return a few of the programs that keep a call from being admitted, the latest first."""
         if (admission := self._core.admission) is None:
             return []
         if tool_of := call.program.tool_wait_for:
@@ -167,22 +172,25 @@ class CallNotes:
         rows = [row for row in latest if row != call.program]
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
-    def _took(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
-        """Who took the blocks of a call's tokens between these two numbers, the most first."""
+    def _takers_of(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
+        """Return the programs that took blocks of a call, those that took the most first.
+
+        The blocks are those of the tokens from ``cached`` to ``known``, which were computed before.
+        """
         size = self._block_size
         hashes = call.item.block_hashes[cached // size : known // size]
-        found: dict[str, Plain] = {}
+        causes: dict[str, Plain] = {}
         taken: Counter[str] = Counter()
         for value in hashes[:: 1 + len(hashes) // _LOOKED_AT]:
             key = value[:_BYTES]
             if (cause := self._takers.get(key) or self._before.get(key)) is not None:
                 taken[cause[0]] += 1
-                found.setdefault(cause[0], cause)
-        if not found and self._emptied_at >= call.arrived_at:
+                causes.setdefault(cause[0], cause)
+        if not causes and self._emptied_at >= call.arrived_at:
             return [EMPTIED]
-        return [found[name] for name, _ in taken.most_common(FEW)]
+        return [causes[name] for name, _ in taken.most_common(FEW)]
 
 
 def _cause_of(call: QueuedCall) -> Plain:
-    """A call's program, as that for which others wait."""
+    """Return a call's program as a cause of other calls' waits: [id, level, attained seconds]."""
     return call.cause or [call.program.program_id, call.level, call.program.attained_s]

@@ -1,4 +1,4 @@
-"""A call as vLLM takes it, and the hashes of its prompt's blocks."""
+"""Converts a call into the input of a vLLM engine, and hashes the blocks of its prompt."""
 
 from __future__ import annotations
 
@@ -9,81 +9,82 @@ from typing import Any
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm.compiling import LONGEST_S
-from agentrt.executors.vllm.scored import COMPUTE_FROM
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.request.sampling import Sampling
 from agentrt.router.kv_events import short
 
 _REMEMBERED = 16384
-"""Blocks whose hashes are remembered: prompts grow, and share their beginnings."""
+"""Number of blocks whose hashes are cached: prompts grow, and share their beginnings."""
 _OF_CONSTRAINTS = "the engine cannot follow its constraint: "
 
 
 def engine_input(
     call: Call, max_model_len: int, *, stream: bool
 ) -> tuple[Any, Any, Mapping[str, Any]]:
-    """A call's prompt, sampling parameters and options, with the call's identity for the scheduler.
+    """Return a call's prompt, sampling parameters and options, as vLLM's engine takes them.
 
-    Settings that came after rendering are applied: the runtime's seed, a tenant's salt, a fixed
-    length. A call of token ids is sampled as its spec says; its prompt and output have at most
-    ``max_model_len`` tokens together. Raises `PromptTooLongError`, and `CallRejectedError` for a
-    call without token ids.
+    The sampling parameters contain the call's identity for the scheduler, and the settings that are
+    made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call of token
+    ids is sampled by its spec; its prompt and output have at most ``max_model_len`` tokens
+    together. Raises `PromptTooLongError`, and `CallRejectedError` for a call without token ids.
     """
     spec = call.spec
-    made = spec.rendered
-    if made is None or spec.sampling is not None:
-        made = _of_tokens(call, max_model_len, stream=stream)
-    params, prompt = made.params.clone(), made.prompt
+    rendered = spec.rendered
+    if rendered is None or spec.sampling is not None:
+        rendered = _of_tokens(call, max_model_len, stream=stream)
+    params, prompt = rendered.params.clone(), rendered.prompt
     if spec.cache_salt is not None:
         prompt = {**prompt, "cache_salt": spec.cache_salt}
-    if made.pooled:
-        return prompt, params, made.options
+    if rendered.pooled:
+        return prompt, params, rendered.options
     params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
     params.seed, params.ignore_eos = spec.seed, spec.ignore_eos
     params.max_tokens = min(spec.max_tokens, params.max_tokens or spec.max_tokens)
-    return prompt, params, made.options
+    return prompt, params, rendered.options
 
 
 def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
-    """A call of bare token ids, rendered."""
+    """Return a call of token ids in rendered form."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     ids = call.spec.prompt_token_ids
     if ids is None:
         raise CallRejectedError(
-            f"call {call.call_id} is not rendered, and the engine has no front end "
-            "(--skip-tokenizer-init): give prompt_token_ids"
+            f"call {call.call_id} has no token ids, and the engine has no tokenizer "
+            "(--skip-tokenizer-init): pass prompt_token_ids, or start the engine with a tokenizer"
         )
     if call.spec.sampling is not None and call.spec.sampling.attention is not None:
         raise CallRejectedError(
-            f"call {call.call_id}: vLLM computes its model's own attention, and no attention= of a "
-            "call's; run the program with --engine transformers (TransformersExecutor)"
+            f"call {call.call_id}: vLLM does not support attention= of a call; run the program "
+            "with --engine transformers (TransformersExecutor)"
         )
     room = max_model_len - len(ids)
     if room < 1:
         raise PromptTooLongError(
-            f"call {call.call_id}: its prompt has {len(ids)} tokens, and the engine "
-            f"takes {max_model_len - 1} and one of output; shorten the chat or raise "
+            f"call {call.call_id}: the prompt has {len(ids)} tokens, and the engine takes at most "
+            f"{max_model_len - 1} (one is left for output); shorten the chat, or raise "
             "--max-model-len"
         )
     params = SamplingParams(
         max_tokens=room,
         temperature=call.spec.temperature,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # it is this call's own
+        skip_clone=True,  # no other call uses this object
         **_sampled(call.spec.sampling or Sampling()),
     )
     options = dict(call.spec.rendered.options) if call.spec.rendered is not None else {}
     if params.structured_outputs is not None:
-        options["reasoning_ended"] = True  # it binds the output from its first token on
-    # Of a prompt without a type vLLM takes care in a thread, and siblings miss each other's step.
+        options["reasoning_ended"] = True  # the constraint begins with the first token
+    # vLLM renders a prompt without a type in a thread. Calls that start together would then arrive
+    # at different times, and miss each other's step.
     prompt = {"type": "token", "prompt_token_ids": list(ids)}
     return RenderedCall(prompt, params, options)
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
-    """The fields of vLLM's sampling parameters that a call of token ids sets."""
+    """Return the fields of vLLM's sampling parameters for a call of token ids."""
     from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputsParams
 
     fields: dict[str, Any] = {
@@ -99,7 +100,7 @@ def _sampled(sampling: Sampling) -> dict[str, Any]:
     if sampling.allowed_token_ids is not None:
         fields["allowed_token_ids"] = allowed = list(sampling.allowed_token_ids)
         if sampling.logprobs is not None and len(allowed) <= MAX_LOGPROB_TOKEN_IDS:
-            # The likeliest of all may not be among them.
+            # The most likely tokens of the whole vocabulary may not be among the allowed tokens.
             fields |= {"logprobs": None, "logprob_token_ids": allowed}
     if (constraint := sampling.constraint) is not None:
         fields["structured_outputs"] = StructuredOutputsParams(
@@ -109,11 +110,11 @@ def _sampled(sampling: Sampling) -> dict[str, Any]:
 
 
 def _scored(sampling: Sampling) -> dict[str, Any]:
-    """The fields of a call whose prompt is scored from a position on.
+    """Return the fields for a call whose prompt is scored from a position on.
 
-    vLLM would compute the whole prompt; here what comes before is read from the prefix cache, and
-    the scheduler sees to it that no more is. The places that were not computed hold token ids
-    that are none, so that nothing may be detokenized.
+    vLLM would compute the whole prompt. Here the tokens before the position may be read from the
+    prefix cache, and the scheduler makes sure that later tokens are not. For positions that were
+    not computed, vLLM returns invalid token ids, so the output must not be detokenized.
     """
     assert sampling.score_from is not None
     return {
@@ -127,30 +128,30 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 def check_compiled(call: Call, params: Any, output: Any) -> None:
     """Raise `CallRejectedError` for a call that the core ended because of its grammar.
 
-    vLLM's output has no reason, only ``finish_reason`` "error". Contexts raise their own error.
+    vLLM's output has no reason, only the ``finish_reason`` "error". Contexts raise their own error.
     """
-    held = getattr(params, "structured_outputs", None)
-    if output.finish_reason == "error" and held is not None and call.spec.sampling is None:
+    constraint = getattr(params, "structured_outputs", None)
+    if output.finish_reason == "error" and constraint is not None and call.spec.sampling is None:
         raise CallRejectedError(
-            f"call {call.call_id}: the engine could not compile what its output is held to, or not "
-            f"within {LONGEST_S:g} s, or it takes too long for each token: make it smaller, with "
-            "fewer repetitions inside of repetitions"
+            f"call {call.call_id}: the constraint of its output (JSON schema, regex or grammar) "
+            f"could not be compiled, took more than {LONGEST_S:g} s to compile, or is too slow for "
+            "each token; make it smaller, with fewer repetitions inside of repetitions"
         )
 
 
 def refused(call: Call, error: Exception) -> CallRejectedError:
-    """Our error for a call that vLLM does not take."""
+    """Return the error for a call that vLLM refuses with ``error``."""
     sampling = call.spec.sampling
-    what = "" if sampling is None or sampling.constraint is None else _OF_CONSTRAINTS
+    prefix = "" if sampling is None or sampling.constraint is None else _OF_CONSTRAINTS
     cause = str(error.__cause__ or "")
-    why = f"{error}" if cause in str(error) else f"{error} ({cause})"
-    return CallRejectedError(f"call {call.call_id}: {what}{why}")
+    reason = f"{error}" if cause in str(error) else f"{error} ({cause})"
+    return CallRejectedError(f"call {call.call_id}: {prefix}{reason}")
 
 
 class BlockHasher:
-    """Hashes prompts in blocks of ``size`` tokens, by the function of that name in vLLM.
+    """Hashes prompts in blocks of ``size`` tokens with a hash algorithm of vLLM's.
 
-    A block's hash covers the ``ahead`` tokens after it, too.
+    A block's hash also covers the ``ahead`` tokens after the block.
     """
 
     def __init__(self, algorithm: str, size: int, ahead: int = 0) -> None:
@@ -166,15 +167,15 @@ class BlockHasher:
         self._hash = lru_cache(_REMEMBERED)(chained)
 
     def __call__(self, spec: CallSpec) -> list[int]:
-        """64 bits of the hash of each full block of a call's prompt."""
+        """Return 64 bits of the hash of each full block of a call's prompt."""
         from agentrt.executors.vllm._compat.prefixes import block_keys
 
         size, ids = self.size, spec.prompt_token_ids or ()
         rendered = spec.rendered or RenderedCall({}, None)
         adapter = rendered.options.get("lora_request")
         every = block_keys(rendered.prompt, adapter, spec.cache_salt, size, ids, self._ahead)
-        before, found = None, []
+        before, hashes = None, []
         for index, keys in enumerate(every):
             before = self._hash(before, ids[index * size : (index + 1) * size], keys)
-            found.append(short(before))
-        return found
+            hashes.append(short(before))
+        return hashes

@@ -1,6 +1,6 @@
-"""The control messages between an embedded engine and the scheduler in its core.
+"""Sends control messages from an embedded engine to the scheduler in its core.
 
-The answers are those of `agentrt.executors.vllm.control`.
+`agentrt.executors.vllm.control` answers them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class CoreClient(Executor):
-    """The part of an engine that talks to our scheduler, whose settings are ``scheduling``."""
+    """The part of an engine that talks to agentrt's scheduler, whose settings are
+    ``scheduling``.
+    """
 
     def __init__(self, scheduling: SchedulerConfig) -> None:
         self._llm: AsyncLLM | None = None
@@ -33,22 +35,25 @@ class CoreClient(Executor):
         self._notes = Outbox(lambda notes: self._control("boundary", notes))
         self._ended: list[str | ProgramTotals] = []
         self._ending: asyncio.Task[None] | None = None
-        """A task that has not started: programs that end now go into the same message."""
+        """The task that will send the next message about ended programs; None if there is none.
+
+        Until the task starts, further programs that end are added to its message.
+        """
         self._telling: set[asyncio.Task[None]] = set()
 
     # -- programs ----------------------------------------------------------------------
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """Programs that end in one pass of the event loop share one message."""
+        """Report the end of a program. Ends in one pass of the event loop share a message."""
         self._ended.append(program_id if totals is None else totals)
         if self._ending is None:
-            with tracking.outside():  # it is nobody's own
+            with tracking.outside():  # the task belongs to no program
                 self._ending = asyncio.create_task(self._tell_ends(), name="agentrt/ends")
                 self._telling.add(self._ending)
                 self._ending.add_done_callback(self._telling.discard)
         ending = self._ending
         await asyncio.wait([ending])
-        if not ending.cancelled():  # by `close_outbox`: there is nothing left to tell
+        if not ending.cancelled():  # `close_outbox` cancels it, since the engine is closing
             ending.result()
 
     async def _tell_ends(self) -> None:
@@ -56,7 +61,7 @@ class CoreClient(Executor):
         await self._control("ends", ended)
 
     def notify(self, note: Notification) -> None:
-        # Where nothing is retained, nobody in the engine core would use it.
+        # Only retention and admission use notifications.
         if self._scheduling.retention != "lru" or self._scheduling.admission != "off":
             self._notes.post(note)
 
@@ -77,7 +82,7 @@ class CoreClient(Executor):
     # -- the scheduler -----------------------------------------------------------------
 
     async def configure(self, config: SchedulerConfig) -> None:
-        """Change the scheduler's settings. Raises `ConfigError` while calls are unfinished."""
+        """Change the scheduler's settings. Raises `ConfigError` if calls are unfinished."""
         try:
             await ask_scheduler(self._engine(), "configure", config.to_dict())
         except Exception as error:
@@ -85,13 +90,13 @@ class CoreClient(Executor):
         self._scheduling = config
 
     async def forget_prefixes(self) -> None:
-        """Empty the prefix cache, so that the next calls find nothing computed."""
+        """Empty the prefix cache."""
         await self._engine().reset_prefix_cache()
 
     # -- inside ------------------------------------------------------------------------
 
     async def close_outbox(self) -> None:
-        """Drop what has not been sent yet."""
+        """Drop messages that have not been sent yet."""
         await self._notes.close()
         self._ending = None
         for telling in self._telling:
@@ -103,7 +108,7 @@ class CoreClient(Executor):
         return self._llm
 
     async def _control(self, op: str, argument: Any = None) -> Any:
-        """A control message; None where the engine is gone and there is nothing to tell."""
+        """Send a control message, and return the answer; None if the engine is not running."""
         if self._llm is None or self._llm.errored:
             return None
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -1,13 +1,15 @@
-"""How the engine core compiles grammars beside its steps, and refuses those that would slow them.
+"""Compiles grammars beside the engine core's steps, and refuses grammars that would slow steps
+down.
 
-vLLM's pool compiles them in the order of their requests, aborted ones included: one tenant's slow
-grammars would hold up everybody's. So `GrammarThreads` compiles them; tenants take turns.
+vLLM's thread pool compiles grammars in the order of their requests, including aborted ones, so one
+tenant's slow grammars would delay all others. `GrammarThreads` replaces the pool, and lets tenants
+take turns.
 
-For each token of a structured output a step computes the mask of allowed tokens, and all calls in
-the batch wait for it. With a pattern of 30 characters that can take a second. So a grammar is first
-tried in its own thread, and a request ends when one of its masks takes too long later.
+For each token of a structured output, a step computes the mask of allowed tokens, and all calls in
+the batch wait for it. A pattern of 30 characters can take a second. Therefore a grammar is first
+tested in the thread that compiles it, and a request ends if one of its masks takes too long later.
 
-How a constraint is checked before its call is submitted is in `grammars`, for the engine's client.
+`grammars` checks a constraint in the engine's client before its call is submitted.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from agentrt.errors import AgentrtError
 from agentrt.executors.vllm.turns import InTurn
 
 SLOW_S = 5.0
-"""After this time another grammar may start beside it."""
+"""Seconds after which a grammar counts as slow, and another may start beside it."""
 MOST_SLOW = 2
-"""A tenant with so many slow grammars starts no other."""
+"""Maximum number of slow grammars of a tenant; with more, the tenant starts no other grammar."""
 LONGEST_S = 60.0
-"""After this time it fails. Its thread cannot be stopped, and counts until it ends."""
+"""Seconds after which a grammar fails. Its thread cannot be stopped, and counts until it ends."""
 
 
 class Wanting(Protocol):
     """A request that needs a grammar."""
 
     def is_finished(self) -> bool:
-        """Whether it needs none any more."""
+        """Return whether the request has ended and needs no grammar any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +53,10 @@ class _Job:
 
 
 class GrammarThreads:
-    """An executor as far as vLLM asks for one; ``at_once`` that are not slow run at a time.
+    """A replacement for vLLM's `ThreadPoolExecutor` that compiles grammars, with turns for tenants.
 
-    ``owner`` names the tenant of a request, and ``begin`` is called by each thread first.
+    At most ``at_once`` grammars that are not slow are compiled at the same time. ``owner`` returns
+    the tenant of a request. Each thread first calls ``begin``. ``later`` creates timers.
     """
 
     def __init__(
@@ -69,7 +72,10 @@ class GrammarThreads:
         self._running: list[_Job] = []
 
     def submit(self, create: Callable[[Any], Any], request: Wanting) -> Future[Any]:
-        """What ``create`` makes for the request, some time; nothing if it is over by then."""
+        """Call ``create(request)`` in a thread when it is its tenant's turn; return the future.
+
+        If the request has ended before its turn, the future never gets a result.
+        """
         job = _Job(self._owner(request), partial(create, request), request.is_finished)
         with self._lock:
             self._waiting.add(job.owner, job)
@@ -77,7 +83,7 @@ class GrammarThreads:
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Begin no more. What runs is not waited for: it ends with the process."""
+        """Start no more grammars. Running threads are not awaited; they end with the process."""
         with self._lock:
             self._waiting.clear()
 
@@ -91,7 +97,8 @@ class GrammarThreads:
 
     def _next(self) -> _Job | None:
         slow = Counter(job.owner for job in self._running if job.is_slow)
-        return self._waiting.next(without=[one for one in slow if slow[one] >= MOST_SLOW])
+        blocked = [owner for owner in slow if slow[owner] >= MOST_SLOW]
+        return self._waiting.next(without=blocked)
 
     def _run(self, job: _Job) -> None:
         self._begin()
@@ -119,11 +126,12 @@ class GrammarThreads:
 
 
 def _fail(job: _Job) -> None:
-    _settle(job.future.set_exception, TimeoutError(f"a grammar took more than {LONGEST_S:g} s"))
+    text = f"the grammar took more than {LONGEST_S:g} s to compile"
+    _settle(job.future.set_exception, TimeoutError(text))
 
 
 def _settle(settle: Callable[[Any], None], value: Any) -> None:
-    """It may have failed by its time meanwhile."""
+    """Set a future's result or error, unless it has timed out already."""
     with contextlib.suppress(InvalidStateError):
         settle(value)
 
@@ -131,21 +139,22 @@ def _settle(settle: Callable[[Any], None], value: Any) -> None:
 # -- token masks ---------------------------------------------------------------------------
 
 MASKS_S = 0.25
-"""CPU time for all masks of the trial together, and for one mask in a step."""
+"""Maximum CPU seconds for all masks of the test together, and for one mask in a step."""
 TRIED = 16
-"""Tokens of the trial. With an ordinary schema they take some milliseconds together."""
+"""Number of tokens in the test. With an ordinary schema they take a few milliseconds together."""
 
 
 class SlowGrammarError(AgentrtError):
-    """A grammar's masks take too long."""
+    """Raised for a grammar whose masks take too long."""
 
 
 def try_masks(
     grammar: Any, mask: Any, clock: Callable[[], float] = time.thread_time, seed: int = 0
 ) -> None:
-    """Feed one of vLLM's grammars some random tokens that it allows, then reset it.
+    """Test a grammar of vLLM's: feed it random tokens that it allows, then reset it.
 
-    ``mask`` is a buffer for one mask. Raises `SlowGrammarError`.
+    ``mask`` is a buffer for one mask, ``clock`` returns CPU seconds, and ``seed`` is for the choice
+    of tokens. Raises `SlowGrammarError` if the masks take more than `MASKS_S` seconds together.
     """
     chance, took_s = random.Random(seed), 0.0
     for _ in range(TRIED):
@@ -163,8 +172,8 @@ def try_masks(
 
 
 def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
-    """A token that the mask allows."""
-    import numpy as np  # it comes with vLLM, and commands load this module without one
+    """Return a random token that the mask allows; None if it allows none."""
+    import numpy as np  # installed with vLLM; commands import this module without vLLM
 
     bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little", count=vocabulary)
     allowed = np.flatnonzero(bits)
@@ -172,7 +181,10 @@ def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
 
 
 def watch(grammar: Any, clock: Callable[[], float] = time.thread_time) -> Any:
-    """Make the grammar accept no token after a mask that took too long: vLLM ends its request."""
+    """Make a grammar refuse all tokens after a mask that took too long, and return it.
+
+    vLLM then ends the grammar's request.
+    """
     fill, accept, longest_s = grammar.fill_bitmask, grammar.accept_tokens, 0.0
 
     def fill_bitmask(mask: Any, row: int) -> None:

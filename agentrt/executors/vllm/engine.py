@@ -1,4 +1,4 @@
-"""The embedded engine: vLLM's AsyncLLM with our scheduler in its engine core."""
+"""The embedded engine: vLLM's AsyncLLM with agentrt's scheduler in its engine core."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import core_pids, start_reader
-from agentrt.executors.vllm._compat.frontend import render_elsewhere
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine_size import key_of
-from agentrt.executors.vllm.frontend.parsers import family_of
+from agentrt.executors.vllm.entrypoints.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
-from agentrt.executors.vllm.lifetime import import_vllm, let_go, short_name, shut_down
+from agentrt.executors.vllm.lifetime import (
+    import_vllm,
+    short_name,
+    shut_down,
+    shut_down_when_loaded,
+)
 from agentrt.executors.vllm.logits import offer_processors
+from agentrt.executors.vllm.logprobs import LogprobCollector
 from agentrt.executors.vllm.options import (
     EngineOptions,
     check_model,
@@ -36,13 +42,12 @@ from agentrt.executors.vllm.options import (
     prepare_environment,
 )
 from agentrt.executors.vllm.processes import (
-    apart,
     cpu_seconds,
+    in_new_thread,
     interrupts_blocked,
     script_left_out,
 )
 from agentrt.executors.vllm.reports import read_report
-from agentrt.executors.vllm.scored import Likely
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
@@ -54,10 +59,10 @@ if TYPE_CHECKING:
 
 
 class VLLMEngine(CoreClient):
-    """An `Executor` that owns one vLLM engine, its core in a process of its own.
+    """An `Executor` that owns one vLLM engine, whose core runs in its own process.
 
-    Without ``options`` it is what ``agentrt run`` starts without options. ``model`` and
-    ``max_num_seqs`` are what the engine runs with, once it has started.
+    Without ``options`` it is the engine that ``agentrt run`` starts by default. After the start,
+    ``model`` and ``max_num_seqs`` are those that the engine runs with.
     """
 
     def __init__(self, options: EngineOptions | None = None) -> None:
@@ -90,9 +95,9 @@ class VLLMEngine(CoreClient):
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
         progress("importing vLLM")
-        await apart(import_vllm)
+        await in_new_thread(import_vllm)
         if self.options.model is None:
-            self.model = await apart(default_model, progress)
+            self.model = await in_new_thread(default_model, progress)
         check_model(self.model)
         progress(f"loading {short_name(self.model)}")
         self._llm = llm = await self._loaded()
@@ -101,18 +106,20 @@ class VLLMEngine(CoreClient):
         send_together(llm)
         if self.options.learned is not None:
             await self.know(self.options.learned)
-        # Without one, an engine takes prompts as token ids only.
-        bare = llm.model_config.skip_tokenizer_init
-        self._tokenizer = None if bare else llm.get_tokenizer()
+        # An engine without a tokenizer takes prompts only as token ids.
+        skips_tokenizer = llm.model_config.skip_tokenizer_init
+        self._tokenizer = None if skips_tokenizer else llm.get_tokenizer()
         progress("ready")
 
     async def _loaded(self) -> AsyncLLM:
-        """Load the engine in a thread. After a cancellation it is shut down once it is loaded."""
-        loading = asyncio.ensure_future(apart(self._load))
+        """Load the engine in a thread. If this is cancelled, shut the engine down once it is
+        loaded.
+        """
+        loading = asyncio.ensure_future(in_new_thread(self._load))
         try:
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
-            loading.add_done_callback(let_go)
+            loading.add_done_callback(shut_down_when_loaded)
             raise
 
     def _load(self) -> AsyncLLM:
@@ -124,11 +131,12 @@ class VLLMEngine(CoreClient):
             config = args.create_engine_config()
         except Exception as error:
             raise config_fault(self.model, error) from error
-        # Set here, since vLLM ignores it in a call, and refuses it beside a backend of its own
-        # choice, which knows it too. A small model fills a JSON value with blanks without end.
-        # A model that sees is larger, and its configuration is checked once more in its engine.
-        blanks = config.model_config.is_multimodal_model
-        config.structured_outputs_config.disable_any_whitespace = not blanks
+        # Small models may fill a JSON value with endless blanks. The option is set here, because
+        # vLLM ignores it in a call, and as a flag refuses it with the backend "auto". Not for
+        # multimodal models: they are larger, and vLLM validates their configuration once more in
+        # the engine.
+        allow_blanks = config.model_config.is_multimodal_model
+        config.structured_outputs_config.disable_any_whitespace = not allow_blanks
         if not config.model_config.skip_tokenizer_init:
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
@@ -140,7 +148,7 @@ class VLLMEngine(CoreClient):
         loggers = None if args.disable_log_stats else [self._stat_logger()]
         try:
             with interrupts_blocked(), script_left_out(config):
-                # vLLM's own loggers are the one that writes lines, and one for a single engine.
+                # disable_log_stats turns off vLLM's default loggers, and not `loggers`.
                 return AsyncLLM.from_vllm_config(
                     config, stat_loggers=loggers, disable_log_stats=True
                 )
@@ -151,10 +159,11 @@ class VLLMEngine(CoreClient):
             ) from error
 
     def _keep_history(self, config: VllmConfig) -> None:
-        """Have the engine core read what was learned before, and write what it learns.
+        """Configure the history file that the engine core reads at its start and writes.
 
-        Of several engines each would write what it knows of the same programs: there their
-        `ReplicaSet` does it. Raises `ConfigError` for a named file that is not a history file.
+        Several engines would each write what they know of the same programs, so their `ReplicaSet`
+        keeps the file instead. Raises `ConfigError` if the user names a file that is not a history
+        file.
         """
         self._history_key = key_of(config, self.options.replicas)
         scheduling, settings = self.options.scheduler, config.additional_config
@@ -166,7 +175,7 @@ class VLLMEngine(CoreClient):
             settings["agentrt"] = {**settings["agentrt"], "history": self._history}
 
     def _prepare(self, config: VllmConfig) -> None:
-        """Change vLLM's settings once more before it starts with them."""
+        """Change vLLM's settings before the engine starts; for subclasses."""
 
     def _stat_logger(self) -> Any:
         from prometheus_client import CollectorRegistry
@@ -181,7 +190,7 @@ class VLLMEngine(CoreClient):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that one call may have, prompt and output together."""
+        """Maximum number of tokens of a call, prompt and output together."""
         return int(self._engine().model_config.max_model_len)
 
     def alive(self) -> bool:
@@ -210,7 +219,7 @@ class VLLMEngine(CoreClient):
         prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
         text = ""
         ids: list[int] = []
-        likely = None if call.spec.sampling is None else Likely(call.spec)
+        logprobs = None if call.spec.sampling is None else LogprobCollector(call.spec)
         try:
             await self._grammars.check(llm, params, call.identity.tenant)
             is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
@@ -225,30 +234,35 @@ class VLLMEngine(CoreClient):
                     check_compiled(call, params, last)
                     text += last.text
                     ids += last.token_ids
-                    if likely is not None:
-                        likely.add(output)
-                    reply = self._account(output, text, ids, likely) if output.finished else None
+                    if logprobs is not None:
+                        logprobs.add(output)
+                    reply = self._reply(output, text, ids, logprobs) if output.finished else None
                     yield Chunk(last.text, reply, output, tuple(last.token_ids))
         except EngineDeadError as error:
-            raise EngineDiedError(f"the engine died while it held call {call.call_id}") from error
+            raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise refused(call, error) from error
 
-    def _account(
-        self, output: RequestOutput, text: str, ids: Sequence[int], likely: Likely | None
+    def _reply(
+        self,
+        output: RequestOutput,
+        text: str,
+        ids: Sequence[int],
+        logprobs: LogprobCollector | None,
     ) -> Reply:
-        """The engine's account of a call. Our own fields are taken out of the output, which a front
-        end publishes.
+        """Return the reply of a call that ended, with the engine's report.
+
+        agentrt's fields are removed from ``output``, because a front end publishes it.
         """
-        told = dict(output.kv_transfer_params or {})
-        if KV_EVENTS in told and self._on_kv_events is not None:
-            self._on_kv_events(KVEventBatch.from_wire(told[KV_EVENTS]))
-        report = told.get(NESTED) or {}
-        rest = {name: value for name, value in told.items() if name not in (NESTED, KV_EVENTS)}
+        params = dict(output.kv_transfer_params or {})
+        if KV_EVENTS in params and self._on_kv_events is not None:
+            self._on_kv_events(KVEventBatch.from_wire(params[KV_EVENTS]))
+        report = params.get(NESTED) or {}
+        rest = {name: value for name, value in params.items() if name not in (NESTED, KV_EVENTS)}
         output.kv_transfer_params = rest or None
         reason = output.outputs[0].finish_reason or "stop"
         reply = Reply(text, reason, token_ids=tuple(ids), report=read_report(report))
-        return reply if likely is None else likely.on(reply)
+        return reply if logprobs is None else logprobs.added_to(reply)
 
     # -- front ends --------------------------------------------------------------------
 
@@ -266,11 +280,15 @@ class VLLMEngine(CoreClient):
         try:
             await self._engine().add_lora(adapter)
         except EngineDeadError as error:
-            raise EngineDiedError(f"the engine died under adapter {adapter.lora_name!r}") from error
+            raise EngineDiedError(
+                f"the engine died while it loaded adapter {adapter.lora_name!r}"
+            ) from error
         except Exception as error:
-            raise CallRejectedError(f"adapter {adapter.lora_name!r}: {error}") from error
+            raise CallRejectedError(
+                f"adapter {adapter.lora_name!r} cannot be loaded: {error}"
+            ) from error
 
-    # -- what it holds -----------------------------------------------------------------
+    # -- the prefix cache --------------------------------------------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
         return () if self._hasher is None else self._hasher(spec)
@@ -280,7 +298,7 @@ class VLLMEngine(CoreClient):
 
     @property
     def hashing(self) -> tuple[str, int]:
-        """How it hashes its blocks: see `how_hashed`."""
+        """The hash algorithm of its blocks, and the tokens after a block that a hash covers."""
         from agentrt.executors.vllm._compat.prefixes import how_hashed
 
         return how_hashed(self._engine().vllm_config)
@@ -296,6 +314,6 @@ class VLLMEngine(CoreClient):
 
 
 def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
-    """The account of a call for an embedding or a score: vLLM's scheduler reports less of it."""
+    """Return the reply for an embedding or a score, whose output has no report of the scheduler."""
     tokens, cached = len(output.prompt_token_ids), output.num_cached_tokens
     return Reply("", report=CallReport(prompt_tokens=tokens, cached_tokens=cached))

@@ -1,4 +1,4 @@
-"""The size of an engine: what the seconds that its calls take depend on."""
+"""The key of an engine's size: the settings on which the duration of its calls depends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def key_of(config: VllmConfig, replicas: int) -> str:
     """Return the key of an engine with this configuration, one of ``replicas`` on its machine.
 
-    The size of the KV cache is not in it: more memory changes how often a context is computed
-    again, and hardly the seconds that a step takes.
+    The size of the KV cache is not part of the key: it changes how often a context is computed
+    again, but hardly how many seconds a step takes.
     """
     model, parallel, drafts = config.model_config, config.parallel_config, config.speculative_config
     return engine_key(
@@ -33,9 +33,9 @@ def key_of(config: VllmConfig, replicas: int) -> str:
 def _device(replicas: int) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():  # replicas share its cores
+    if current_platform.is_cpu():  # replicas share the CPU's cores
         return {"device": "cpu", "cores": os.cpu_count(), "replicas": replicas}
     try:
         return {"device": current_platform.get_device_name()}
-    except Exception:  # a driver that does not say
+    except Exception:  # some drivers do not report a name
         return {"device": current_platform.device_type}

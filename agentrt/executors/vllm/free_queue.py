@@ -1,9 +1,9 @@
-"""vLLM's queue of free blocks, with protected lists: blocks that are free, but go last.
+"""vLLM's queue of free blocks, with protected lists of blocks that are handed out last.
 
-vLLM hands out free blocks from the head of one list, whoever they belong to. Here a free
-block that a program may come back for is on a list of its owner's instead (`CachedBlocks`). Every
-block still counts as free, and is handed out when no other is left, in the `EvictionOrder`:
-capacity never shrinks, so no call ever waits for a protected block.
+vLLM hands out free blocks from the head of a single list. Here, a free block that a program may use
+again is on a separate list of its owner (`CachedBlocks`). A protected block still counts as free.
+It is handed out when no other block is left, in the `EvictionOrder`. So the capacity never shrinks,
+and no call ever waits because blocks are protected.
 """
 
 from __future__ import annotations
@@ -24,29 +24,37 @@ from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProtectedFreeQueue(FreeKVCacheBlockQueue):
-    """Takes the place of vLLM's queue by becoming its class: see `adopt`, and `leave`.
+    """vLLM's queue of free blocks with protected lists. `adopt` creates it, and `leave` undoes
+    that.
 
-    The list that vLLM made is the plain one; a protected list is another queue of vLLM's class.
+    vLLM's own list has the unprotected blocks. Each protected list is another queue of vLLM's
+    class.
     """
 
     order: EvictionOrder
     now: float
     yielded: int
-    """Protected blocks that were handed out, since nothing else was free."""
+    """Number of protected blocks that were handed out because no other block was free."""
     _protected: int
     _owner: list[CachedBlocks | None]
     _listed: list[CachedBlocks | None]
     _used: list[float]
     _lists: dict[CachedBlocks, FreeKVCacheBlockQueue]
     _least: tuple[float, CachedBlocks] | None
-    """Whose blocks went last, and when: those that are left go next, while nothing changes."""
+    """The time and owner of the last protected block that was handed out.
+
+    While nothing changes, the owner's other blocks are handed out next.
+    """
 
     @classmethod
     def adopt(
         cls, queue: FreeKVCacheBlockQueue, blocks: int, order: EvictionOrder
     ) -> ProtectedFreeQueue:
-        """Make ``queue``, of an engine with so many ``blocks``, one with protected lists."""
-        # The block pool and others hold the object: it stays, and changes its class.
+        """Turn vLLM's ``queue`` into one with protected lists, and return it.
+
+        ``blocks`` is the number of all blocks of the engine.
+        """
+        # Other objects of vLLM refer to this queue, so it changes its class and stays in place.
         queue.__class__ = cls
         assert isinstance(queue, cls)
         queue.order, queue.now = order, 0.0
@@ -57,13 +65,13 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         return queue
 
     def leave(self) -> None:
-        """Be vLLM's queue again, with all free blocks in its list."""
+        """Turn this back into vLLM's queue, with all free blocks in its list."""
         self.release_all()
-        # Deleting the state as well would leave nothing to look at when something is wrong.
+        # The attributes stay, for debugging.
         queue: FreeKVCacheBlockQueue = self
         queue.__class__ = FreeKVCacheBlockQueue
 
-    # -- whose blocks ------------------------------------------------------------------
+    # -- owners of blocks --------------------------------------------------------------
 
     def mark(
         self,
@@ -71,7 +79,10 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         user: CachedBlocks | None,
         shared: Callable[[], CachedBlocks],
     ) -> None:
-        """``user`` used these cached blocks; what another used before, ``shared()`` owns."""
+        """Note that ``user`` has used these cached blocks.
+
+        A block that has another owner already becomes a shared block, owned by ``shared()``.
+        """
         self._least = None
         owners, used, now = self._owner, self._used, self.now
         for block in blocks:
@@ -84,7 +95,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             used[at] = now
 
     def changed(self, owner: CachedBlocks) -> None:
-        """Something happened to an owner: it stands elsewhere, or its blocks are released."""
+        """Update the lists after an owner's rank has changed or its blocks were released."""
         self._least = None
         if owner.released:
             self.release(owner)
@@ -92,7 +103,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             self.order.put(owner)
 
     def release(self, owner: CachedBlocks) -> None:
-        """Protect an owner's free blocks no longer; they are the next after the unused."""
+        """Stop protecting an owner's free blocks: move them to the end of vLLM's list."""
         self._least = None
         own = self._lists.pop(owner, None)
         if own is None:
@@ -106,33 +117,33 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         super().append_n(blocks)
 
     def give_up(self, blocks: Sequence[KVCacheBlock], owner: CachedBlocks) -> None:
-        """Protect these blocks of an owner no longer, nor when they become free."""
+        """Stop protecting these blocks of an owner, those that are in use included."""
         for block in blocks:
             if self._owner[block.block_id] is not owner:
-                continue  # another has come to use it
+                continue  # another owner uses it by now
             self._owner[block.block_id] = None
             if self._listed[block.block_id] is owner:
                 self.remove(block)
                 self.append(block)
 
     def release_all(self) -> None:
-        """Protect nothing any more, and forget who used what: the cache was emptied."""
+        """Stop protecting all blocks and forget their owners, after the cache was emptied."""
         for owner in list(self._lists):
             self.release(owner)
         self._owner = [None] * len(self._owner)
 
     @property
     def protected(self) -> int:
-        """Free blocks that are on a protected list."""
+        """Number of free blocks that are on a protected list."""
         return self._protected
 
     @property
     def unprotected(self) -> int:
-        """Free blocks that are on no protected list."""
+        """Number of free blocks that are on no protected list."""
         return int(self.num_free_blocks - self._protected)
 
     def protected_of(self, owner: CachedBlocks | None) -> int:
-        """Free blocks that are on this owner's protected list."""
+        """Return the number of free blocks on an owner's protected list."""
         own = None if owner is None else self._lists.get(owner)
         return 0 if own is None else int(own.num_free_blocks)
 
@@ -196,7 +207,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     @override
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """In the order of eviction, over all lists; costs O(n), unlike vLLM's own."""
+        """Yield the blocks of all lists in the order of eviction. It takes O(n), unlike vLLM's."""
         blocks = iter(self.get_all_free_blocks())
         if cursor is not None:
             for block in blocks:
@@ -221,11 +232,13 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             self.order.put(owner)
 
     def _yield_blocks(self, n: int) -> list[KVCacheBlock]:
-        """Up to ``n`` blocks of the owner that is worth the least."""
+        """Hand out up to ``n`` blocks of the owner that is first in the `EvictionOrder`."""
         if self._least is None or self._least[0] != self.now:
             first = self.order.first(self.now)
             if first is None:
-                raise InvariantError(f"{self._protected} blocks are protected, and not ranked")
+                raise InvariantError(
+                    f"{self._protected} blocks are protected, but the eviction order has no owner"
+                )
             self._least = self.now, first
         _, owner = self._least
         own = self._lists[owner]
@@ -248,7 +261,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             self._least = None
 
     def _age(self, owner: CachedBlocks, own: FreeKVCacheBlockQueue) -> None:
-        """An owner's oldest block is the one that it loses first; a shared one is as old."""
+        """Set the age of an owner to that of the block that it would lose first."""
         owner.oldest = self._used[first_free_block(own)]
         if owner.shared:
             owner.since = owner.oldest

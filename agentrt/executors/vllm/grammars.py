@@ -1,6 +1,6 @@
 """Checks structured outputs in a thread of the engine's client, before a call is submitted.
 
-vLLM by itself checks them in the event loop. `compiling` has what becomes of them in the core.
+vLLM would check them in the event loop. `compiling` compiles their grammars in the engine core.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _REMEMBERED = 1024
 _DIGEST = "_agentrt_digest"
 
 
-def digest_of(held: Any) -> bytes:
-    """A hash of the constraint as it was given.
+def digest_of(constraint: Any) -> bytes:
+    """Return a hash of a constraint, and store it as an attribute of the constraint.
 
-    It is stored on ``held``: to hash a large schema takes milliseconds of the event loop.
+    It is stored, because hashing a large schema takes milliseconds of the event loop.
     """
-    known: bytes | None = getattr(held, _DIGEST, None)
+    known: bytes | None = getattr(constraint, _DIGEST, None)
     if known is None:
         try:
-            text = orjson.dumps(held)
+            text = orjson.dumps(constraint)
         except TypeError:
-            text = repr(held).encode("utf-8", "replace")
+            text = repr(constraint).encode("utf-8", "replace")
         known = hashlib.sha256(text).digest()
-        setattr(held, _DIGEST, known)
+        setattr(constraint, _DIGEST, known)
     return known
 
 
@@ -47,14 +47,15 @@ class Grammars:
         self._thread = SharedThread("grammars")
 
     async def check(self, llm: AsyncLLM, params: Any, tenant: str) -> None:
-        """Check the constraint of ``params``, if any, in the tenant's turn. Raises vLLM's error.
+        """Check the constraint of ``params``, if any, when it is the tenant's turn.
 
         The check changes the constraint: choices become a grammar, and the backend is chosen.
+        Raises vLLM's error for a constraint that it refuses.
         """
-        held = getattr(params, "structured_outputs", None)
-        if held is None:
+        constraint = getattr(params, "structured_outputs", None)
+        if constraint is None:
             return
-        digest = digest_of(held)
+        digest = digest_of(constraint)
         if digest not in self._known:
             await self._thread.run(partial(validate, llm, params), tenant)
             self._known[digest] = params.structured_outputs

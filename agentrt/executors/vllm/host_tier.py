@@ -1,8 +1,8 @@
-"""Whose blocks leave host memory first, where vLLM offloads its cache: the order of retention.
+"""The eviction policy for host memory, if vLLM offloads its KV cache: the order of retention.
 
-vLLM's `OffloadingConnector` copies blocks to host memory as they are computed, and asks a policy,
-which it loads by name, which of them to give up. `options` names this one where retention is
-``ttl`` or ``cost``.
+vLLM's `OffloadingConnector` copies blocks to host memory as they are computed, and asks a cache
+policy which of them to evict. vLLM loads the policy by name. `options` sets the policy of this
+module if retention is ``ttl`` or ``cost``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProgramCachePolicy(CachePolicy):
-    """Evicts what nobody comes back for, then the chunks of owners in their `EvictionOrder`.
+    """Evicts chunks without an owner first, then those of owners in their `EvictionOrder`.
 
-    Of one owner the end of its prompt goes before the beginning. Until a `BlockRetention` has bound
-    its owners, all chunks are nobody's, and go as in vLLM's ``lru``.
+    The chunks of an owner are evicted from the end of its prompt. Until a `BlockRetention` binds
+    its owners, no chunk has an owner, and chunks are evicted as with vLLM's ``lru``.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -45,29 +45,29 @@ class ProgramCachePolicy(CachePolicy):
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._owner: dict[OffloadKey, CachedBlocks | None] = {}
         self._evictable: set[OffloadKey] = set()
-        # Of each owner, and of nobody, the least recently used first.
+        # The chunks of each owner, and those without an owner; the least recently used first.
         self._lists: dict[CachedBlocks | None, OrderedDict[OffloadKey, None]] = {
             None: OrderedDict()
         }
         if self._order is not None:
             self._order.clear()
 
-    # -- whose chunks ------------------------------------------------------------------
+    # -- owners of chunks --------------------------------------------------------------
 
     def bind(self, owners: BlockOwners | None, order: EvictionOrder | None) -> None:
-        """Order by these owners from now on; what was of others is nobody's."""
-        for owner in [one for one in self._lists if one is not None]:
+        """Use these owners and this order from now on. All present chunks lose their owners."""
+        for owner in [owner for owner in self._lists if owner is not None]:
             self._release(owner)
         self._owners, self._order = owners, order
         self._calls.clear()
         self._coming.clear()
 
     def call_arrived(self, request_id: str, owner: CachedBlocks) -> None:
-        """What this request stores and uses is of ``owner``."""
+        """Note the owner of the chunks that a request stores and uses."""
         self._calls[request_id] = owner
 
     def changed(self, owner: CachedBlocks) -> None:
-        """Something happened to an owner: it stands elsewhere, or nobody comes back for it."""
+        """Update the lists after an owner's rank has changed or its blocks were released."""
         if owner not in self._lists:
             return
         if owner.released:
@@ -76,20 +76,22 @@ class ProgramCachePolicy(CachePolicy):
             self._order.put(owner)
 
     def give_up(self, keys: Iterable[OffloadKey], owner: CachedBlocks) -> None:
-        """Nobody comes back for these chunks of an owner."""
+        """Evict these chunks of an owner first: they will not be used again."""
         for key in keys:
             if self._owner.get(key) is owner:
                 self._own(key, None)
                 self._lists[None].move_to_end(key, last=False)
 
     def _release(self, owner: CachedBlocks) -> None:
-        """An owner's chunks are the first to go."""
+        """Evict all chunks of an owner first."""
         for key in reversed(list(self._lists[owner])):
             self._own(key, None)
             self._lists[None].move_to_end(key, last=False)
 
     def _use(self, key: OffloadKey, user: CachedBlocks | None) -> None:
-        """``user`` has used a chunk; what another has used before, they share."""
+        """Note that ``user`` has used a chunk. If it has another owner already, it becomes
+        shared.
+        """
         owner = self._owner[key]
         if owner is None:
             owner = user
@@ -99,7 +101,7 @@ class ProgramCachePolicy(CachePolicy):
         self._own(key, owner)
 
     def _own(self, key: OffloadKey, owner: CachedBlocks | None) -> None:
-        """Put a chunk at the end of an owner's list."""
+        """Move a chunk to the end of an owner's list; None is the list without an owner."""
         if owner is not None and owner.released:
             owner = None
         self._leave(key)
@@ -131,7 +133,7 @@ class ProgramCachePolicy(CachePolicy):
     @override
     def insert(
         self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None
-    ) -> None:  # vLLM 0.33 says whose it is, 0.32 only that its chunks are missed
+    ) -> None:  # only vLLM 0.33 passes req_context; with 0.32, see `on_store_miss`
         self._chunks[key] = chunk
         self._own(key, self._coming.pop(key, None))
         if chunk.ref_cnt == 0:
@@ -164,7 +166,7 @@ class ProgramCachePolicy(CachePolicy):
     ) -> None:
         keys = in_prefix_order(key_groups, req_context)
         self.touch(keys, req_context)
-        for key in keys:  # what could not be stored
+        for key in keys:  # those that could not be stored
             self._coming.pop(key, None)
         self._calls.pop(req_context.req_id, None)
 
@@ -176,7 +178,9 @@ class ProgramCachePolicy(CachePolicy):
         return [(key, self._taken(key)) for key in keys] if len(keys) == n else None
 
     def _in_order(self) -> Iterator[OffloadKey]:
-        """All chunks that may go, the first to go first; not to be changed meanwhile."""
+        """Yield all evictable chunks, in the order of eviction. Do not change the lists
+        meanwhile.
+        """
         for owner in self._losers():
             yield from (key for key in self._lists[owner] if key in self._evictable)
 
@@ -184,11 +188,11 @@ class ProgramCachePolicy(CachePolicy):
         yield None
         if self._order is None:
             return
-        # Mostly the first has enough, and finding it is cheaper than sorting all.
+        # Mostly the first owner has enough chunks, and finding it is cheaper than sorting all.
         first = self._order.first(self.now)
         if first is not None:
             yield first
-            yield from (one for one in self._order.in_order(self.now) if one is not first)
+            yield from (owner for owner in self._order.in_order(self.now) if owner is not first)
 
     def _taken(self, key: OffloadKey) -> ChunkStatus:
         self._leave(key)

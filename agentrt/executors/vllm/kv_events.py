@@ -1,9 +1,10 @@
-"""Tells which blocks the engine's prefix cache holds, from vLLM's own KV events.
+"""Reports which blocks an engine's prefix cache has, using vLLM's own KV events.
 
-vLLM says of each step which blocks were stored and removed. A block can be there twice, and
-is then reported twice; so an event only marks a block as changed, and whether it is cached is
-asked of the cache itself when a note is made. Notes ride on the outputs of calls that end;
-who misses one asks for a snapshot. `docs/adr/0008-kv-events-ride-on-outputs.md` says why so.
+vLLM reports after each step which blocks were stored and removed. If two blocks have the same
+content, vLLM reports both, so an event only marks a block's hash as changed. Whether the hash is
+cached is looked up when a note is made. Notes are sent with the outputs of calls that end. A reader
+that misses a note asks for a snapshot. `docs/adr/0008-kv-events-ride-on-outputs.md` has the
+reasons.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, short
 
 
 class KVEventLog:
-    """The changes of one engine's prefix cache since its last note. In the engine core.
+    """The changes of an engine's prefix cache since the last note, kept in the engine core.
 
-    Nothing is kept for those who do not listen: it begins with the first snapshot, and a log
-    that nobody has read for as many blocks as the cache has starts over.
+    The log is bounded: when the changes that nobody has read are more than twice the cache's
+    blocks, they are dropped, and a reader has to ask for a snapshot.
     """
 
     def __init__(self, scheduler: AsyncScheduler) -> None:
         self._scheduler = scheduler
         self.number = 0
-        """That of the last note."""
+        """The number of the last note."""
         self._changed: dict[bytes, None] = {}
         self._cleared = False
         self._limit = 2 * all_blocks(scheduler)
 
     @classmethod
     def of(cls, scheduler: AsyncScheduler) -> KVEventLog | None:
-        """The log of a scheduler, or None where vLLM makes no KV events."""
+        """Return a log of a scheduler's events; None if vLLM makes no KV events."""
         log = cls(scheduler)
         return log if on_events(scheduler, log.publish) else None
 
     def publish(self, events: Iterable[Any]) -> None:
-        """A step's events."""
+        """Note the events of a step."""
         changed = self._changed
         for event in events:
             keys = event_blocks(event)
@@ -55,11 +56,11 @@ class KVEventLog:
             else:
                 changed.update(dict.fromkeys(keys))
         if len(changed) > self._limit:
-            self.number += 1  # whoever still reads misses this one, and asks
+            self.number += 1  # readers notice the missing note, and ask for a snapshot
             changed.clear()
 
     def take(self) -> dict[str, Any] | None:
-        """A note of all changes since the last, as plain values; None if there are none."""
+        """Return a note of all changes since the last note, as plain values; None if none."""
         if self._cleared:
             return self.snapshot()
         if not self._changed:
@@ -73,9 +74,10 @@ class KVEventLog:
         return KVEventBatch.of(self.number, stored, removed).to_wire()
 
     def snapshot(self) -> dict[str, Any]:
-        """All blocks that the cache holds now, and their size. Notes go on from here.
+        """Return all blocks that the cache has now, and their size in tokens.
 
-        What changed since the last note counts as told: another reader has missed it.
+        Changes since the last note are part of the snapshot, and not of the next note. Other
+        readers notice by its number that they have missed a note.
         """
         if self._changed or self._cleared:
             self.number += 1
@@ -86,7 +88,11 @@ class KVEventLog:
         return KVEventBatch.of(self.number, blocks, whole=True).to_wire() | {"block_size": size}
 
     def attach(self, outputs: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Put a note on the first of a step's outputs, by client, that ends a call of ours."""
+        """Add a note of the cache's changes to a step's ``outputs`` (by client), and return them.
+
+        The note is added to the first output that is the last of its call, if the call's client has
+        requested agentrt's report. Without such an output, the changes wait for a later step.
+        """
         for output in (output for client in outputs.values() for output in client.outputs):
             params = output.kv_transfer_params
             if output.finish_reason is not None and params and "agentrt" in params:

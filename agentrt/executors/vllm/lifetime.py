@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import INSTALL_VLLM, ModelLoadError
 from agentrt.executors.vllm._compat.core import close_context, stop_reader
-from agentrt.executors.vllm.processes import apart, collections_paused
+from agentrt.executors.vllm.processes import collections_paused, in_new_thread
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -15,41 +15,43 @@ if TYPE_CHECKING:
 _SHUTDOWN_S = 3.0
 _DRIVERS = ("libcuda.", "libnvidia", "libamdhip", "libhsa")
 _NO_DEVICE = (
-    "it is built for GPUs, and no driver of a GPU is found here; repair the driver until "
-    "nvidia-smi (or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), "
-    "or install vLLM's build for CPUs; --engine simulated needs none"
+    "this vLLM is built for GPUs, and there is no GPU driver; repair the driver until nvidia-smi "
+    "(or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), install "
+    "vLLM's build for CPUs, or use --engine simulated, which does not need vLLM"
 )
 _ENDING: set[asyncio.Task[None]] = set()
 """Tasks that shut down abandoned engines. The event loop holds no strong reference to tasks."""
 
 
 def import_vllm() -> None:
-    """Import what takes seconds. Raises `ModelLoadError` where it is not installed, or finds no
-    device that it was built for.
+    """Import vLLM, which takes seconds.
+
+    Raises `ModelLoadError` if it is not installed, or finds no device for which it was built.
     """
     try:
         with collections_paused():
-            # To have it loaded is all.
+            # Imported only so that it is loaded.
             import vllm.v1.engine.async_llm  # noqa: F401
     except (ImportError, OSError) as error:  # an OSError: torch loads libraries by itself
         if any(name in str(error) for name in _DRIVERS):
             raise ModelLoadError(f"vLLM cannot be imported ({error}): {_NO_DEVICE}") from error
         raise ModelLoadError(
-            f"vLLM cannot be imported ({error}); {INSTALL_VLLM}; --engine simulated needs none"
+            f"vLLM cannot be imported ({error}); {INSTALL_VLLM}; --engine simulated does not need "
+            "vLLM"
         ) from error
-    # Else each use of it fails with words of its own, some of which blame the model.
+    # Without a device, vLLM fails later with various messages, some of which blame the model.
     from vllm.platforms import current_platform
 
     if not current_platform.device_type:
-        raise ModelLoadError(f"vLLM finds no device that it can run on: {_NO_DEVICE}")
+        raise ModelLoadError(f"vLLM finds no device to run on: {_NO_DEVICE}")
 
 
 def short_name(model: str) -> str:
-    """A model's name for a line of progress."""
+    """Return a model's name for a line of progress: without its organization or folder."""
     return model.rstrip("/").split("/")[-1]
 
 
-def let_go(loading: asyncio.Future[AsyncLLM]) -> None:
+def shut_down_when_loaded(loading: asyncio.Future[AsyncLLM]) -> None:
     """Shut down an engine whose start was cancelled."""
     if loading.cancelled() or loading.exception() is not None:
         return
@@ -59,8 +61,8 @@ def let_go(loading: asyncio.Future[AsyncLLM]) -> None:
 
 
 async def shut_down(llm: AsyncLLM) -> None:
-    """End an engine with its core."""
-    # Before its core: the reader would report the core's end as a failure.
+    """Shut down an engine and its core."""
+    # The reader goes first, because it would report the core's end as a failure.
     stop_reader(llm)
-    await apart(llm.shutdown, _SHUTDOWN_S)
+    await in_new_thread(llm.shutdown, _SHUTDOWN_S)
     close_context(llm)

@@ -1,4 +1,4 @@
-"""The logits processors that programs may name: of vLLM's flag, and of installed packages."""
+"""The logits processors that programs can use: from vLLM's flag, and from installed packages."""
 
 from __future__ import annotations
 
@@ -13,56 +13,59 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 ENTRY_POINT_GROUP = "agentrt.logits_processors"
-"""Of packages: a processor's name, and its class. One name may have a class for each runner."""
+"""The entry points of packages: a processor's name and its class.
+
+A name may have several classes, one for each of vLLM's model runners.
+"""
 
 
 def offer_processors(config: VllmConfig) -> dict[str, str]:
-    """Have the engine load the packages' processors beside those of ``--logits-processors``.
+    """Make the engine load the packages' processors beside those of ``--logits-processors``.
 
-    Gives all names, each with the reason why this engine cannot run it; "" where it can. A
-    processor of the flag goes by its class's name. Raises `ConfigError` for one of the flag that
-    the engine would not start with.
+    Returns all names, each with the reason why this engine cannot run the processor, or "" if it
+    can. A processor from the flag has the name of its class. Raises `ConfigError` for a processor
+    from the flag with which the engine would not start.
     """
     model = config.model_config
-    given = list(model.logits_processors or ())
-    offered = {_checked(one, config).__name__: "" for one in given}
+    processors = list(model.logits_processors or ())
+    offered = {_checked(processor, config).__name__: "" for processor in processors}
     refused: dict[str, str] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        found = _usable(point.load, point.value, config)
-        if isinstance(found, str):
-            refused[point.name] = found
+        usable = _usable(point.load, point.value, config)
+        if isinstance(usable, str):
+            refused[point.name] = usable
         elif point.name not in offered:
             offered[point.name] = ""
-            given.append(f"{found.__module__}:{found.__qualname__}")
-    if given:
-        model.logits_processors = given
+            processors.append(f"{usable.__module__}:{usable.__qualname__}")
+    if processors:
+        model.logits_processors = processors
     return refused | offered
 
 
 def _checked(processor: str | type[Any], config: VllmConfig) -> type[Any]:
-    """A processor of the flag, as its class."""
-    found = _usable(lambda: _resolved(processor), processor, config)
-    if isinstance(found, str):
-        raise ConfigError(f"--logits-processors: {found}")
-    return found
+    """Return the class of a processor from the flag. Raises `ConfigError` if it cannot be used."""
+    usable = _usable(lambda: _resolved(processor), processor, config)
+    if isinstance(usable, str):
+        raise ConfigError(f"--logits-processors: {usable}")
+    return usable
 
 
 def _usable(load: Callable[[], Any], name: object, config: VllmConfig) -> type[Any] | str:
-    """The class that ``load`` gives, or the reason why it is of no use."""
-    if why := takes_none(config):
-        return f"{name} cannot run here: {why}"
+    """Return the class that ``load`` returns, or the reason why this engine cannot use it."""
+    if reason := takes_none(config):
+        return f"{name} cannot run in this engine: {reason}"
     try:
-        found = load()
-    except Exception as error:  # whatever a package does when it is imported
+        processor = load()
+    except Exception as error:  # a package may raise anything when it is imported
         return f"{name} cannot be imported: {error}"
     runner = runner_of(config)
-    if isinstance(found, type) and issubclass(found, interface_of(runner)):
-        return found
-    return f"{name} is not written for vLLM's model runner {runner}, which this engine has"
+    if isinstance(processor, type) and issubclass(processor, interface_of(runner)):
+        return processor
+    return f"{name} is not written for vLLM's model runner {runner}, which this engine uses"
 
 
 def _resolved(processor: str | type[Any]) -> Any:
-    """What ``module:Class`` names."""
+    """Return the object that ``module:Class`` names; a class is returned as it is."""
     if not isinstance(processor, str):
         return processor
     return EntryPoint("", processor, ENTRY_POINT_GROUP).load()

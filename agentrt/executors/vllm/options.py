@@ -1,4 +1,4 @@
-"""How an embedded vLLM engine is set: ours, what the machine suggests, and vLLM's own options."""
+"""The options of an embedded vLLM engine: agentrt's, defaults for the machine, and vLLM's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.default_model import HUB_MODEL
-from agentrt.executors.vllm.frontend.flags import check_given, given_flags
+from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
 from agentrt.files import expanded, read_json
 from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig
@@ -38,8 +38,8 @@ _ON_CPU_CONTEXT = 4096
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
-# vLLM's default block of 128 tokens on a CPU makes a preempted call compute up to 127
-# tokens again; at 32 it is half a block, 16 on average.
+# On a CPU, vLLM's default are blocks of 128 tokens. A preempted call computes its last, incomplete
+# block again: 64 tokens on average with that default, and 16 with blocks of 32.
 _ON_CPU = {
     "block_size": 32,
     "max_model_len": _ON_CPU_CONTEXT,
@@ -53,28 +53,33 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore::FutureWarning:vllm.triton_utils.dispatcher",
 }
-"""A script has its terminal to itself: errors alone are told there."""
+"""Limits the libraries' output to errors, because the terminal belongs to the user's script."""
 
-_A_MODEL = "give a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
+_A_MODEL = "use a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
 _REASON_CHARACTERS = 240
-"""vLLM may add a list of all the models that it knows."""
+"""Maximum length of vLLM's message in an error. vLLM may add a list of all models that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """``model`` None is the embedded default. ``max_num_seqs`` is the batch's size (calls).
+    """The options of one embedded engine.
 
-    ``scheduler`` has the defaults of ``agentrt run``. Where its ``history`` is None, a file for the
-    model and the engine's size keeps what the engine learns, unless ``replicas`` says that there
-    are others beside it: then their `ReplicaSet` keeps it.
-
-    ``flags`` are vLLM's own command-line flags, as `vllm serve` takes them; they win
-    over what the machine suggests. ``replicas`` engines share the machine's cores.
-    ``device_ids`` are the GPUs of this engine, counted among those that are visible; empty
-    leaves the choice to vLLM. With ``kv_events`` it tells what its prefix cache holds, for a
-    router that reads it. ``learned`` is what it knows of programs from its start on: a history
-    file's content. With ``metrics`` it keeps vLLM's own, as `Executor.metrics` gives them, which
-    call its model ``served_model_name``, or by its own name.
+    Attributes:
+        model: A hub name or a folder; None is the built-in default model.
+        max_num_seqs: Maximum number of calls in a batch; None leaves the choice to vLLM, or on a
+            CPU to agentrt.
+        scheduler: The scheduler's settings, by default those of ``agentrt run``. If its ``history``
+            is None, what the engine learns is kept in a file for the model and the engine's size.
+            With several ``replicas``, their `ReplicaSet` keeps the file.
+        flags: Command-line flags of `vllm serve`. They override the defaults for the machine.
+        verbose: Whether vLLM logs its progress.
+        replicas: Number of engines that share the machine's cores.
+        device_ids: The GPUs of this engine, as indices of the visible GPUs; empty leaves the choice
+            to vLLM.
+        kv_events: Whether the engine reports which blocks its prefix cache has, for a router.
+        learned: The content of a history file that the engine starts with.
+        metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
+        served_model_name: The model's name in these metrics; None is its own name.
     """
 
     model: str | None = None
@@ -91,7 +96,10 @@ class EngineOptions:
 
 
 def prepare_environment(options: EngineOptions) -> None:
-    """Set what vLLM reads from the environment, before it is imported. Yours wins."""
+    """Set the environment variables that vLLM reads, before it is imported.
+
+    Variables that the user has set are not changed.
+    """
     defaults = {
         "VLLM_LOGGING_LEVEL": "INFO" if options.verbose else "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
@@ -108,25 +116,29 @@ def prepare_environment(options: EngineOptions) -> None:
         defaults |= _QUIET
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
     if not expanded("~").is_absolute():
-        # There is no home folder: vLLM and the hub would make one called ~ where we are.
+        # Without a home folder, vLLM and the hub would create a folder "~" in the current folder.
         with contextlib.suppress(ConfigError):
             folder = user_folder("cache", "AGENTRT_CACHE")
             defaults |= {"VLLM_CACHE_ROOT": f"{folder}/vllm", "VLLM_CONFIG_ROOT": f"{folder}/vllm"}
             defaults |= {"HF_HOME": f"{folder}/huggingface"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    # vLLM gives its own level to the root of all loggers: without this our warnings are lost.
+    # vLLM sets its own level on the root logger, which would hide agentrt's warnings.
     ours = logging.getLogger("agentrt")
     if ours.level == logging.NOTSET:
         ours.setLevel(logging.WARNING)
 
 
 def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEngineArgs:
-    """vLLM's arguments. Raises `ConfigError` for a flag that vLLM does not know."""
+    """Return vLLM's engine arguments for ``options`` and ``model``.
+
+    ``on_gpu`` says whether the engine runs on a GPU; else there are other defaults. Raises
+    `ConfigError` for flags that vLLM does not know or that agentrt sets itself.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    given = given_flags(options.flags)
-    check_given(given)
+    flags = given_flags(options.flags)
+    check_flags(flags)
     values: dict[str, Any] = {} if on_gpu else dict(_ON_CPU)
     values["use_tqdm_on_load"] = options.verbose
     values["disable_log_stats"] = not options.metrics
@@ -140,10 +152,10 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
         values["device_ids"] = list(options.device_ids)
     if options.kv_events:
         values["kv_events_config"] = kv_events_config()
-    values |= {n: v for n, v in given.items() if n in AsyncEngineArgs.__dataclass_fields__}
+    values |= {n: v for n, v in flags.items() if n in AsyncEngineArgs.__dataclass_fields__}
     if values.get("otlp_traces_endpoint"):
-        values["disable_log_stats"] = False  # vLLM's traces tell them
-    values.pop("reasoning_parser", None)  # set with the other parsers of the model's family
+        values["disable_log_stats"] = False  # vLLM's traces contain the statistics
+    values.pop("reasoning_parser", None)  # `VLLMEngine` sets it with the model's other parsers
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
     if options.scheduler.retention != "lru":
@@ -152,16 +164,23 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
 
 
 def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
-    """What makes the engine schedule as it should; ``extra`` is the user's additional config."""
+    """Return the engine arguments for agentrt's scheduler.
+
+    ``extra`` is the user's ``--additional-config``, which is kept.
+    """
     if not isinstance(extra, Mapping):
-        raise ConfigError("vLLM's --additional-config takes a JSON object")
+        raise ConfigError(
+            f"--additional-config of vLLM is {extra!r}; it must be a JSON object such as '{{}}'"
+        )
     ours = {**options.scheduler.to_dict(), "embedded": True}
     return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
 
 
 def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where vLLM offloads to host memory: by our policy, unless another is named, and with what
-    calls put out, which is a part of their program's next prompt.
+    """Return the settings for offloading to host memory; empty if vLLM does not offload.
+
+    They set agentrt's eviction policy, unless the user names another. Output tokens are offloaded
+    as well, since they are part of a program's next prompt.
     """
     from vllm.config import KVTransferConfig
 
@@ -175,14 +194,14 @@ def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kv_events_config() -> Any:
-    """vLLM's settings for KV events that nobody but our scheduler hears."""
+    """Return vLLM's settings for KV events that only agentrt's scheduler receives."""
     from vllm.config import KVEventsConfig
 
     return KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def check_model(model: str) -> None:
-    """Raise `ModelLoadError` for a local folder that cannot be a model."""
+    """Raise `ModelLoadError` for a local path that is not a model."""
     path = expanded(model)
     looks_local = model.startswith((".", "/", "~")) or path.exists()
     if not looks_local:
@@ -194,10 +213,13 @@ def check_model(model: str) -> None:
 
 
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
-    """Our error for what vLLM raises when it is configured: the options' fault or the model's."""
+    """Return the error for an error of vLLM's configuration.
+
+    The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is.
+    """
     why = _refusal(error)
     if _needs_hub(model):
-        # What reads them for the hub says nothing of variables, or of which folder is meant.
+        # The hub's client does not say in its errors which variable or folder is wrong.
         if (fault := environment_fault(_HUB)) is not None:
             return ModelLoadError(f"model {model!r} cannot be loaded: {fault}")
         if (closed := _closed_cache(error)) is not None:
@@ -208,7 +230,7 @@ def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
             "(change --model, or the flags after --)"
         )
     return ModelLoadError(
-        f"model {model!r} cannot be loaded: {why} (give --model a folder or a hub name)"
+        f"model {model!r} cannot be loaded: {why} (--model takes a folder or a hub name)"
     )
 
 
@@ -217,18 +239,18 @@ def _needs_hub(model: str) -> bool:
 
 
 def _closed_cache(error: BaseException | None) -> str | None:
-    """What to do where the hub's cache cannot be written; None if that is not the error."""
+    """Return what is wrong if the hub's cache cannot be written; None for another error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _CLOSED:
             place = error.filename or "the folder for models"
             why = (error.strerror or str(error)).lower()
-            return f"{place}: {why}; set HF_HOME to a folder that can be written and has room"
+            return f"{place}: {why}; set HF_HOME to a writable folder with enough space"
         error = error.__cause__ or error.__context__
     return None
 
 
 def _refusal(error: Exception) -> str:
-    """Why vLLM refuses its options, in a line: fields and reasons, not what pydantic adds."""
+    """Return in one line why vLLM refuses its options: fields and reasons, without the rest."""
     if not isinstance(error, ValidationError):
         return _shorten(str(error))
     reasons = []
@@ -244,14 +266,14 @@ def _shorten(text: str) -> str:
 
 
 def has_gpus() -> bool:
-    """Whether this machine has GPUs, as far as files tell."""
+    """Return whether this machine has GPUs, judged by device files."""
     return any(Path(device).exists() for device in _GPUS)
 
 
 def expected_context(model: str | None) -> int | None:
-    """How many tokens a call may have on this machine, as far as files tell: no engine has started.
+    """Return how many tokens a call may have on this machine, judged by files without an engine.
 
-    None is the embedded default.
+    ``model`` None is the built-in default model. The result is None if the files do not say it.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)
@@ -262,14 +284,14 @@ def expected_context(model: str | None) -> int | None:
 def _context_length(model: str) -> int | None:
     path = expanded(model) / "config.json"
     if not path.exists():
-        found = _in_the_hubs_cache(model)
-        if found is None:
+        cached = _in_the_hubs_cache(model)
+        if cached is None:
             return None
-        path = found
+        path = cached
     try:
         config = read_json(path)
         length = config.get("text_config", config)["max_position_embeddings"]
-    except (ValueError, KeyError, TypeError):  # vLLM will say what is wrong with it, if anything
+    except (ValueError, KeyError, TypeError):  # if the file is wrong, vLLM will report it
         return None
     return int(length) if length else None
 
@@ -278,7 +300,7 @@ def _in_the_hubs_cache(model: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(model, "config.json")
-    except (ImportError, ValueError):  # no engine here, or no name of the hub's
+        path = try_to_load_from_cache(model, "config.json")
+    except (ImportError, ValueError):  # no engine is installed, or the name is not a hub name
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None

@@ -1,8 +1,8 @@
-"""What a program's calls had computed before, by the hashes of their blocks.
+"""Remembers which blocks a program's calls have computed, by the hashes of the blocks.
 
-A chain has the hashes of the blocks that a call had computed, a few bytes a block. A hash stands
-for all tokens up to its block, so what a new prompt has in common with a chain is found by
-bisection.
+A chain has the hashes of the blocks that a call has computed, in order, a few bytes for each. A
+block's hash covers all tokens up to the block's end, so the common prefix of a new prompt and a
+chain is found by bisection.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 _BYTES = 8
-"""Bytes of a block's hash that are kept."""
+"""Number of bytes of a block's hash that are kept."""
 
 Chains = deque[bytearray]
-"""Those of a program's or session's last few calls: parallel branches return to different ones."""
+"""The chains of the last few calls of a program or session.
+
+There are several, because parallel branches continue different calls.
+"""
 
 
 def known_blocks(chains: Chains, hashes: Sequence[bytes]) -> int:
-    """How many leading blocks of a prompt with these hashes were computed before."""
+    """Return how many leading blocks of a prompt with these hashes were computed before."""
     return max([_common(chain, hashes) for chain in chains], default=0)
 
 
 def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
-    """A call ended that had computed the first ``computed`` blocks of these."""
+    """Note that a call has computed the first ``computed`` of these blocks when it ended."""
     if computed <= 0:
         return
     at, common = -1, 0
@@ -33,7 +36,7 @@ def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
         if shared > common:
             at, common = index, shared
     common = min(common, computed)
-    if common and len(chains[at]) == common * _BYTES:  # the call goes on from there
+    if common and len(chains[at]) == common * _BYTES:  # the call continues this chain
         chain = chains[at]
         del chains[at]
     else:
@@ -43,7 +46,9 @@ def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
 
 
 def most_in_common(hashes: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
-    """How many leading blocks one of the ``others`` has in common with these."""
+    """Return the number of leading blocks in common with that of the ``others`` that has the
+    most.
+    """
     return max([_leading(hashes, other) for other in others], default=0)
 
 
@@ -53,9 +58,9 @@ def _leading(hashes: Sequence[bytes], others: Sequence[bytes]) -> int:
 
 
 def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
-    """The length of the common beginning; equal at an index means equal before it."""
+    """Return the number of common leading blocks. Hashes that are equal have equal predecessors."""
     low, high = 0, min(len(chain) // _BYTES, len(hashes))
-    index = high - 1  # the first look: mostly a program's call goes on from its last
+    index = high - 1  # try the end first: mostly a call continues its program's last call
     while low < high:
         if hashes[index].startswith(chain[index * _BYTES : (index + 1) * _BYTES]):
             low = index + 1

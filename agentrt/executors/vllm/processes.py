@@ -1,6 +1,6 @@
-"""The processes that an engine brings along: shielding them from Ctrl-C, and ending them.
+"""Processes and threads of an engine: protects them from Ctrl-C, ends them, and sets priorities.
 
-Only our own descendants are ever signalled.
+Signals are only sent to descendants of this process.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from typing import Any, TypeVar
 import psutil
 
 T = TypeVar("T")
-# Python's own tracker of shared memory ends by itself, after everyone who uses it.
+# Python's tracker of shared memory is left alone: it ends by itself after its users.
 _TRACKER = "multiprocessing.resource_tracker"
 _NICER = 10
-"""How much nicer a thread gets that works beside others: with 10, a tenth of their share."""
+"""Added to a thread's nice value to lower its priority; 10 gives it a tenth of others' share."""
 
 
-async def apart(work: Callable[..., T], *args: Any) -> T:
-    """Run ``work`` in a thread of its own.
+async def in_new_thread(work: Callable[..., T], *args: Any) -> T:
+    """Run ``work(*args)`` in a new thread, and return its result.
 
-    Not in the event loop's pool: threads of programs that wait for an engine may fill that,
+    The event loop's own pool is not used: threads of programs that wait for an engine may fill it,
     and the engine would then wait for them.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="agentrt-engine")
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
     finally:
-        pool.shutdown(wait=False)  # whoever is cancelled does not wait for the thread
+        pool.shutdown(wait=False)  # after a cancellation, do not wait for the thread
 
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread, and so in every process that it starts meanwhile.
+    """Block Ctrl-C in this thread, and so in every process that it starts in the body.
 
-    Ctrl-C reaches the whole process group, a child that still imports vLLM included. Only
-    the parent may decide what stops; a signal mask is what a new program inherits.
+    Ctrl-C reaches the whole process group, even a child that is still importing vLLM, but only the
+    parent may decide what stops. A new process inherits the signal mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -58,7 +58,10 @@ def interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collections_paused() -> Iterator[None]:
-    """Collect no garbage meanwhile: a quarter of the time that vLLM's import takes finds none."""
+    """Turn garbage collection off in the body.
+
+    During the import of vLLM it would take a quarter of the time and find no garbage.
+    """
     if not gc.isenabled():
         yield
         return
@@ -70,26 +73,27 @@ def collections_paused() -> Iterator[None]:
 
 
 _ALONE = threading.local()
-"""Whether processes that this thread starts leave the script out."""
+"""A value for each thread: ``now`` is true while its new processes must not run the script."""
 
 
 @contextlib.contextmanager
 def script_left_out(config: object) -> Iterator[None]:
-    """Processes that this thread starts do not run the program's script again.
+    """Keep processes that this thread starts in the body from running the main script again.
 
-    Multiprocessing would have each do so, and a script may start engines as it goes, since users
-    of a chat model write no ``if __name__``. Where ``config``, which they are handed, has something
-    of the script's, they run it.
+    Python's multiprocessing runs the main script in each new process. A script may start engines at
+    its top level, since users of a chat model do not write ``if __name__ == "__main__"``. The
+    script still runs if ``config``, which is sent to the processes, contains objects of the script.
     """
     if not hasattr(spawn.get_preparation_data, "ordinary"):
         ordinary = spawn.get_preparation_data
 
         def prepared(name: str) -> dict[str, Any]:
-            told = ordinary(name)
+            data = ordinary(name)
             alone = getattr(_ALONE, "now", False)
-            return {key: told[key] for key in told if not (alone and key.startswith("init_main_"))}
+            return {key: data[key] for key in data if not (alone and key.startswith("init_main_"))}
 
-        prepared.ordinary = ordinary  # type: ignore[attr-defined]  # marks ours
+        # The attribute marks the function as replaced.
+        prepared.ordinary = ordinary  # type: ignore[attr-defined]
         spawn.get_preparation_data = prepared
     _ALONE.now = b"__main__" not in bytes(ForkingPickler.dumps(config))
     try:
@@ -99,7 +103,7 @@ def script_left_out(config: object) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """In a child made by multiprocessing: end at once when the parent dies, however it did."""
+    """In a child process of multiprocessing, make it end at once when the parent ends or dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -112,16 +116,18 @@ def die_with_parent() -> None:
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """The ids of the live processes below ``root`` (this process by default), parents first."""
+    """Return the ids of all live descendants of ``root`` (by default this process), parents
+    first.
+    """
     try:
-        found = psutil.Process(root).children(recursive=True)
+        children = psutil.Process(root).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [one.pid for one in found if is_live(one.pid) and not _is_tracker(one)]
+    return [child.pid for child in children if is_live(child.pid) and not _is_tracker(child)]
 
 
 def is_live(pid: int) -> bool:
-    """Whether the process is there; zombies are dead."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -136,28 +142,28 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 
 def cpu_seconds(root: int) -> float:
-    """Processor time that ``root`` and what is below it have used so far (seconds)."""
+    """Return the CPU seconds that a process and its live descendants have used so far."""
     return round(sum(map(_cpu_seconds, [root, *descendants(root)])), 2)
 
 
 def _cpu_seconds(pid: int) -> float:
     try:
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process has ended
         return 0.0
     return float(times.user + times.system)
 
 
 def end_descendants(grace_s: float = 0.0) -> int:
-    """End every process below this one, and return how many there were.
+    """End all descendants of this process, and return how many there were.
 
-    They get ``grace_s`` seconds from SIGTERM to SIGKILL, or SIGKILL at once with 0.
+    They get SIGTERM, and SIGKILL after ``grace_s`` seconds; with 0 they get SIGKILL at once.
     """
     first = descendants()
     if first and grace_s > 0:
         _signal(first, signal.SIGTERM)
         _wait_until_gone(grace_s)
-    # What is left may start others until it is dead itself: look again.
+    # A process may start others until it is dead, so look again.
     deadline = time.monotonic() + 1.0
     while (left := descendants()) and time.monotonic() < deadline:
         _signal(left, signal.SIGKILL)
@@ -178,23 +184,27 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def leave_processor() -> None:
-    """Have this thread, and those that it starts, work when the process's first leaves it time."""
-    first = os.getpriority(os.PRIO_PROCESS, os.getpid())  # this thread may have been started so
+    """Lower the priority of this thread, and of threads that it starts, below the main thread's."""
+    # The main thread's value, since this thread may have inherited a lowered priority.
+    first = os.getpriority(os.PRIO_PROCESS, os.getpid())
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), first + _NICER)
 
 
 def leave_interrupts_to_parent() -> None:
-    """Ctrl-C reaches the whole process group; only the parent may decide what stops."""
+    """In a child process, ignore Ctrl-C.
+
+    It reaches the whole process group, but only the parent may decide what stops.
+    """
     in_child = multiprocessing.parent_process() is not None
     if in_child and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def keep_heap_frozen() -> None:
-    """In a child made by multiprocessing: let no one thaw what was set aside from collections.
+    """In a child process of multiprocessing, disable `gc.unfreeze`.
 
-    vLLM does before it ends, for engines whose process lives on. Here the system takes all back
-    at once, and to search half a million objects for garbage first takes seconds.
+    vLLM calls it at its shutdown, for engines whose process continues to run. Here the process
+    ends, and a garbage collection of half a million objects before that would take seconds.
     """
     if multiprocessing.parent_process() is not None:
         gc.unfreeze = lambda: None

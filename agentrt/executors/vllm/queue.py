@@ -1,4 +1,4 @@
-"""Our queue levels in the shape of vLLM's waiting queue."""
+"""vLLM's waiting queue, ordered by agentrt's queue levels, and the order of running requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.records import Key, QueuedCall
 
 _FEW_MOVED = 16
-"""So many are put in their places one by one; where more have moved, all are sorted."""
+"""Maximum number of moved requests that are inserted one by one; for more, all are sorted."""
 
 
 class LevelRequestQueue(RequestQueue):
     """vLLM's waiting queue, ordered by `SchedulerCore`.
 
-    vLLM asks two different things of a queue: its truth, "is there something to peek
-    at", and its length, which decides whether the engine goes idle. They differ while
-    calls are deferred or not admitted. ``now`` is when the step began, in seconds.
+    vLLM uses a queue's truth value to ask whether there is a request to peek at, and its length to
+    decide whether the engine is idle. The two differ while calls are deferred or not admitted.
+    ``now`` is the time when the step began (seconds, the scheduler's clock).
     """
 
     def __init__(self, core: SchedulerCore) -> None:
@@ -32,7 +32,7 @@ class LevelRequestQueue(RequestQueue):
     @override
     def add_request(self, request: Request) -> None:
         call = self._core.calls[request.request_id]
-        # vLLM adds a streaming session twice where its turn ends after its preemption.
+        # vLLM adds a streaming session twice if its turn ends after its preemption.
         if not call.queued:
             self._queue.put(call, deferred=compiles_grammar(request))
 
@@ -51,14 +51,14 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def prepend_request(self, request: Request) -> None:
-        # A call's priority is its own: coming back, it stands before later ones anyway.
+        # The queue orders calls by their priority, so there is no need to put this one first.
         call = self._core.calls[request.request_id]
-        if not call.queued:  # whom the core preempts, it has queued already
+        if not call.queued:  # the core has already queued the calls that it preempts itself
             self._queue.put(call)
 
     @override
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM gives back together what it took in this step and could not start.
+        # vLLM returns here all requests that it took in this step and could not start.
         for request in list(requests):
             call = self._core.calls[request.request_id]
             if not call.queued:
@@ -70,7 +70,7 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM offers every queue every request that ends, whether it is in it or not.
+        # vLLM calls this for every request that ends, whether it is in this queue or not.
         for request in requests:
             call = self._core.calls.get(request.request_id)
             if call is not None:
@@ -90,7 +90,7 @@ class LevelRequestQueue(RequestQueue):
 
 
 class RunningCalls(Sequence[QueuedCall]):
-    """The calls of a ``scheduler``'s running requests, each looked up when it is asked for."""
+    """The calls of a ``scheduler``'s running requests, looked up when they are accessed."""
 
     def __init__(self, scheduler: AsyncScheduler, calls: Mapping[str, QueuedCall]) -> None:
         self._scheduler, self._calls = scheduler, calls
@@ -107,9 +107,10 @@ class RunningCalls(Sequence[QueuedCall]):
 def put_in_order(
     running: list[Request], moved: Sequence[QueuedCall], calls: Mapping[str, QueuedCall]
 ) -> None:
-    """Sort what is ``running`` by its ``calls``' keys; only those that ``moved`` can stand wrong.
+    """Sort the ``running`` requests by the keys of their calls.
 
-    Some of these may have ended by now, or wait.
+    ``moved`` are the calls that may be at a wrong place. They need not run any more. ``calls`` are
+    all calls by request id.
     """
 
     def key(request: Request) -> Key:
@@ -124,9 +125,10 @@ def put_in_order(
 
 
 def take_out(running: list[Request], request: Request) -> bool:
-    """Remove a request; False if it is not there. Those that are to be mostly stand at the end.
+    """Remove a request from ``running``; return False if it is not there.
 
-    A list's own methods would ask requests whether they are equal, in Python.
+    The search begins at the end, where requests that are removed mostly are. `list.remove` would be
+    slower, since it calls the requests' own ``__eq__``.
     """
     for index in range(len(running) - 1, -1, -1):
         if running[index] is request:

@@ -1,4 +1,4 @@
-"""What the engine core reports of a call that ended."""
+"""The engine core's report of a call that ended."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from agentrt.scheduler.records import QueuedCall
 
 
 class AbortedReports:
-    """Reports of aborted calls, until somebody asks for them.
+    """Reports of aborted calls, kept until a client asks for them.
 
-    An aborted request has no last output to carry its report. The oldest go when there are many.
+    An aborted request has no last output that could contain its report. When there are too many
+    reports, the oldest are dropped.
     """
 
     def __init__(self) -> None:
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def keep(self, call_id: str, report: dict[str, Any]) -> None:
-        """Keep a call's."""
+        """Keep the report of a call."""
         self._reports[call_id] = report
         if len(self._reports) > KINDS:
             self._reports.popitem(last=False)
 
     def take(self, call_id: str) -> dict[str, Any] | None:
-        """A call's, once; else None."""
+        """Return the report of a call and forget it; None if there is none."""
         return self._reports.pop(call_id, None)
 
 
 def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
-    """What `read_report` makes the report of a call of, that ended in the engine's ``step``."""
+    """Return the report of a call that ended in ``step``, as plain values for `read_report`."""
     began, cached = call.cached_tokens is not None, call.cached_tokens or 0
     return {
         "service_s": call.served_s,
@@ -56,6 +57,6 @@ def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
 
 
 def read_report(values: Mapping[str, Any]) -> CallReport:
-    """A call's report, outside the engine core."""
+    """Return the `CallReport` of the values that `report_of` returned in the engine core."""
     fields = {name: value for name, value in values.items() if name != "notes"}
     return CallReport(**fields, spans=spans_of(values.get("notes", ())))

@@ -1,7 +1,7 @@
-"""Keeps programs' blocks in the prefix cache while they are away, and knows what they had there.
+"""Keeps programs' blocks in the prefix cache between their calls, and remembers these blocks.
 
-`BlockRetention` stands between the scheduler and vLLM's free blocks. With retention ``lru`` it
-only keeps count: nothing of vLLM's is replaced.
+`BlockRetention` connects the scheduler with vLLM's queue of free blocks. With retention ``lru`` it
+only remembers which blocks calls have computed, and replaces nothing of vLLM's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from agentrt.scheduler.retention import EvictionOrder, Retention
 
 
 class BlockRetention:
-    """The free queue that protects blocks, if a ``policy`` says which; and what calls computed.
+    """Protects programs' free blocks by a retention ``policy``, and notes what calls have computed.
 
-    ``queue`` is None with retention ``lru``, and where prefixes are not cached at all.
+    ``queue`` is the queue with protected blocks. It is None with retention ``lru`` (``policy``
+    None) and without prefix caching. ``host`` is the policy of host memory; None without
+    offloading.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """By call that ended: the hashes of its blocks, and how many of them it had computed."""
+        """For each call that ended: the hashes of its blocks, and how many it had computed."""
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None
@@ -54,11 +56,11 @@ class BlockRetention:
 
     @property
     def protected(self) -> int:
-        """Free blocks that are given away last."""
+        """Number of free blocks that are protected."""
         return 0 if self.queue is None else self.queue.protected
 
     def close(self) -> None:
-        """Give vLLM its queue back."""
+        """Restore vLLM's own queue of free blocks, and its order in host memory."""
         if self.queue is not None:
             self.queue.leave()
             self.queue = None
@@ -67,14 +69,14 @@ class BlockRetention:
             self.host = None
 
     def _changed(self, blocks: CachedBlocks) -> None:
-        """These stand elsewhere in the order, in the engine's memory and in the host's."""
+        """Update the order of an owner's blocks in the engine's memory and in host memory."""
         if self.queue is not None:
             self.queue.changed(blocks)
         if self.host is not None:
             self.host.changed(blocks)
 
     def at(self, now: float) -> None:
-        """It is ``now`` (seconds, the scheduler's clock)."""
+        """Set the time to ``now`` (seconds, the scheduler's clock)."""
         self.now = now
         if self.queue is not None:
             self.queue.now = now
@@ -84,9 +86,9 @@ class BlockRetention:
     # -- calls -------------------------------------------------------------------------
 
     def arriving(self, call: QueuedCall) -> None:
-        """A program's call is about to arrive: fill in what of its prompt was computed before.
+        """Note in a call that is about to arrive how much of its prompt was computed before.
 
-        Of a prompt that is known in whole the last token is computed again in any case.
+        The last token of a prompt is always computed again, even if the whole prompt is known.
         """
         request, row, size = call.item, call.program, self._block_size
         hashes = request.block_hashes
@@ -99,7 +101,7 @@ class BlockRetention:
             self.host.call_arrived(request.request_id, row.cached)
 
     def hear(self, event: CallEvent) -> None:
-        """Mark the blocks of a call that is about to lose them."""
+        """Mark the owner of a call's blocks before the call ends or is preempted."""
         if isinstance(event, CallPreempted):
             self._stopped(event.call)
         elif isinstance(event, CallFinished):
@@ -107,18 +109,19 @@ class BlockRetention:
             self._finished(event.call)
 
     def _stopped(self, call: QueuedCall) -> None:
-        """A call's blocks are about to be freed, as it ends or is preempted.
+        """Mark a call's blocks, which are about to be freed, with their owner.
 
-        One without a program protects nothing; what it shares with one is shared.
+        A call without a program protects no blocks of its own, but blocks that it shares with a
+        program become shared.
         """
         row = call.program
-        if self.queue is None or (row.ended and not row.lone):  # nobody comes back for them
+        if self.queue is None or (row.ended and not row.lone):  # the blocks are not used again
             return
         blocks = cached_blocks(self._scheduler, call.item)
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
     def _finished(self, call: QueuedCall) -> None:
-        """A call ends: note what it had computed, under the name that its client has for it."""
+        """Note which blocks a call had computed when it ended, under the client's call id."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
@@ -130,18 +133,21 @@ class BlockRetention:
                 self._computed.popitem(last=False)
 
     def drop(self, row: EngineProgram, call_id: str, kept: int = 0) -> None:
-        """What a program's call had computed after its first tokens, no one will come back for."""
+        """Stop protecting the blocks of a call after its first ``kept`` tokens."""
         owner, (hashes, computed) = row.cached, self._computed.get(call_id, ((), 0))
         if owner is None or self.queue is None:
             return
-        lost = hashes[kept // self._block_size : computed]  # a block with more is its own
+        # A block that has both kept tokens and others is dropped.
+        lost = hashes[kept // self._block_size : computed]
         self.queue.give_up(find_cached(self._scheduler, lost)[::-1], owner)
         if self.host is not None:
             self.host.give_up(keys_of(self._scheduler, lost), owner)
         self._changed(owner)
 
     def cache_emptied(self, rows: Any) -> None:
-        """The prefix cache was reset: there is nothing to protect, and nothing was lost."""
+        """Forget all blocks, after the prefix cache was emptied. Calls do not count them as
+        lost.
+        """
         self._owners.forget_chains(rows)
         if self.queue is not None:
             self.queue.release_all()

@@ -1,9 +1,10 @@
-"""vLLM's scheduler, made to rank calls by their program: the adapter around `SchedulerCore`.
+"""vLLM's scheduler with program-aware order: an adapter between vLLM and `SchedulerCore`.
 
-`ProgramScheduler` is a subclass of vLLM's async scheduler, named to vLLM by ``scheduler_cls``. It
-translates what vLLM does into the core's events, asks the core for a plan before each step, and
-applies it; then vLLM schedules as ever. It decides nothing itself. Settings come in
-``additional_config["agentrt"]``. With policy ``fcfs`` alone vLLM's own queue stays.
+`ProgramScheduler` is a subclass of vLLM's async scheduler, which vLLM loads by the option
+``scheduler_cls``. It translates what vLLM does into events of the core. Before each step it gets a
+plan from the core and applies it; then vLLM schedules as usual. It takes no decisions itself. Its
+settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
+control, vLLM's own waiting queue is used.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from agentrt.executors.vllm._compat.slots import shorten_allocation
 from agentrt.executors.vllm.accounts import CallNotes
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.executors.vllm.processes import (
     die_with_parent,
     keep_heap_frozen,
@@ -57,7 +59,6 @@ from agentrt.executors.vllm.processes import (
 from agentrt.executors.vllm.queue import LevelRequestQueue, RunningCalls, put_in_order, take_out
 from agentrt.executors.vllm.reports import AbortedReports, report_of
 from agentrt.executors.vllm.retention import BlockRetention
-from agentrt.executors.vllm.scored import COMPUTE_FROM
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
@@ -80,7 +81,7 @@ from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
-"""Steps between two looks for programs that were not heard of for long."""
+"""Number of steps between two searches for programs that have timed out."""
 
 install_control()
 read_together()
@@ -116,25 +117,26 @@ class ProgramScheduler(AsyncScheduler):
         self._stock_waiting = self.waiting
         self._view = _EngineView(self)
         self._dispatched: dict[int, float] = {}
-        """By the id of a step's output: when the step was sent to the model."""
+        """The time when each step in flight was sent to the model, by the `id` of its output."""
         self._prefilling: dict[QueuedCall, int] = {}
-        """Running calls that have put out nothing since they started, and their outputs then."""
+        """Running calls without output since their start, with their output tokens at the start."""
         self._moved: list[QueuedCall] = []
-        """Running calls that may stand in a wrong place among vLLM's ``running``."""
+        """Running calls that may be at a wrong place in vLLM's list ``running``."""
         self.use(self.config)
 
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
-        """Start over with other settings, unless they are refused. No call may be unfinished.
+        """Start over with other settings. There must be no unfinished call.
 
-        A ``policy`` that no name stands for can be given beside them.
+        ``policy`` replaces the policy that ``config`` names, for a policy without a name. Raises
+        `ConfigError` for settings that are refused; then the former settings stay.
         """
         if config.admission == "memory" and not caches_prefixes(self):
-            config = replace(config, admission="off")  # no context is found again in any case
+            config = replace(config, admission="off")  # without a cache, no context is kept anyway
         slots = self.max_num_running_reqs
         capacity = Capacity(context_blocks(self), self.block_size, slots)
         core = SchedulerCore(config, policy, slots=slots, capacity=capacity, table=self.table)
         self.history = HistoryFile(core.policy, config.history_file, learns=core.learns)
-        if hasattr(self, "retention"):  # not the first time
+        if hasattr(self, "retention"):  # false during the construction
             self.retention.close()
             for row in self.table:
                 row.start_over()
@@ -149,11 +151,11 @@ class ProgramScheduler(AsyncScheduler):
 
     @property
     def queues(self) -> SchedulerCore:
-        """The core, by the name that it had before 0.3. Goes with 0.4."""
+        """The core, under its name before 0.3. It will be removed in 0.4."""
         return self.core
 
     def control(self, op: str, argument: Any = None) -> Any:
-        """Answer a client's message; `agentrt.executors.vllm.control` says which there are."""
+        """Answer a client's message; see `agentrt.executors.vllm.control`."""
         return answer(self, op, argument)
 
     # -- a step ----------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class ProgramScheduler(AsyncScheduler):
         return output
 
     def _prepare_step(self, waiting: LevelRequestQueue, now: float) -> None:
-        """Put vLLM's lists in order, and apply what the core has decided for the next step."""
+        """Sort vLLM's running requests, and apply the core's plan for the next step."""
         waiting.now = now
         calls = self.core.calls
         if self._moved:
@@ -196,21 +198,26 @@ class ProgramScheduler(AsyncScheduler):
         if self._prefilling:
             self._end_prefills()
         if not self.running:
-            self._moved.clear()  # there is nothing to sort, and the last call must not be kept
+            self._moved.clear()  # nothing is left to sort; a reference would keep the call alive
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
 
     def _end_prefills(self) -> None:
-        """Find the running calls that have put out their first token since they started."""
+        """Report the running calls that have produced their first token since they started."""
         for call, before in [*self._prefilling.items()]:
             if call.item.num_output_tokens > before:
                 del self._prefilling[call]
                 self.core.handle(FirstToken(call, self.last_update))
 
     def _step_finished(self, output: SchedulerOutput, dispatched: float) -> None:
-        """Charge the step's time to the calls in it; with steps in flight, none twice."""
+        """Report the end of a step that was ``dispatched`` at that time (seconds).
+
+        Its duration begins at the earliest with the end of the step before it, so that the time of
+        overlapping steps is not counted twice.
+        """
         now, tokens = self.clock(), output.total_num_scheduled_tokens
         seconds = now - max(dispatched, self.last_update)
-        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))  # they cost no prefill
+        # Draft tokens are not counted: they are no prefill.
+        drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         self.last_update = now
         self.core.handle(StepFinished(output.num_scheduled_tokens, seconds, now, tokens - drafts))
         self.steps += 1
@@ -219,7 +226,7 @@ class ProgramScheduler(AsyncScheduler):
             self.core.drop_stale(now)
 
     def hear(self, event: CallEvent) -> None:
-        """Remember the running calls whose place has changed."""
+        """Remember calls whose rank has changed, as a listener of the core."""
         if isinstance(event, CallReranked):
             self._moved.append(event.call)
 
@@ -256,24 +263,24 @@ class ProgramScheduler(AsyncScheduler):
         self.core.handle(CallArrived(call, now))
 
     def _call_started(self, request_id: str, scheduled: int, now: float) -> None:
-        """A call was given a slot, with so many tokens ``scheduled`` in its first step."""
+        """Report that a request started, with ``scheduled`` tokens in its first step."""
         call = self.core.calls.get(request_id)
         if call is None:
             return
         if isinstance(self.waiting, LevelRequestQueue):
             self._moved.append(call)
-        if call.since is None:  # a streaming session that goes on kept its slot meanwhile
+        if call.since is None:  # a streaming session that continues has kept its slot
             return
-        # vLLM has counted this step's tokens as computed by now; the rest was cached.
+        # vLLM counts this step's tokens as computed already; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
         self._prefilling[call] = call.item.num_output_tokens
         self.core.handle(CallStarted(call, now, cached))
 
     def _preempt(self, decision: Preempt, now: float) -> None:
-        """Preempt a call for a better one, before vLLM's step begins.
+        """Preempt a call in favour of a better one, before vLLM's step begins.
 
-        vLLM keeps its own victims out of the step that preempts them. Ours wait deferred, until no
-        output of theirs is in flight.
+        A request that vLLM itself preempts does not take part in that step. A call that is
+        preempted here is deferred until it has no output in flight.
         """
         call = decision.call
         take_out(self.running, call.item)
@@ -286,7 +293,7 @@ class ProgramScheduler(AsyncScheduler):
         self, request: Request, timestamp: float, *args: Any, **kwargs: Any
     ) -> None:
         call = self.core.calls.get(request.request_id)
-        if call is not None and call.state is RUNNING:  # else the core has heard of it already
+        if call is not None and call.state is RUNNING:  # else the preemption is already reported
             self._call_preempted(call, PreemptionReason.MEMORY)
         super()._preempt_request(request, timestamp, *args, **kwargs)
 
@@ -310,14 +317,14 @@ class ProgramScheduler(AsyncScheduler):
 
     @override
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        # vLLM asks this of every request that ends, one way or another.
+        # vLLM calls this method for every request that ends, for whatever reason.
         delay, params = super()._connector_finished(request)
         if (report := self._call_finished(request)) is not None:
             params = {**(params or {}), SETTINGS: report}
         return delay, params
 
     def _call_finished(self, request: Request) -> dict[str, Any] | None:
-        """A request ended. Its report, if its client asked for it."""
+        """Report that a request ended. Return its report, if its client wants one, else None."""
         call = self.core.calls.get(request.request_id)
         if call is None:
             return None
@@ -347,7 +354,7 @@ class ProgramScheduler(AsyncScheduler):
         return row
 
     def end_program(self, totals: ProgramTotals, now: float) -> None:
-        """A program ended, having come to so much over all engines."""
+        """Report that a program ended. ``totals`` are its sums over all engines."""
         row = self.table.get(totals.program_id)
         if row is None:
             return
@@ -363,7 +370,7 @@ class ProgramScheduler(AsyncScheduler):
 
 
 class _EngineView:
-    """vLLM's scheduler as `SchedulerCore.plan_step` asks it."""
+    """The state of vLLM's scheduler that `SchedulerCore.plan_step` asks for."""
 
     def __init__(self, scheduler: ProgramScheduler) -> None:
         self._scheduler = scheduler

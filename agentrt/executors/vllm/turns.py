@@ -1,4 +1,4 @@
-"""Queues in which tenants take turns, and a thread that works through one."""
+"""A queue and a limit in which tenants take turns, and a thread with such a queue."""
 
 from __future__ import annotations
 
@@ -14,53 +14,58 @@ T = TypeVar("T")
 
 
 class InTurn(Generic[T]):
-    """A queue whose owners take turns, in the order of the dict."""
+    """A queue of items whose owners take turns.
+
+    ``is_over`` says of an item that it is not needed any more. The dict has the owners in the order
+    of their turns.
+    """
 
     def __init__(self, is_over: Callable[[T], bool]) -> None:
         self._is_over = is_over
         self._waiting: dict[str, deque[T]] = {}
 
-    def add(self, owner: str, one: T) -> None:
-        """Let ``one`` wait behind what its owner has here already."""
-        self._waiting.setdefault(owner, deque()).append(one)
+    def add(self, owner: str, item: T) -> None:
+        """Add an item behind the other items of its owner."""
+        self._waiting.setdefault(owner, deque()).append(item)
 
     def next(self, without: Collection[str] = ()) -> T | None:
-        """Take an item of the owner whose last turn is longest ago, except those in ``without``.
+        """Take an item of the owner whose last turn is longest ago; None if there is none.
 
-        Items that are over are dropped, and do not count as a turn.
+        Owners in ``without`` are skipped. Items that are over are dropped, and do not count as a
+        turn.
         """
-        for owner in [one for one in self._waiting if one not in without]:
+        for owner in [owner for owner in self._waiting if owner not in without]:
             queue = self._waiting.pop(owner)
             while queue:
-                one = queue.popleft()
-                if not self._is_over(one):
+                item = queue.popleft()
+                if not self._is_over(item):
                     if queue:
                         self._waiting[owner] = queue
-                    return one
+                    return item
         return None
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Remove all items."""
         self._waiting.clear()
 
 
 class Turns:
-    """Limits the work under way to ``most``; owners take turns.
+    """Limits the total size of work in progress to ``most``; owners take turns.
 
-    Work of any size starts while some of ``most`` is free.
+    Work starts while any part of the limit is free, even if its size exceeds this part.
     """
 
     def __init__(self, most: int) -> None:
-        self._waiting = InTurn[tuple[asyncio.Future[None], int]](lambda one: one[0].done())
+        self._waiting = InTurn[tuple[asyncio.Future[None], int]](lambda item: item[0].done())
         self._free = most
 
-    async def take(self, who: str, size: int = 1) -> None:
-        """Wait for the turn of work of ``size``, until `over`."""
+    async def take(self, owner: str, size: int = 1) -> None:
+        """Wait until work of ``owner`` may start. It takes ``size`` of the limit until `over`."""
         if self._free > 0:
             self._free -= size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(who, (turn, size))
+        self._waiting.add(owner, (turn, size))
         try:
             await turn
         except asyncio.CancelledError:
@@ -69,7 +74,7 @@ class Turns:
             raise
 
     def over(self, size: int = 1) -> None:
-        """Give the turn to the next who wait."""
+        """End work of ``size``, and start waiting work that the limit now allows."""
         self._free += size
         while self._free > 0 and (first := self._waiting.next()) is not None:
             turn, size = first
@@ -78,22 +83,22 @@ class Turns:
 
 
 class SharedThread:
-    """One thread beside the event loop; owners take turns.
+    """A single thread beside the event loop in which owners take turns.
 
-    It has a lower priority than the event loop, unless it is an ``equal``: for work that holds the
-    interpreter's lock most of the time. From such a thread with a lower priority a busy machine
-    takes the processor while it has the lock, and the event loop waits for both.
+    The thread has a lower priority than the event loop, unless it is ``equal``. Work that holds the
+    interpreter's lock most of the time needs an equal priority: on a busy machine, a thread with a
+    lower priority may lose the CPU while it holds the lock, and the event loop would wait, too.
     """
 
     def __init__(self, name: str, *, equal: bool = False) -> None:
         self._turns = Turns(1)
         self._pool = ThreadPoolExecutor(1, name, None if equal else leave_processor)
 
-    async def run(self, work: Callable[[], T], who: str) -> T:
-        """The result of ``work``, in the turn of its owner ``who``."""
-        await self._turns.take(who)
+    async def run(self, work: Callable[[], T], owner: str) -> T:
+        """Run ``work`` in the thread when it is its owner's turn, and return the result."""
+        await self._turns.take(owner)
         try:
-            # The thread cannot be stopped: whoever comes next waits for it.
+            # The thread cannot be stopped, so after a cancellation the next work waits for it.
             working = asyncio.get_running_loop().run_in_executor(self._pool, work)
             try:
                 return await asyncio.shield(working)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError
-from agentrt.executors.frontend import Answer, Frontend, Request
+from agentrt.executors.chat_api import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import (
     ACCOUNT,

@@ -9,7 +9,7 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models.model_profile import ModelProfile
 
 from agentrt.errors import PromptTooLongError
-from agentrt.executors.frontend import FrontProfile
+from agentrt.executors.chat_api import FrontProfile
 
 
 class ContextTooLongError(PromptTooLongError, ContextOverflowError):

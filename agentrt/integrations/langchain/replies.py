@@ -13,7 +13,7 @@ from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.json import parse_partial_json
 
-from agentrt.executors.frontend import Answer
+from agentrt.executors.chat_api import Answer
 from agentrt.executors.replies import reply_of
 from agentrt.integrations.langchain.calls import ACCOUNT
 from agentrt.request import Reply

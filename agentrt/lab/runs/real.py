@@ -15,8 +15,8 @@ from typing import Any
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.faults import StoppedError
 from agentrt.errors import ConfigError
-from agentrt.executors.frontend import Frontend
-from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.executors.chat_api import Frontend
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.backends.real import Open, about_engine, by_engine, engine_for, serve, warm_up
 from agentrt.lab.commands.options import note

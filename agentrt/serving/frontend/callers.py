@@ -12,7 +12,7 @@ from typing import Any
 from agentrt import tracking
 from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Caller
+from agentrt.executors.chat_api import Caller
 from agentrt.interrupts import Tool
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
-from agentrt.executors.frontend import FIELDS, WORKS_FOR, Frontend, FrontProfile
+from agentrt.executors.chat_api import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
-from agentrt.executors.vllm.frontend.models import ModelFrontends
+from agentrt.executors.vllm.entrypoints.models import FrontendsByModel
 from agentrt.interrupts import Tool
 from agentrt.serving.bodies import LONG, pause, replaying, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
@@ -103,7 +103,7 @@ class Front(Protocol):
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
     """Return vLLM's front ends, one for each model. Executors without vLLM's routes have none."""
-    each = frontend.fronts if isinstance(frontend, ModelFrontends) else (frontend,)
+    each = frontend.fronts if isinstance(frontend, FrontendsByModel) else (frontend,)
     return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
 
 

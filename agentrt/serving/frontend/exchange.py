@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.executors.frontend import FIELDS, calling
+from agentrt.executors.chat_api import FIELDS, calling
 from agentrt.runtime.first_words import first_words
 from agentrt.serving.bodies import pause
 from agentrt.serving.error_responses import (

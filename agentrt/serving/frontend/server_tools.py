@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.errors import ToolError
-from agentrt.executors.frontend import FIELDS
+from agentrt.executors.chat_api import FIELDS
 from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import Caller, Frontend, Request
+from agentrt.executors.chat_api import Caller, Frontend, Request
 from agentrt.executors.replies import StreamedAnswer
 from agentrt.request import Call, CallSpec, Identity
 

@@ -26,7 +26,7 @@ def test_every_engine_has_its_own(sizes: list[int], spare: int) -> None:
 @given(SIZES, st.integers(1, 96))
 def test_too_few_are_one_clear_error(sizes: list[int], missing: int) -> None:
     visible = max(0, sum(sizes) - missing)
-    words = f"{len(sizes)} engines need {sum(sizes)} GPUs .*, and {visible} can be used: give"
+    words = f"{len(sizes)} engines need {sum(sizes)} GPUs .*, but only {visible} can be used; use"
     with pytest.raises(ConfigError, match=words):
         assign_devices(visible, sizes)
 
@@ -60,6 +60,6 @@ def test_what_cuda_visible_devices_leaves(chosen: str | None, count: int) -> Non
 
 
 def test_a_gpu_that_is_not_there() -> None:
-    words = "CUDA_VISIBLE_DEVICES=1,7: there is no GPU 7 on this machine, which has 0, 1"
+    words = "CUDA_VISIBLE_DEVICES=1,7: this machine has no GPU 7; available: 0, 1"
     with pytest.raises(ConfigError, match=words):
         visible_devices(2, {"CUDA_VISIBLE_DEVICES": "1,7"})

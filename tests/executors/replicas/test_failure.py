@@ -28,7 +28,7 @@ async def text_of(replicas: object, call: Call) -> str:
 @pytest.mark.parametrize(
     ("beats", "words"),
     [
-        (False, "has not answered for 0.02 s and does not work"),
+        (False, "has not answered for 0.02 s and uses no CPU time"),
         (True, "has not answered for 0.1 s"),
         (None, "has not answered for 0.1 s"),
     ],

@@ -138,7 +138,9 @@ def test_another_output_is_an_error(first: Said, second: Said) -> None:
     """A text or a number of tokens that is not the one that was given before."""
     output = CallOutput("p/7")
     read(output, first.chunks([1, 2]), 2)
-    with pytest.raises(EngineDiedError, match="in the middle of call p/7, and another gave"):
+    with pytest.raises(
+        EngineDiedError, match="during call p/7, and another engine's output differs"
+    ):
         read(output, second.chunks([]), None)
     assert output.differs
     assert not output.delivered

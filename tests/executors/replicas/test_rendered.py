@@ -15,10 +15,10 @@ pytest.importorskip("vllm")
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Frontend
+from agentrt.executors.chat_api import Frontend
 from agentrt.executors.replicas import Backoff, ReplicaSet
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend.models import open_frontend
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.request.sampling import Sampling
 from agentrt.router import make_router

@@ -33,7 +33,7 @@ async def test_a_drained_replica_finishes_its_calls_and_takes_none(opened: Open)
     await draining
     assert [len(mortal.calls) for _, mortal in cast.made] == [1, 4]
     assert replicas.replicas[0].state is ReplicaState.DRAINING
-    assert notices == ["replica-0 takes nothing new: 1 calls to finish"]
+    assert notices == ["replica-0 takes no new calls: 1 calls to finish"]
 
 
 async def test_restart_puts_a_new_engine_in_the_place(opened: Open) -> None:
@@ -89,10 +89,12 @@ async def test_one_that_dies_while_it_drains_comes_back(opened: Open) -> None:
 async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
     lame = [Mortal(), *(Mortal(lame=True) for _ in range(9))]
     replicas = await opened(Cast(lame, []), backoff=Backoff(first_s=0.0, tries=2))
-    with pytest.raises(EngineStartError, match="replica-0 did not come back: no memory"):
+    with pytest.raises(EngineStartError, match="replica-0 could not be restarted: no memory"):
         await replicas.restart("replica-0")
     assert replicas.replicas[0].state is ReplicaState.OUT
-    with pytest.raises(ConfigError, match="replica-0 is left out: no memory"):
+    with pytest.raises(
+        ConfigError, match="replica-0 has failed too often and is not started again"
+    ):
         await replicas.restart("replica-0")
     await replicas.roll()
     assert await text_of(replicas, 0) == TEXT
@@ -208,7 +210,8 @@ async def test_what_a_replica_waits_for_is_said_on_every_try(opened: Open) -> No
     assert await asking == TEXT
     assert list(replicas.waits_for()) == []
     gave_up = (
-        "replica-0 is not back: no node had room within 9 s: free is 1 core; the next try is in 0 s"
+        "replica-0 has not started: no node had room within 9 s: free is 1 core; "
+        "the next attempt is in 0 s"
     )
     tries = [f"replica-0: {waits}", gave_up] * 2
     assert notices[1:] == [*tries, f"replica-0: {waits}", "replica-0 is back"]
@@ -216,7 +219,7 @@ async def test_what_a_replica_waits_for_is_said_on_every_try(opened: Open) -> No
 
 async def test_a_name_that_there_is_not(opened: Open) -> None:
     replicas = await opened(Cast([], []))
-    with pytest.raises(ConfigError, match="no replica 'x'; there is replica-0, replica-1"):
+    with pytest.raises(ConfigError, match="unknown replica 'x'; available: replica-0, replica-1"):
         await replicas.drain("x")
 
 

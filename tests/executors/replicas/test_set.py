@@ -75,7 +75,7 @@ async def test_a_call_whose_engine_dies_goes_on_elsewhere(
         return
     assert first.deaths == 1
     await becomes(first, ReplicaState.READY)
-    assert notices == ["replica-0 died and starts again: killed", "replica-0 is back"]
+    assert notices == ["replica-0 died and is restarted: killed", "replica-0 is back"]
     assert cast.made[0][1].closed
     assert "".join(await text_of(replicas, call_of(1))) == TEXT
 
@@ -95,7 +95,7 @@ async def test_one_that_dies_again_and_again_is_left_out(opened: Open) -> None:
         await text_of(replicas, call_of())
     assert replicas.replicas[0].state is ReplicaState.OUT
     assert len(cast.made) == 3
-    assert notices[-1] == "replica-0 died 3 times and is left out: killed"
+    assert notices[-1] == "replica-0 died 3 times and is not started again: killed"
 
 
 async def test_one_that_does_not_start_again_is_left_out(opened: Open) -> None:
@@ -118,7 +118,7 @@ async def test_waiting_for_a_replica_has_an_end(opened: Open) -> None:
 
 async def test_a_text_that_cannot_be_repeated_fails_rather_than_lies(opened: Open) -> None:
     replicas = await opened(Cast([Mortal(2)], [Mortal(text="quite another story")]))
-    with pytest.raises(EngineDiedError, match="gave something else"):
+    with pytest.raises(EngineDiedError, match="another engine's output differs"):
         await text_of(replicas, call_of())
 
 

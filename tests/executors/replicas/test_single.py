@@ -44,7 +44,7 @@ async def test_a_call_goes_on_where_its_engine_died(dies_after: int, stream: boo
         assert engine.alive()
         assert (
             notices
-            == ["the engine died and starts again: killed", "the engine is back"][: 2 * died]
+            == ["the engine died and is restarted: killed", "the engine is back"][: 2 * died]
         )
         assert (await engine.snapshot()).get("deaths", 0) == died
 

@@ -90,11 +90,14 @@ def test_hierarchical_attention_keeps_the_end_of_each_chunk() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"window": 0}, "window is 0; give 1 or more"),
-        ({"window": 4, "sinks": -1}, "sinks is -1; give 0 or more"),
+        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"window": 4, "sinks": -1}, "sinks is -1; it must be at least 0"),
         ({"window": 4, "sinks": 2.5}, "sinks is 2.5"),
-        ({"window": 4, "chunk": 0}, "chunk is 0; give 1 or more"),
-        ({"window": 4, "chunk": 3, "summary": 4}, "a chunk of 3 tokens has no 4"),
+        ({"window": 4, "chunk": 0}, "chunk is 0; it must be at least 1"),
+        (
+            {"window": 4, "chunk": 3, "summary": 4},
+            "a summary of 4 tokens is larger than its chunk of 3",
+        ),
     ],
 )
 def test_an_attention_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -200,5 +203,5 @@ def test_a_model_with_learned_positions_keeps_those_of_the_text() -> None:
 def test_a_model_whose_layers_have_windows_of_their_own_is_refused_an_attention() -> None:
     model = model_of(config_of("MistralConfig", sliding_window=8))
     model.extend(model.start(), tokens(20))
-    with pytest.raises(CallRejectedError, match="'mistral' takes no attention="):
+    with pytest.raises(CallRejectedError, match="'mistral' does not support attention="):
         model.start(Attention(WINDOW))

@@ -112,7 +112,9 @@ async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -
 async def test_vllm_refuses_an_attention_and_names_who_takes_it(token_runtime: Runtime) -> None:
     async def body(ctx: Context) -> None:
         context = await ctx.context(WORDS)
-        with pytest.raises(CallRejectedError, match=r"no attention= .* --engine transformers"):
+        with pytest.raises(
+            CallRejectedError, match=r"not support attention= .* --engine transformers"
+        ):
             await context.generate(4, attention=Attention(8))
 
     await run(token_runtime, body)

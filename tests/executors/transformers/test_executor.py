@@ -222,7 +222,7 @@ async def test_a_window_bounds_what_is_cached(executor: TransformersExecutor) ->
     assert [each["tokens"] for each in cached] == [2999, 3007]
     assert {each["positions"] for each in cached} == {63}
     with pytest.raises(
-        PromptTooLongError, match=r"3000 tokens, and the model takes 2047 .* window"
+        PromptTooLongError, match=r"3000 tokens, and the model takes at most 2047 .* window"
     ):
         await reply(executor, long)
 
@@ -285,17 +285,17 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"ids": ()}, "takes prompts of token ids, of at least one"),
-        ({"ids": (5, 999_999)}, "999999 is no token of model"),
+        ({"ids": ()}, "needs a prompt of at least one token id"),
+        ({"ids": (5, 999_999)}, "unknown token id 999999"),
         (
             {"sampling": Sampling(constraint=Constraint("regex", "a("))},
-            "the regex that the output has to obey is refused",
+            "the regex constraint of the output is not valid",
         ),
-        ({"sampling": Sampling(allowed_token_ids=(7, -1))}, "-1 is no token of model"),
-        ({"sampling": Sampling(allowed_token_ids=())}, "no token is allowed"),
+        ({"sampling": Sampling(allowed_token_ids=(7, -1))}, "unknown token id -1"),
+        ({"sampling": Sampling(allowed_token_ids=())}, "allowed= is empty"),
         ({"sampling": Sampling(attention=64)}, "takes an Attention of agentrt.contexts, not 64"),  # type: ignore[arg-type]
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"temperature": -1.0}, "temperature at least 0"),
+        ({"max_tokens": 0}, "max_tokens is 0 .* at least 1"),
+        ({"temperature": -1.0}, "temperature -1; they must be at least 1 and at least 0"),
         ({"temperature": 1.0, "sampling": Sampling(top_p=1e-9 - 1)}, "top_p. has to be"),
         ({"seed": 2**80}, "call p/0: "),
         ({"sampling": Sampling(logits={"watermark": 1})}, r"no logits processors \(logits=\)"),
@@ -311,7 +311,7 @@ async def test_what_it_does_not_have_is_refused(
 async def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     executor = TransformersExecutor(str(tmp_path))
-    with pytest.raises(ModelLoadError, match=r"cannot load model .*give --model a folder"):
+    with pytest.raises(ModelLoadError, match=r"cannot load model .*--model takes a folder"):
         await executor.start(lambda message: None)
     await executor.close()
     with pytest.raises(EngineDiedError, match="not running"):

@@ -35,7 +35,9 @@ def test_a_flag_without_a_value_is_left_to_vllm() -> None:
 
 def test_too_little_memory_is_one_clear_error() -> None:
     check_memory([2048 * MIB] * 2, 4096 * MIB)
-    words = r"3 engines take about 6\.0 GiB of memory, and 4\.0 GiB is free: give fewer --replicas"
+    words = (
+        r"3 engines need about 6\.0 GiB of memory, but only 4\.0 GiB is free; use fewer --replicas"
+    )
     with pytest.raises(EngineStartError, match=words):
         check_memory([2048 * MIB] * 3, 4096 * MIB)
 

@@ -94,7 +94,9 @@ def test_an_engine_that_takes_none_says_why() -> None:
     embedding.model_config.runner_type = "pooling"
     assert "embeddings" in offer_processors(embedding)["green"]
     assert embedding.model_config.logits_processors is None
-    with pytest.raises(ConfigError, match=r"--logits-processors: .*First.* cannot run here"):
+    with pytest.raises(
+        ConfigError, match=r"--logits-processors: .*First.* cannot run in this engine"
+    ):
         offer_processors(config(flag=(First,), speculative_config=object()))
 
 
@@ -102,9 +104,9 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can() -> None:
     info = ExecutorInfo(logits=(("green", ""), ("bias", "it is not written for it")))
     info.check_logits(["green"])
     info.check_logits([])
-    with pytest.raises(ConfigError, match=r"no logits processor 'grean' \(it has: green\)"):
+    with pytest.raises(ConfigError, match=r"unknown logits processor 'grean' \(available: green\)"):
         info.check_logits(["green", "grean"])
     with pytest.raises(ConfigError, match="cannot run logits processor 'bias': it is not written"):
         info.check_logits(["bias"])
-    with pytest.raises(ConfigError, match=r"it has: none.*--logits-processors"):
+    with pytest.raises(ConfigError, match=r"available: none.*--logits-processors"):
         ExecutorInfo().check_logits(["green"])

@@ -13,8 +13,8 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import WORKS_FOR
-from agentrt.executors.vllm.frontend.long_prompts import (
+from agentrt.executors.chat_api import WORKS_FOR
+from agentrt.executors.vllm.entrypoints.long_prompts import (
     AHEAD,
     LONG,
     MANY,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.executors.vllm.processes import apart, collections_paused, keep_heap_frozen
+from agentrt.executors.vllm.processes import collections_paused, in_new_thread, keep_heap_frozen
 
 
 def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
@@ -38,7 +38,7 @@ async def test_work_of_an_engine_needs_no_thread_of_the_pool() -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
     waiting = loop.run_in_executor(None, done.wait, 60)
-    await apart(done.set)
+    await in_new_thread(done.set)
     assert await waiting
 
 

@@ -133,7 +133,7 @@ async def test_langchain_finds_it_by_its_provider(runtime: Runtime, executor: An
 
 async def test_a_model_without_a_tokenizer_says_what_to_do(model: ChatAgentRT) -> None:
     await model.ainvoke("hello")
-    with pytest.raises(ConfigError, match="does not tell how it tokenizes"):
+    with pytest.raises(ConfigError, match="has no tokenizer"):
         model.get_num_tokens("hello")
 
 

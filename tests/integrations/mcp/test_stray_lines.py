@@ -100,7 +100,7 @@ async def test_half_a_surrogate_pair_is_replaced() -> None:
     """JSON may have one, and UTF-8 may not: the SDK reads no message in it, nor writes one."""
 
     async def calling(ctx: Context) -> object:
-        with pytest.raises(ToolArgumentsError, match="JSON cannot carry them"):
+        with pytest.raises(ToolArgumentsError, match="they cannot be written as JSON"):
             await ctx.tool("bad_tool", text="\ud800")
         return await ctx.tool("bad_tool", timeout=WAIT_S)
 

@@ -145,7 +145,7 @@ async def test_a_tool_asked_for_at_once_is_waited_for(broker: Broker) -> None:
         async with asyncio.timeout(60):
             assert (await finding).name == "add"
         transport._settled_at = 0.0
-        with pytest.raises(UnknownToolError, match="no tool is named 'mill'"):
+        with pytest.raises(UnknownToolError, match="unknown tool 'mill'"):
             await toolbox.find("mill")
 
 

@@ -14,7 +14,7 @@ from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
-from agentrt.executors.frontend import FrontProfile
+from agentrt.executors.chat_api import FrontProfile
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import CURRENT_REQUEST
 from agentrt.serving.programs.api import api as programs

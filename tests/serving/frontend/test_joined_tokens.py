@@ -19,7 +19,7 @@ from vllm.parser import ParserManager
 from agentrt.executors.vllm._compat import cut_off
 from agentrt.executors.vllm.default_model import embedded_model
 from tests.doubles.joining_engine import Joining
-from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS
+from tests.executors.vllm.entrypoints.outputs import FAMILIES, MARKS
 from tests.serving.frontend.reading import APIS
 from tests.serving.local import engine_and_fronts, open_server
 

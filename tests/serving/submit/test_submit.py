@@ -338,7 +338,7 @@ async def main(ctx):
         assert (await as_tenant("acme", save))["state"] == "done"
         assert (await as_tenant("acme", read))["result"] == "secret plan"
         foreign = await as_tenant("best", read)
-    assert "no saved context 'plan'; saved are: none" in foreign["error"]["message"]
+    assert "unknown saved context 'plan'; available: none" in foreign["error"]["message"]
 
 
 async def test_a_client_that_goes_ends_its_program_and_its_calls() -> None:

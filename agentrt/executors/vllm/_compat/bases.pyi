@@ -1,7 +1,7 @@
 # vLLM's classes that agentrt subclasses, as type checkers read them.
 #
-# mypy reads all of vLLM as `Any`, so nobody would notice an override of a method that vLLM has
-# renamed. These declarations stand in for vLLM's classes in a type check, and have the methods and
+# mypy treats all of vLLM as `Any`, so it would not notice an override of a method that vLLM has
+# renamed. For type checks, these declarations replace vLLM's classes. They have the methods and
 # attributes that agentrt overrides or uses. `tests/executors/vllm/test_compat.py` compares the
 # methods with those of vLLM.
 

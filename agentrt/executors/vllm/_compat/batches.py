@@ -1,7 +1,8 @@
-"""Messages that a client sends to its engine core at once, read before the core's next step.
+"""Batches of messages from a client to its engine core, which the core reads before its next step.
 
-vLLM's client sends each by itself, and an idle core takes a step as soon as it has the first: what
-a program forks would be computed in two steps or three where there is room in one.
+vLLM's client sends each message by itself, and an idle core starts a step as soon as it has the
+first one. Calls that a program starts together would then be computed in two or three steps,
+although one step has room for all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_MOST_S = 10.0
-"""How long an idle core waits for a message whose number it has, should vLLM ever drop one."""
+_TIMEOUT_S = 10.0
+"""Seconds that an idle core waits for each announced message, in case vLLM ever drops one."""
 _OURS = "_agentrt_batches"
 
 Message = tuple[Any, ...]
@@ -25,20 +26,24 @@ Send = Callable[[Message, bytes], Awaitable[Any]]
 
 
 def send_together(llm: AsyncLLM) -> None:
-    """Have an engine's client send what comes up in one pass of the event loop as one batch."""
+    """Make an engine's client send all messages of one pass of the event loop as one batch."""
     client: Any = llm.engine_core
     client._send_input_message = Batches(client, client._send_input_message).post
 
 
 class Batches:
-    """What waits for the end of the event loop's pass, in its order."""
+    """The messages of the current pass of the event loop, in order."""
 
     def __init__(self, client: Any, send: Send) -> None:
         self._client, self._send = client, send
         self._waiting: list[tuple[Message, bytes]] = []
 
     def post(self, message: Message, engine: bytes) -> Awaitable[None]:
-        """Send a message with others. Raises vLLM's error where the engine is dead."""
+        """Queue a message for the batch of this pass. Raises `EngineDeadError` if the engine is
+        dead.
+
+        The result is done at once: it does not wait until the message is sent.
+        """
         self._client.ensure_alive()
         loop = asyncio.get_running_loop()
         if not self._waiting:
@@ -53,18 +58,20 @@ class Batches:
 
         batch, self._waiting = self._waiting, []
         if len(batch) > 1:
-            # A core does nothing with it but to wake up; ours reads the number.
+            # vLLM's core only wakes up at this message; a core with `read_together` reads the
+            # count.
             count = (EngineCoreRequestType.WAKEUP.value, *self._client.encoder.encode(len(batch)))
             batch.insert(0, (count, batch[0][1]))
-        with contextlib.suppress(EngineDeadError):  # whoever waits for an answer is told
+        with contextlib.suppress(EngineDeadError):  # vLLM raises it in the waiting calls, too
             for message, engine in batch:
                 self._send(message, engine)
 
 
 def read_together() -> None:
-    """Let idle engine cores of this process read a batch to its end before they take a step.
+    """Make idle engine cores of this process read a whole batch before they start a step.
 
-    A busy one finds what came during its last step, and does not keep its running calls waiting.
+    A busy core does not wait for the batch: its running calls would wait, too, and before each step
+    it reads all messages that have arrived.
     """
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCoreProc
@@ -78,16 +85,18 @@ def read_together() -> None:
     def handle(self: Any, request_type: Any, request: Any) -> None:
         ordinary(self, request_type, request)
         counts = request_type == EngineCoreRequestType.WAKEUP and isinstance(request, int)
-        # Not `has_work`: a core still has to forget the calls that have ended when it told of them.
+        # Not `has_work`, which is still true after a core has reported the end of its last calls,
+        # because it has yet to forget them.
         if counts and not self.scheduler.has_unfinished_requests():
             with contextlib.suppress(queue.Empty):
                 for _ in range(request):
-                    self._handle_client_request(*self.input_queue.get(timeout=_MOST_S))
+                    self._handle_client_request(*self.input_queue.get(timeout=_TIMEOUT_S))
 
     @functools.wraps(unreadable)
     def dropped(self: Any, request: Any) -> None:
         unreadable(self, request)
-        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))  # in its place
+        # `handle` waits for as many messages as were announced: replace the unreadable message.
+        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     setattr(handle, _OURS, True)
     EngineCoreProc._handle_client_request = handle

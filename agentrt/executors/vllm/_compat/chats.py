@@ -1,9 +1,9 @@
 """vLLM's chat completions without its engine client: render a request, and format outputs.
 
-`OpenAIServingChat.create_chat_completion` does three things in one: it renders a request, asks an
-engine client for the outputs, and formats them. Here the first and the last stand by themselves,
-each made of the same methods of vLLM's, so that programs in this process make the call between
-them directly.
+`OpenAIServingChat.create_chat_completion` renders a request, gets the outputs from an engine client
+and formats them, all in one method. This module offers rendering and formatting as separate
+functions, which call the same methods of vLLM. Programs in this process submit the call themselves
+between the two.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A chat request as an engine takes it: ``prompt``, sampling ``params`` and ``options``. The
-    other fields are what reading its outputs needs.
+    """A rendered chat request.
+
+    An engine gets ``prompt``, the sampling ``params`` and ``options``. The other fields are needed
+    to format its outputs.
     """
 
     request: Any
@@ -36,7 +38,7 @@ class RenderedChat:
 
 
 async def render_chat(serving: Any, request: Any) -> Any:
-    """Return the `RenderedChat` of a ``ChatCompletionRequest``, or vLLM's ``ErrorResponse``."""
+    """Render a ``ChatCompletionRequest``: return a `RenderedChat`, or vLLM's ``ErrorResponse``."""
     template_options = serving._effective_chat_template_kwargs(request)
     parser = None
     if serving.parser_cls is not None:
@@ -78,7 +80,7 @@ async def render_chat(serving: Any, request: Any) -> Any:
 
 
 def beam_outputs(serving: Any, chat: RenderedChat) -> AsyncGenerator[Any, None]:
-    """Return the outputs of a beam search, whose many calls vLLM makes by its engine client."""
+    """Return the outputs of a beam search, for which vLLM makes many calls by its engine client."""
     outputs: AsyncGenerator[Any, None] = serving.beam_search(
         prompt=chat.prompt,
         request_id=chat.request_id,
@@ -89,7 +91,7 @@ def beam_outputs(serving: Any, chat: RenderedChat) -> AsyncGenerator[Any, None]:
 
 
 async def format_whole(serving: Any, chat: RenderedChat, outputs: Iterable[Any]) -> Any:
-    """Return vLLM's ``ChatCompletionResponse`` of a call's outputs, or its ``ErrorResponse``."""
+    """Format a call's outputs as vLLM's ``ChatCompletionResponse``, or as its ``ErrorResponse``."""
     return await serving.chat_completion_full_generator(
         chat.request,
         _each(outputs),
@@ -111,7 +113,9 @@ async def _each(outputs: Iterable[Any]) -> AsyncGenerator[Any, None]:
 def format_stream(
     serving: Any, chat: RenderedChat, outputs: AsyncIterator[Any]
 ) -> AsyncGenerator[str, None]:
-    """Return the server-sent events of a call's ``outputs``. An error of these is an event, too."""
+    """Format a call's ``outputs`` as server-sent events. An error in ``outputs`` is an event,
+    too.
+    """
     events: AsyncGenerator[str, None] = serving.chat_completion_stream_generator(
         chat.request,
         outputs,

@@ -1,9 +1,9 @@
-"""Adds tool calls to the end of a stream that vLLM's parser finds only in the whole output.
+"""Adds tool calls at the end of a stream that vLLM's parser finds only in the whole output.
 
-Llama's parser streams "" for missing arguments, where the whole output gives "{}", and misses calls
-after another separator than "; ". The parser phi4_mini_json streams no calls at all. An agent would
-lose these calls, or fail to read "" as JSON.
-Parsers that vLLM builds on its own parser engine have no such gaps and are left as they are.
+Llama's parser streams "" for missing arguments, where it reads "{}" in the whole output, and misses
+calls after another separator than "; ". The parser phi4_mini_json streams no calls at all. An agent
+would lose these calls, or fail to read "" as JSON.
+Parsers that vLLM builds on its own parser engine have no such gaps and stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from vllm.renderers.chat_utils import make_tool_call_id
 
 
 def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """A class of parsers like ``parser`` that completes a stream's calls.
+    """Return a subclass of ``parser`` that completes a stream's calls, or ``parser`` if it needs
+    none.
 
-    ``ends`` are the tokens by which the model ends an output: what is cut off stays as it is.
+    ``ends`` are the token ids with which the model itself ends an output. Nothing is added to an
+    output that ends with another token, since it was cut off.
     """
     tools = parser.tool_parser_cls
     if tools is None or tools.engine_based_streaming:
@@ -38,71 +40,81 @@ def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
             self._streamed = _Streamed()
 
         def parse_delta(
-            self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
+            self,
+            delta_text: str,
+            delta_token_ids: list[int],
+            request: Any,
+            *args: Any,
+            **kwargs: Any,
         ) -> Any:
-            delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
+            delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **kwargs)
             self._streamed.text |= delta is not None and bool(delta.content)
-            if delta is not None and delta.tool_calls:  # a field that is set is sent
-                delta.tool_calls = self._streamed.noted(delta.tool_calls)
-            if more["finished"] and delta_token_ids and delta_token_ids[-1] in ends:
+            if delta is not None and delta.tool_calls:  # vLLM sends each field that was set
+                delta.tool_calls = self._streamed.recorded(delta.tool_calls)
+            if kwargs["finished"] and delta_token_ids and delta_token_ids[-1] in ends:
                 delta = _with_calls(delta, self._left_out(request))
             return delta
 
         def _left_out(self, request: Any) -> list[DeltaToolCall]:
             state, streamed = self._stream_state, self._streamed
-            asked = request.tools and request.tool_choice in (None, "auto")
-            answered = streamed.text and not streamed.calls
-            if not asked or answered or not self._in_tool_call_phase(state):
+            may_call = request.tools and request.tool_choice in (None, "auto")
+            is_answer = streamed.text and not streamed.calls
+            if not may_call or is_answer or not self._in_tool_call_phase(state):
                 return []
             reader = type(self.tool_parser)(self.model_tokenizer, request.tools)
-            found = reader.extract_tool_calls(state.previous_text, request)
-            whole = [one.function for one in found.tool_calls]
+            extracted = reader.extract_tool_calls(state.previous_text, request)
+            whole = [call.function for call in extracted.tool_calls]
             return streamed.left_out(whole, self._make_tool_call_id)
 
     return Completing
 
 
 class _Streamed:
-    """The calls of a stream so far, as far as they were said, and if there was ``text``."""
+    """The calls that were streamed so far, and whether any ``text`` was."""
 
     def __init__(self) -> None:
         self.text = False
         self.calls: list[FunctionCall] = []
 
-    def noted(self, deltas: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
-        """These deltas, and before one that begins a call, the arguments that it has not had."""
-        noted: list[DeltaToolCall] = []
+    def recorded(self, deltas: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
+        """Record ``deltas``, and return them with "{}" for each ended call that has no
+        arguments.
+        """
+        completed: list[DeltaToolCall] = []
         for delta in deltas:
             while delta.index >= len(self.calls):
                 if self.calls and not self.calls[-1].arguments:
-                    noted.append(_of(len(self.calls) - 1, arguments="{}"))
+                    completed.append(_delta_of(len(self.calls) - 1, arguments="{}"))
                 self.calls.append(FunctionCall(name="", arguments=""))
-            if (said := delta.function) is not None:
+            if (function := delta.function) is not None:
                 call = self.calls[delta.index]
-                call.name += said.name or ""
-                call.arguments += said.arguments or ""
-            noted.append(delta)
-        return noted
+                call.name += function.name or ""
+                call.arguments += function.arguments or ""
+            completed.append(delta)
+        return completed
 
     def left_out(
         self, whole: Sequence[FunctionCall], make_id: Callable[[str], str | None]
     ) -> list[DeltaToolCall]:
-        """What the ``whole`` output has more, if it begins with the same calls."""
+        """Return deltas for the calls of the ``whole`` output that were not streamed.
+
+        Empty unless the whole output begins with the streamed calls.
+        """
         count = len(self.calls)
         if [call.name for call in whole[:count]] != [call.name for call in self.calls]:
             return []
         left: list[DeltaToolCall] = []
         if self.calls and not self.calls[-1].arguments:
-            left.append(_of(count - 1, arguments=whole[count - 1].arguments))
+            left.append(_delta_of(count - 1, arguments=whole[count - 1].arguments))
         for index, call in enumerate(whole[count:], count):
-            begun = _of(index, name=call.name, arguments=call.arguments)
-            begun.id, begun.type = make_id(call.name) or make_tool_call_id(), "function"
-            left.append(begun)
+            delta = _delta_of(index, name=call.name, arguments=call.arguments)
+            delta.id, delta.type = make_id(call.name) or make_tool_call_id(), "function"
+            left.append(delta)
         return left
 
 
-def _of(index: int, **said: str) -> DeltaToolCall:
-    return DeltaToolCall(index=index, function=DeltaFunctionCall(**said))
+def _delta_of(index: int, **fields: str) -> DeltaToolCall:
+    return DeltaToolCall(index=index, function=DeltaFunctionCall(**fields))
 
 
 def _with_calls(delta: Any, calls: Sequence[DeltaToolCall]) -> Any:

@@ -1,6 +1,7 @@
-"""The engine core and its client: what is called there by name, its reader, its process.
+"""The engine core and its client: utility methods, the task that reads outputs, the process.
 
-Importing this imports nothing of vLLM: clients do so before they load an engine.
+This module does not import vLLM when it is imported, because clients import it before they load an
+engine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 UTILITY = "agentrt"
-"""The name under which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`."""
+"""The utility method by which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`.
+"""
 
 
 def install_control() -> None:
@@ -21,11 +23,11 @@ def install_control() -> None:
 
 
 def install_utility(name: str, answer: Callable[[Any, str, Any], Any]) -> None:
-    """Let clients call ``answer(scheduler, op, argument)`` in the engine core, by this name.
+    """Let clients call ``answer(scheduler, op, argument)`` in the engine core, under ``name``.
 
-    vLLM looks utility methods up on the engine core when a message arrives: setting one
-    class attribute where the scheduler class is imported is enough. It counts the method's
-    parameters, and takes no ``*args``.
+    vLLM looks a utility method up on the engine core when a message arrives, so it is enough to set
+    a class attribute in the process that imports the scheduler class. vLLM counts the method's
+    parameters, so it must not have ``*args``.
     """
     from vllm.v1.engine.core import EngineCore
 
@@ -38,14 +40,17 @@ def install_utility(name: str, answer: Callable[[Any, str, Any], Any]) -> None:
 async def ask_scheduler(
     llm: AsyncLLM, op: str, argument: Any = None, utility: str = UTILITY
 ) -> Any:
-    """What a utility in the engine core answers. Raises what it raises, and vLLM's own errors."""
+    """Call a utility method in the engine core, and return its result.
+
+    Raises the method's own errors, and vLLM's if the engine is dead.
+    """
     return await llm.engine_core.call_utility_async(utility, op, argument)
 
 
 def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 
-    vLLM would start it in the first call, whose context it would then keep alive.
+    vLLM would start it in the first call, and the task would keep that call's context variables.
     """
     llm._run_output_handler()
 
@@ -62,6 +67,6 @@ def close_context(llm: AsyncLLM) -> None:
 
 
 def core_pids(llm: AsyncLLM) -> list[int]:
-    """The process of the engine core."""
+    """Return the ids of the engine core's processes; empty if it runs in this process."""
     manager = llm.engine_core.resources.engine_manager
     return [] if manager is None else [process.pid for process in manager.processes]

@@ -1,13 +1,13 @@
-"""Makes vLLM read an output alike whole and streamed, wherever it ends.
+"""Makes vLLM's parsers read the same from a whole output and from its stream, wherever it ends.
 
-Most of vLLM's parsers lose calls, names or arguments where several tokens come at once, so they
-get one at a time (`token_texts`), and the calls of those whose streams are wrong even then come
-from the whole output (`held_calls`).
+Most of vLLM's parsers lose calls, names or arguments when several tokens arrive at once. They get
+one token at a time (`token_texts`). Some parsers stream wrong calls even then; their calls are
+read from the whole output (`held_calls`).
 
-In a whole answer vLLM's parsers turn a truncated tool call into text with markup, or into a call
-that looks complete but lacks arguments, which an agent would run. Here the whole answer gets what
-the stream has, and ``finish_reason`` stays. A gpt-oss message whose header was cut off is empty;
-vLLM gives its header as text.
+From a whole output, vLLM's parsers turn a truncated tool call into text with markup, or into a call
+that looks complete but lacks arguments, and an agent would run that call. Here the whole answer has
+what the stream has, and the ``finish_reason`` is unchanged. A gpt-oss message whose header was cut
+off is empty; vLLM would return the header as text.
 """
 
 from __future__ import annotations
@@ -46,27 +46,29 @@ _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"
     r"( ?(<\|constrain\|>)?\w*)?"
 )
-"""The begin of a message in harmony's format, wherever it ends."""
+"""The header of a message in harmony's format (gpt-oss), complete or cut off anywhere."""
 
-_Base: Any = object  # the parser that a class is put in front of
+_Base: Any = object  # stands for the parser class that is mixed in behind ours
 _MAY_CALL = re.compile("tool|call|invoke|function", re.IGNORECASE)
-"""What the calls have of all parsers that are built on vLLM's parser engine."""
+"""Matches in every tool call of a parser that is built on vLLM's parser engine."""
 _RECENT = 32
-"""Tokens at a prompt's end that say whether it ends the reasoning."""
+"""How many of a prompt's last tokens are checked for the end of reasoning."""
 _LONGEST = 64
-"""Characters that the mark of a call has at most."""
+"""Maximum number of characters of the mark that begins a tool call."""
 _FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
-"""Parsers that read the text of an answer out of markup, too."""
+"""Parsers that extract the text of an answer from markup, too, and not only calls."""
 _READ_AS_STREAMED = (
     "K2HorizonReasoningParser",
     "KimiK3ReasoningParser",
     "MuseGlimmerReasoningParser",
 )
-"""Parsers that give reasoning, or its header, as text, where a whole output is cut off in it."""
+"""Parsers that return reasoning, or its header, as text when a whole output was cut off in it."""
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
-    """Make the front end of ``state`` read whole outputs so."""
+    """Make all APIs in ``state``, the state of vLLM's application, read outputs as described
+    above.
+    """
     ends = _ends(model_config, tokenizer)
     for name, finish in (
         ("openai_serving_chat", _with_calls),
@@ -82,17 +84,18 @@ def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
 
 
 def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens by which the model itself ends an output."""
-    told = model_config.try_get_generation_config().get("eos_token_id")
-    ends = told if isinstance(told, list) else [told]
+    """Return the token ids with which the model itself ends an output."""
+    eos_token_id = model_config.try_get_generation_config().get("eos_token_id")
+    ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return frozenset([*ends, tokenizer.eos_token_id]) - {None}
 
 
 def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """Return a class of parsers like ``parser`` whose whole answers and streams are alike.
+    """Return a subclass of ``parser`` that reads the same from a whole output and from its stream.
 
-    It does not matter which tokens of a stream come together, and what was cut off is read as its
-    stream. ``ends`` are the tokens by which the model itself ends an output.
+    The result does not depend on which tokens of a stream arrive together. An output that was cut
+    off is read as its stream. ``ends`` are the token ids with which the model itself ends an
+    output.
     """
     tools, name = parser.tool_parser_cls, _name(parser.tool_parser_cls)
     is_delegating = issubclass(parser, DelegatingParser) and parser.parse is DelegatingParser.parse
@@ -109,12 +112,12 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
 
 
 class _Alike(_Base):
-    """Makes a parser, which is the class behind it, read a whole output as its stream.
+    """A mix-in before a parser class that makes it read the same whole and streamed.
 
-    ``ends`` are the tokens by which the model itself ends an output, and ``beginning`` is how the
-    calls begin of a parser that reads some only in a stream. A parser ``is_delegating`` if it is
-    vLLM's pair of a parser of reasoning and one of tools; the latter ``is_legacy`` unless it is
-    built on vLLM's own parser engine.
+    ``ends`` are the token ids with which the model itself ends an output. ``beginning`` matches the
+    beginning of a call, for parsers that find some calls only in a stream. ``is_delegating`` says
+    that the parser is vLLM's `DelegatingParser`, a pair of a reasoning parser and a tool parser.
+    ``is_legacy`` says that this tool parser is not built on vLLM's own parser engine.
     """
 
     ends: frozenset[int] = frozenset()
@@ -177,11 +180,16 @@ class _Alike(_Base):
         is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
         if isinstance(request, ResponsesRequest) or not is_length or not calls:
             return reasoning, content, calls
-        self.cut_calls = calls  # beside `parse`: with it they would have been complete
+        # Not in the result: vLLM would treat these calls as complete. `_with_calls` adds them.
+        self.cut_calls = calls
         return reasoning, content, None
 
     def _as_streamed(self, text: str, ids: list[int], request: Any) -> Any:
-        """Read an output as its stream. A parser that has read one before has its state."""
+        """Read a whole output as a stream of one piece.
+
+        A parser keeps the state of the stream that it has read, so each further output gets a new
+        parser.
+        """
         reader, self._is_used = self._again() if self._is_used else self, True
         delta = reader.parse_delta(
             text, ids, request, prompt_token_ids=list(self._prompt), finished=True
@@ -197,7 +205,7 @@ class _Alike(_Base):
         *,
         finished: bool,
     ) -> Any:
-        """Read the next piece of a stream: a token at a time, where the parser needs it."""
+        """Read the next piece of a stream, one token at a time if the parser needs it."""
         if self._by_token is None:
             self._by_token = self._begin_stream(request, prompt_token_ids)
         texts = self._texts
@@ -215,7 +223,7 @@ class _Alike(_Base):
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
             )
         if delta is not None and delta.tool_calls and self.is_delegating:
-            # A whole answer to a request without tools has no calls either.
+            # A request without tools gets no calls, as in a whole answer.
             delta.tool_calls = self._named(delta.tool_calls) if request.tools else []
             if not (delta.tool_calls or delta.content or delta.reasoning):
                 delta = None
@@ -224,12 +232,12 @@ class _Alike(_Base):
         return self._without_blanks(delta, finished=finished)
 
     def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
-        """Return whether tokens are read one at a time: while the output reasons, and then."""
+        """Return whether tokens are read one at a time: (during the reasoning, after it)."""
         if not self.is_delegating:
             return False, False
         self._holds_blanks = bool(request.tools)
         if request.tool_choice not in (None, "auto", "none"):
-            self._stream_state.engine_based = False  # JSON is read with what came before
+            self._stream_state.engine_based = False  # JSON is parsed with all text before it
         if self.is_legacy and isinstance(request, ResponsesRequest):
             form, read = self._in_chat_form(request), self._tool_parser.extract_tool_calls_streaming
             self._tool_parser.extract_tool_calls_streaming = lambda *pieces: read(
@@ -241,16 +249,17 @@ class _Alike(_Base):
             return False, False
         if self._engine_based:
             if not request.tools and getattr(self._tool_parser, "needs_tools", False):
-                self.parse_delta = self._read  # type: ignore[method-assign]  # nothing to mend
+                # This stream needs no correction.
+                self.parse_delta = self._read  # type: ignore[method-assign]
             return False, False
         self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
-        then = reads_calls and self.tool_parser is not None and not is_held
-        return then or self._reasoning_parser is not None, then
+        after = reads_calls and self.tool_parser is not None and not is_held
+        return after or self._reasoning_parser is not None, after
 
     def _needs_tokens(self, text: str) -> bool:
-        """Whether joined tokens of this ``text`` have to be read one at a time."""
+        """Return whether several tokens with this ``text`` must be read one at a time."""
         assert self._by_token is not None
         has_ended = self._stream_state.reasoning_ended
         if not self._by_token[has_ended]:
@@ -265,7 +274,7 @@ class _Alike(_Base):
     def _read_joined(
         self, text: str, ids: list[int], request: Any, prompt: list[int] | None, *, finished: bool
     ) -> Any:
-        """Read joined tokens, one at a time for as long as the parser needs it."""
+        """Read several tokens, one at a time for as long as the parser needs it."""
         assert self._texts is not None
         assert self._by_token is not None
         joined, pieces = Joined(), deque(self._texts.split(text, ids))
@@ -289,7 +298,9 @@ class _Alike(_Base):
         *,
         finished: bool,
     ) -> Any:
-        """Read the tokens whose text has come: with stop strings it comes later than the token."""
+        """Read the tokens whose text has arrived. With stop strings, text arrives after its
+        token.
+        """
         joined, pieces = Joined(), texts.in_time(text, ids, finished=finished)
         for index, (piece, tokens) in enumerate(pieces, 1):
             is_last = finished and index == len(pieces)
@@ -298,7 +309,9 @@ class _Alike(_Base):
         return joined.delta
 
     def _named(self, calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
-        """Hold a call back until it has its whole name, without which clients cannot read it."""
+        """Hold a call back until its name has arrived: clients cannot read a call without a
+        name.
+        """
         named = []
         for piece in calls:
             call = piece
@@ -312,7 +325,7 @@ class _Alike(_Base):
         return named
 
     def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
-        """Hold blanks back until there is text. Beside calls alone they are left out."""
+        """Hold leading blanks back until other text follows. Blanks beside calls are dropped."""
         if delta is not None:
             self._has_calls |= bool(delta.tool_calls)
             text = self._blank + (delta.content or "")
@@ -329,7 +342,7 @@ class _Alike(_Base):
         return delta
 
     def extract_reasoning(self, model_output: str, request: Any) -> Any:
-        # A prompt that ends the reasoning leaves none to the output, as in a stream.
+        # After a prompt that ends the reasoning, the output has none, as in a stream.
         if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
             return None, model_output
         return super().extract_reasoning(model_output, request)
@@ -350,7 +363,7 @@ class _Alike(_Base):
         is_other = self.is_legacy or _name(self.tool_parser_cls) in MARKS
         if not self._is_by_token or is_other or not enable_auto_tools:
             return super()._extract_tool_calls(content, request, enable_auto_tools)
-        # vLLM would give a text without calls as it is, with the markup around it.
+        # vLLM would return a text without calls unchanged, with the markup around it.
         ids = self.model_tokenizer.encode(content or "", add_special_tokens=False)
         joined = Joined()
         joined.add(
@@ -362,13 +375,13 @@ class _Alike(_Base):
         return _read_of(joined.delta)[1:][::-1]
 
     def flush(self) -> list[Any]:
-        """What harmony's parser makes of a message that did not end."""
+        """Return the rest of a harmony message that did not end, unless it is only its header."""
         segments: list[Any] = super().flush()
         is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
         return [] if is_header else segments
 
     def _append_unstreamed_tool_args(self, delta_message: Any) -> None:
-        # Arguments that did not begin are not "{}".
+        # vLLM would add "{}" for a call that was cut off before its arguments.
         calls = getattr(self._tool_parser, "prev_tool_call_arr", ())
         if all("arguments" in call for call in calls[-1:]):
             super()._append_unstreamed_tool_args(delta_message)
@@ -379,7 +392,7 @@ def _name(parser: type[Any] | None) -> str:
 
 
 def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
-    """Return the reasoning, the text and the calls of a whole output that came as one delta."""
+    """Return the reasoning, the text and the calls of a whole output that is one delta."""
     if delta is None:
         return None, None, []
     calls: dict[int, FunctionCall] = {}
@@ -393,16 +406,16 @@ def _stops(request: Any) -> Sequence[int] | None:
 
 
 def _ends_by_text(tokenizer: Any, ids: list[int], request: Any) -> bool:
-    """Whether one of the request's stop strings ended an output."""
+    """Return whether one of the request's stop strings ended an output."""
     stops = getattr(request, "stop", None) or ()
     stops = [stops] if isinstance(stops, str) else stops
     longest = max(map(len, stops), default=0)
-    said = tokenizer.decode(ids[-longest - 8 :]) if longest else ""
-    return any(stop in said for stop in stops)
+    tail = tokenizer.decode(ids[-longest - 8 :]) if longest else ""
+    return any(stop in tail for stop in stops)
 
 
 def _with_calls(message: Any, parser: Any = None) -> Any:
-    """The message of a chat with the calls that were cut off."""
+    """Add the calls that were cut off to a chat's message, and return the message."""
     for call in getattr(parser, "cut_calls", ()):
         made = ToolCall(id=call.id or make_tool_call_id(), function=call)
         message.tool_calls = [*message.tool_calls, made]
@@ -410,8 +423,10 @@ def _with_calls(message: Any, parser: Any = None) -> Any:
 
 
 def _with_complete_calls(message: Any, parser: Any = None) -> Any:
-    """The same with arguments as far as they are JSON, which Anthropic's form has as an object:
-    vLLM refuses a request because of what the model wrote.
+    """Do as `_with_calls`, and shorten arguments that were cut off to valid JSON.
+
+    Anthropic's API has arguments as an object, and vLLM would answer with an error if the model's
+    arguments are not valid JSON.
     """
     message = _with_calls(message, parser)
     for call in message.tool_calls:
@@ -423,7 +438,7 @@ def _as_far_as_json(arguments: str) -> dict[str, Any]:
     from jiter import from_json
 
     try:
-        found = from_json(arguments.encode(), partial_mode=True)
+        value = from_json(arguments.encode(), partial_mode=True)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

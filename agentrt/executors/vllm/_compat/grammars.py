@@ -1,4 +1,4 @@
-"""Structured outputs: how the client validates them, and where the core compiles their grammars."""
+"""Structured outputs: how a client validates them, and where the core compiles their grammars."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from agentrt.executors.vllm.processes import leave_processor
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
-"""Grammars that a core compiles at once, slow ones not counted; and threads for each."""
+"""Number of grammars that a core compiles at once, without slow ones; also threads per grammar."""
 
 
 def validate(llm: AsyncLLM, params: Any) -> None:
-    """Validate the constraint of ``params`` as vLLM does when a call is submitted. Raises vLLM's
-    error. vLLM does not validate it again.
+    """Validate the constraint of ``params`` as vLLM does when a call is submitted.
 
-    A schema becomes a text, so that the core need not serialize it between its steps.
+    Raises vLLM's error. After `validate_once`, vLLM does not validate this constraint again. A JSON
+    schema is converted to text, so that the core need not serialize it between its steps.
     """
     processor = llm.input_processor
     params._validate_structured_outputs(
         processor.model_config, processor.structured_outputs_config, processor.tokenizer
     )
-    held = params.structured_outputs
-    if held.json is not None and not isinstance(held.json, str):
-        held.json = json.dumps(held.json)
-    setattr(held, _VALIDATED, True)
+    constraint = params.structured_outputs
+    if constraint.json is not None and not isinstance(constraint.json, str):
+        constraint.json = json.dumps(constraint.json)
+    setattr(constraint, _VALIDATED, True)
 
 
 def validate_once() -> None:
-    """Make vLLM skip constraints that are validated already.
+    """Make vLLM skip constraints that `validate` has validated.
 
-    It validates in the event loop, where a large schema takes a tenth of a second.
+    vLLM validates in the event loop, where a large schema takes a tenth of a second.
     """
     from vllm.sampling_params import SamplingParams
 
@@ -59,14 +59,15 @@ def validate_once() -> None:
 
 
 def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
-    """Compile the core's grammars in threads with a lower priority than its steps.
+    """Compile the core's grammars in threads that have a lower priority than its steps.
 
-    The owners of requests take turns. The grammar library starts threads of its own, eight for each
-    grammar by vLLM's setting, which would leave the steps little on few cores: it gets fewer.
+    ``owner`` returns the tenant of a request; tenants take turns. The grammar library starts its
+    own threads as well, eight for each grammar by vLLM's setting. On a machine with few cores these
+    would slow the steps down, so their number is reduced.
     """
     _start_fewer()
     manager = scheduler.structured_output_manager
-    before = getattr(manager, "executor", None)  # none without a tokenizer
+    before = getattr(manager, "executor", None)  # missing if the engine has no tokenizer
     if isinstance(before, ThreadPoolExecutor):
         before.shutdown(wait=False)
         manager.executor = GrammarThreads(AT_ONCE, owner, leave_processor)
@@ -74,10 +75,10 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
 
 
 def _try_first(manager: Any) -> None:
-    """Try each new grammar in the thread that compiles it, and watch it in the steps.
+    """Test the speed of each new grammar in the thread that compiles it, and watch it in the steps.
 
-    The result of a trial is remembered, so that a client that left before it knew that its grammar
-    is too slow is told at once when it comes again.
+    The result of a test is kept. A client may disconnect before it learns that its grammar is too
+    slow; when it sends the grammar again, it is refused at once.
     """
     compile_grammar, trials = manager._create_grammar, OrderedDict[Any, SlowGrammarError | None]()
 
@@ -86,7 +87,8 @@ def _try_first(manager: Any) -> None:
         if (slow := trials.get(key)) is not None:
             raise SlowGrammarError(str(slow))
         grammar = compile_grammar(request)
-        if key not in trials and hasattr(grammar, "vocab_size"):  # all but lm-format-enforcer's
+        # Grammars of lm-format-enforcer have no vocab_size, and are not tested.
+        if key not in trials and hasattr(grammar, "vocab_size"):
             trials[key] = slow = _trial(grammar, manager.backend.allocate_token_bitmask(1))
             if len(trials) > _REMEMBERED:
                 trials.popitem(last=False)
@@ -98,7 +100,7 @@ def _try_first(manager: Any) -> None:
 
 
 def _trial(grammar: Any, mask: Any) -> SlowGrammarError | None:
-    """Why a new grammar is too slow, if it is."""
+    """Return the error of a new grammar that is too slow, else None."""
     try:
         try_masks(grammar, mask)
     except SlowGrammarError as slow:
@@ -107,10 +109,10 @@ def _trial(grammar: Any, mask: Any) -> SlowGrammarError | None:
 
 
 def prepare(scheduler: Any) -> None:
-    """Create the usual backend now, in a thread.
+    """Create vLLM's default grammar backend now, in a thread.
 
-    vLLM creates it at the first request that needs it, and stops all steps while its library reads
-    the vocabulary: half a second for a large one.
+    vLLM creates it at the first request that needs it. All steps wait while its library reads the
+    vocabulary: half a second for a large vocabulary.
     """
     manager = scheduler.structured_output_manager
     config = manager.vllm_config
@@ -128,8 +130,12 @@ def prepare(scheduler: Any) -> None:
     pool.shutdown(wait=False)
 
     def with_backend(request: Any) -> None:
-        held = request.structured_output_request
-        if manager.backend is None and held is not None and held.params._backend == "xgrammar":
+        structured = request.structured_output_request
+        if (
+            manager.backend is None
+            and structured is not None
+            and structured.params._backend == "xgrammar"
+        ):
             manager.backend = backend.result()
         whole(request)
 
@@ -137,7 +143,7 @@ def prepare(scheduler: Any) -> None:
 
 
 def _start_fewer() -> None:
-    """Have each grammar compiled by at most half of the machine's cores."""
+    """Limit the library's threads for each grammar to half of the machine's cores."""
     from vllm.v1.structured_output import backend_xgrammar
 
     backend = backend_xgrammar.XgrammarBackend

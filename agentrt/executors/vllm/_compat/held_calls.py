@@ -1,12 +1,13 @@
-"""Streams that vLLM's tool parsers read wrongly, from what they read of the whole output.
+"""Holds the tool calls of a stream back for parsers that read them correctly only in a whole
+output.
 
 Many of vLLM's tool parsers lose calls, names or arguments in a stream, or stream the markup of a
-call as text, although they read a whole output correctly. `MARKS` names them. In their streams
-the text is sent up to the first mark of a call. The rest is held back, and at the output's end it
-is what the parser reads of the whole output. A call that was cut off has the arguments that the
-parser streams of it, one token after another.
+call as text, although they read a whole output correctly. `MARKS` lists these parsers. Their
+streams send text up to the mark that begins the first call, and hold the rest back. At the output's
+end, the parser reads the calls from the whole output. If a call was cut off, its arguments are
+those that the parser streams when it gets one token after another.
 
-Parsers of reasoning with the same fault are in `THOUGHTS`: `TextReasoning` stands for them.
+`THOUGHTS` lists the reasoning parsers with the same fault: `TextReasoning` takes their place.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from vllm.renderers.chat_utils import make_tool_call_id
 from agentrt.executors.vllm._compat.token_texts import TokenTexts
 
 _LOG = logging.getLogger(__name__)
-_Base: Any = object  # the parser that a class is put in front of
+_Base: Any = object  # stands for the parser class that is mixed in behind ours
 _RECENT = 64
-"""Tokens at a prompt's end that say whether the reasoning is over."""
+"""How many of a prompt's last tokens are checked for the end of reasoning."""
 
 MARKS: dict[str, str] = {
     "ApertusToolParser": r"<\|tools_prefix\|>",
@@ -58,7 +59,9 @@ MARKS: dict[str, str] = {
     "PythonicToolParser": r"\A\[[a-zA-Z]+\w*\(",
     "Step3ToolParser": "<｜tool_calls_begin｜>",
 }
-"""How a tool call begins, by the class of a parser whose streams differ from its whole outputs."""
+"""A pattern for the beginning of a tool call, for each class of a tool parser whose streams are
+wrong.
+"""
 
 BEGINNINGS: dict[str, str] = {
     "DeepSeekV3ToolParser": "<｜tool▁calls▁begin｜>",
@@ -68,15 +71,20 @@ BEGINNINGS: dict[str, str] = {
     "LongcatFlashToolParser": "<longcat_tool_call>",
     "MuseGlimmerToolParser": "<atem:",
 }
-"""The same for parsers whose streams are right, token by token. A whole output in which such a
-parser finds no call, although one begins there, is read as its stream.
+"""A pattern for the beginning of a tool call, for parsers whose streams are right token by token.
+
+If such a parser finds no call in a whole output that matches its pattern, the output is read as its
+stream.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How reasoning begins and ends. Without a ``start`` in the output, an output ``is_implied``
-    to begin with reasoning, or has none. ``frame`` is what stands around the answer.
+    """The markup of reasoning in a model's outputs.
+
+    ``start`` and ``end`` are patterns for the markup before and after it. ``is_implied`` says that
+    an output without ``start`` begins with reasoning; else it has none. ``frame`` is a pattern for
+    markup around the answer.
     """
 
     start: str
@@ -95,11 +103,13 @@ THOUGHTS: dict[str, Thought] = {
     ),
     "Olmo3ReasoningParser": Thought("<think>", "</think>", True),
 }
-"""The parsers of reasoning whose streams differ from what they read of a whole output."""
+"""The markup for each class of a reasoning parser whose streams differ from its whole outputs."""
 
 
 class TextReasoning(ReasoningParser):
-    """Reads reasoning by its text alone, so that it does not matter which tokens come together."""
+    """A reasoning parser that reads only text, so that it does not matter which tokens come
+    together.
+    """
 
     def __init__(self, tokenizer: Any, thought: Thought) -> None:
         super().__init__(tokenizer)
@@ -110,7 +120,7 @@ class TextReasoning(ReasoningParser):
         self._text = ""
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends behind reasoning that is over."""
+        """Return whether a prompt ends right after the end of reasoning."""
         text = self.model_tokenizer.decode(list(input_ids)[-_RECENT:])
         ends = [match.end() for match in self._end.finditer(text)]
         return bool(ends) and not text[ends[-1] :].strip()
@@ -145,19 +155,19 @@ class TextReasoning(ReasoningParser):
 
     def finish(self) -> tuple[str, str]:
         """Return the reasoning and the content that were held back until the output's end."""
-        held, self._text = self._text, ""
+        rest, self._text = self._text, ""
         is_reasoning = self._is_open or self._thought.is_implied
-        return (held, "") if is_reasoning and not self._has_ended else ("", held)
+        return (rest, "") if is_reasoning and not self._has_ended else ("", rest)
 
     def _read(self, piece: str) -> tuple[str, str]:
-        """Return the reasoning and the content that are certain now that ``piece`` has come."""
+        """Return the reasoning and the content that are certain after ``piece``."""
         self._text += piece
         if not self._is_open:
             match = self._start.search(self._text, partial=True)
             before = self._text if match is None else self._text[: match.start()]
             if before.strip():
                 if not self._thought.is_implied:
-                    return "", self._over(0)
+                    return "", self._end_reasoning(0)
             elif match is None or match.partial:
                 return "", ""
             else:
@@ -167,19 +177,21 @@ class TextReasoning(ReasoningParser):
         certain = len(self._text) if match is None else match.start()
         reasoning = self._text[:certain]
         if match is not None and not match.partial:
-            return reasoning, self._over(match.end())
+            return reasoning, self._end_reasoning(match.end())
         self._text = self._text[certain:]
         return reasoning, ""
 
-    def _over(self, end: int) -> str:
-        """Return the content from ``end`` on: the reasoning is over."""
+    def _end_reasoning(self, end: int) -> str:
+        """Note that the reasoning is over, and return the content from ``end`` on."""
         content, self._text = self._text[end:], ""
         self._has_ended = True
         return content
 
 
 def reading_text(parser: type[Any]) -> type[Any]:
-    """Return a class like ``parser`` with `TextReasoning` in place of a parser of `THOUGHTS`."""
+    """Return a subclass of ``parser`` that uses `TextReasoning` if its own parser is in
+    `THOUGHTS`.
+    """
     thought = _thought_of(parser)
     return (
         parser if thought is None else type("Reading", (_ReadsText, parser), {"thought": thought})
@@ -187,9 +199,10 @@ def reading_text(parser: type[Any]) -> type[Any]:
 
 
 def holding(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """Return a class like ``parser``, which is one of `MARKS`, that holds a stream's calls back.
+    """Return a subclass of ``parser`` that holds a stream's calls back.
 
-    ``ends`` are the tokens by which the model itself ends an output.
+    Its tool parser must be in `MARKS`. ``ends`` are the token ids with which the model itself ends
+    an output.
     """
     thought = _thought_of(parser)
     fields = {
@@ -206,7 +219,7 @@ def _thought_of(parser: type[Any]) -> Thought | None:
 
 
 class _ReadsText(_Base):
-    """Reads the reasoning by its text, in place of the parser that the class behind it has."""
+    """A mix-in that replaces a parser's reasoning parser by `TextReasoning`."""
 
     thought: Thought
 
@@ -228,7 +241,7 @@ class _ReadsText(_Base):
 
 
 class _Holds(_Base):
-    """Holds the calls of a stream back until they can be read whole."""
+    """A mix-in that holds the calls of a stream back until they can be read whole."""
 
     ends: frozenset[int]
     mark: Any
@@ -240,7 +253,7 @@ class _Holds(_Base):
         self._is_reading: bool | None = None
 
     def _extract_tool_calls_streaming(
-        self, *, delta_text: str, delta_token_ids: Sequence[int], request: Any, **more: Any
+        self, *, delta_text: str, delta_token_ids: Sequence[int], request: Any, **kwargs: Any
     ) -> Any:
         if self._is_reading is None:
             self._is_reading = self._reads_calls(request)
@@ -248,15 +261,15 @@ class _Holds(_Base):
             text = self._held.add(delta_text, delta_token_ids)
             return (DeltaMessage(content=text) if text else None), False
         return super()._extract_tool_calls_streaming(
-            delta_text=delta_text, delta_token_ids=delta_token_ids, request=request, **more
+            delta_text=delta_text, delta_token_ids=delta_token_ids, request=request, **kwargs
         )
 
     def parse_delta(
-        self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **more: Any
+        self, delta_text: str, delta_token_ids: list[int], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **more)
+        delta = super().parse_delta(delta_text, delta_token_ids, request, *args, **kwargs)
         is_tools = self._reads_calls(request) and self._in_tool_call_phase(self._stream_state)
-        if not more["finished"] or not is_tools:
+        if not kwargs["finished"] or not is_tools:
             return delta
         is_complete = bool(delta_token_ids) and self._is_end(delta_token_ids[-1], request)
         text, calls = self._read_body(self._held.text, request, is_complete)
@@ -277,7 +290,7 @@ class _Holds(_Base):
         return calls or None, text or None
 
     def _reads_calls(self, request: Any) -> bool:
-        """Whether calls are read of the output's own markup, and not of JSON."""
+        """Return whether calls are read from the model's own markup, and not from JSON."""
         choice = request.tool_choice
         if not request.tools or choice == "none":
             return False
@@ -303,23 +316,23 @@ class _Holds(_Base):
     def _whole_calls(self, body: str, request: Any) -> tuple[list[FunctionCall], str | None]:
         reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
         try:
-            found = reader.extract_tool_calls(body, self._in_chat_form(request))
+            extracted = reader.extract_tool_calls(body, self._in_chat_form(request))
         except Exception as error:
             _LOG.warning("%s cannot read a tool call: %s", type(reader).__name__, error)
             return [], None
-        calls = [call.function for call in found.tool_calls]
-        for call, made in zip(calls, found.tool_calls, strict=True):
-            call.id = self._make_tool_call_id(call.name) or made.id or make_tool_call_id()
-        return calls, found.content
+        calls = [call.function for call in extracted.tool_calls]
+        for call, tool_call in zip(calls, extracted.tool_calls, strict=True):
+            call.id = self._make_tool_call_id(call.name) or tool_call.id or make_tool_call_id()
+        return calls, extracted.content
 
     def _begun_calls(self, request: Any) -> list[FunctionCall]:
-        """Return the calls of an output that was cut off, with the arguments so far."""
+        """Return the calls of an output that was cut off, with their arguments up to there."""
         reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
         request = self._in_chat_form(request)
         calls: dict[int, FunctionCall] = {}
         text, ids = "", list[int]()
         texts = TokenTexts(self.model_tokenizer, None, request)
-        pieces = [piece for held in self._held.pieces for piece in texts.split(*held)]
+        pieces = [piece for delta in self._held.pieces for piece in texts.split(*delta)]
         try:
             for piece, tokens in pieces:
                 delta = reader.extract_tool_calls_streaming(
@@ -336,7 +349,11 @@ class _Holds(_Base):
 
 
 class _Held:
-    """The part of an output that may have calls: its text, and how much of it was ``sent``."""
+    """The part of an output that may have calls.
+
+    ``text`` is all of it, ``sent`` how many characters of it were streamed, and ``pieces`` has each
+    piece with its token ids.
+    """
 
     def __init__(self, mark: Any, frame: Any) -> None:
         self._mark = mark
@@ -347,22 +364,22 @@ class _Held:
         self.pieces: list[tuple[str, list[int]]] = []
 
     def add(self, text: str, tokens: Sequence[int]) -> str:
-        """Take the next piece, and return the text that is certain to be no call."""
+        """Take the next piece, and return the text that is certainly not part of a call."""
         self.text += text
         self.pieces.append((text, list(tokens)))
         if self._is_marked:
             return ""
         shown, begin = self.shown(self.text, is_growing=True)
         self._is_marked = begin is not None
-        if not shown.strip():  # blanks before a call are left out
+        if not shown.strip():  # blanks before a call are dropped
             return ""
         certain, self.sent = shown[self.sent :], len(shown)
         return certain
 
     def shown(self, body: str, is_growing: bool = False) -> tuple[str, int | None]:
-        """Return the text before the first call, and where that begins.
+        """Return the text before the first call, and the position of that call (None: no call).
 
-        Of a body that ``is_growing``, what may become a mark is left out.
+        If the body ``is_growing``, the text leaves out an end that may become the mark of a call.
         """
         match = self._mark.search(body, partial=is_growing)
         if match is None:
@@ -371,7 +388,7 @@ class _Held:
         return text, None if match.partial else match.start()
 
     def unframed(self, text: str, is_growing: bool = False) -> str:
-        """Return ``text`` without what stands around an answer."""
+        """Return ``text`` without the markup around an answer."""
         if self._frame is None:
             return text
         last = self._frame.search(text, partial=True) if is_growing else None
@@ -381,7 +398,10 @@ class _Held:
 
 
 class InChatForm:
-    """A request of the Responses API with its tools in the form of chats, which parsers expect."""
+    """A request of the Responses API whose tools have the form of chat completions.
+
+    vLLM's older tool parsers expect this form.
+    """
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -392,7 +412,7 @@ class InChatForm:
 
 
 def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Return tools of any API in the form of chats, in which some parsers look for schemas."""
+    """Convert tools of any API to the form of chat completions, which some parsers expect."""
     if tools is None:
         return None
     return [
@@ -407,7 +427,7 @@ def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
 
 
 def add_call(calls: dict[int, FunctionCall], delta: DeltaToolCall) -> None:
-    """Add what ``delta`` says of a call to ``calls``."""
+    """Add ``delta``, a piece of a call, to its call in ``calls``, which are by index."""
     call = calls.setdefault(delta.index, FunctionCall(name="", arguments=""))
     call.id = call.id or delta.id or make_tool_call_id()
     if delta.function is not None:
@@ -416,6 +436,6 @@ def add_call(calls: dict[int, FunctionCall], delta: DeltaToolCall) -> None:
 
 
 def begun_call(index: int, call: FunctionCall) -> DeltaToolCall:
-    """A whole call as one delta."""
+    """Return a whole call as a single delta."""
     function = DeltaFunctionCall(name=call.name, arguments=call.arguments)
     return DeltaToolCall(index=index, id=call.id, type="function", function=function)

@@ -1,4 +1,4 @@
-"""Logits processors: the interface that a model runner takes, and what rules them out."""
+"""Logits processors: their interface in each model runner, and when an engine takes none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 def runner_of(config: VllmConfig) -> str:
-    """The model runner of an engine, ``V1`` or ``V2``: each has an interface of its own."""
+    """Return which model runner an engine has, ``V1`` or ``V2``. Their interfaces differ."""
     return "V2" if config.use_v2_model_runner else "V1"
 
 
 def interface_of(runner: str) -> type[Any]:
-    """What the processors of a model runner subclass."""
+    """Return the base class for logits processors of a model runner, ``V1`` or ``V2``."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
@@ -22,9 +22,9 @@ def interface_of(runner: str) -> type[Any]:
 
 
 def takes_none(config: VllmConfig) -> str:
-    """Why an engine takes no logits processors; "" for one that does."""
+    """Return why an engine takes no logits processors, or "" if it takes them."""
     if config.model_config.runner_type == "pooling":
-        return "its model gives embeddings or scores"
+        return "its model computes embeddings or scores"
     if config.speculative_config is not None and runner_of(config) == "V1":
-        return "vLLM's model runner V1 takes none with speculative decoding"
+        return "vLLM's model runner V1 takes no logits processors with speculative decoding"
     return ""

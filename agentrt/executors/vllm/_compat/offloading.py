@@ -1,4 +1,4 @@
-"""vLLM's offloading of KV blocks to host memory: its policy's base class, and where a policy is."""
+"""vLLM's offloading of KV blocks to host memory: its cache policy and the keys of its chunks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 else:
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
-__all__ = ["CachePolicy", "ChunkStatus", "OffloadKey", "ReqContext"]  # vLLM's own
+__all__ = ["CachePolicy", "ChunkStatus", "OffloadKey", "ReqContext"]  # vLLM's own classes
 
 
 def policy_of(scheduler: Scheduler) -> CachePolicy | None:
-    """The policy of the scheduler's host memory; None where it does not offload there."""
+    """Return the cache policy of the scheduler's host memory; None if it does not offload."""
     connector: Any = getattr(scheduler, "connector", None)
     manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
     return getattr(manager, "_policy", None)
@@ -27,12 +27,12 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
 def in_prefix_order(
     groups: Sequence[Sequence[OffloadKey]], context: ReqContext
 ) -> list[OffloadKey]:
-    """A request's keys, of all kinds of its cache, from the beginning of its prompt on."""
+    """Return a request's keys, of all cache groups, in the order of its prompt."""
     return order_request_keys(groups, context)
 
 
 def keys_of(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[OffloadKey]:
-    """What host memory knows these block hashes by, of all kinds of its cache."""
+    """Return the keys of blocks with these hashes in host memory, for all cache groups."""
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    groups = [one.kv_cache_group_id for one in managers]
+    groups = [manager.kv_cache_group_id for manager in managers]
     return [make_offload_key(value, group) for value in hashes for group in groups]

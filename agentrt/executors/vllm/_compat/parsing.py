@@ -1,7 +1,4 @@
-"""What a tool parser of vLLM's is made of, and what it reads and gives.
-
-`ToolParser` is vLLM's interface for plug-ins; the values beside it are its protocol's.
-"""
+"""The types of a vLLM tool parser: `ToolParser`, the interface for plug-ins, and its values."""
 
 from vllm.entrypoints.generate.base.protocol import (
     DeltaFunctionCall,

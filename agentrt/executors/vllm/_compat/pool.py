@@ -1,4 +1,4 @@
-"""KV-cache blocks: how many there are, who holds them, and what a request takes of them."""
+"""KV-cache blocks: how many there are, which are free or cached, and how many a request needs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 else:
     from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-__all__ = ["FreeKVCacheBlockQueue", "KVCacheBlock"]  # vLLM's own
+__all__ = ["FreeKVCacheBlockQueue", "KVCacheBlock"]  # vLLM's own classes
 
 
 def all_blocks(scheduler: Scheduler) -> int:
-    """KV-cache blocks that there are, used and free."""
+    """Return the number of all KV-cache blocks, used and free."""
     return len(scheduler.kv_cache_manager.block_pool.blocks)
 
 
 def context_blocks(scheduler: Scheduler) -> int:
-    """The longest contexts that fit, in blocks of a context's tokens.
+    """Return the number of context tokens that fit into the KV cache, in blocks.
 
-    Of a hybrid model, whose contexts hold blocks of several kinds, these are fewer than there are.
+    This is the number of all blocks, or less for a hybrid model, since its contexts need blocks of
+    several cache groups for the same tokens.
     """
     blocks = all_blocks(scheduler)
     tokens = getattr(scheduler.cache_config, "kv_cache_size_tokens", None)
@@ -36,22 +37,22 @@ def context_blocks(scheduler: Scheduler) -> int:
 
 
 def free_blocks(scheduler: Scheduler) -> int:
-    """KV-cache blocks that can be handed out now."""
+    """Return the number of KV-cache blocks that are free."""
     return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
 def free_queue(scheduler: Scheduler) -> FreeKVCacheBlockQueue:
-    """The queue that free blocks are handed out from."""
+    """Return the queue of free blocks, from which vLLM allocates."""
     return scheduler.kv_cache_manager.block_pool.free_block_queue
 
 
 def first_free_block(queue: FreeKVCacheBlockQueue) -> int:
-    """The id of the block that a queue hands out next; it must not be empty."""
+    """Return the id of the block that a queue, which must not be empty, hands out next."""
     return int(queue.fake_free_list_head.next_free_block.block_id)
 
 
 def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
-    """A request's blocks that later calls can find, of vLLM's first pool."""
+    """Return a request's blocks that are in the prefix cache, of the manager's own pool."""
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     return [
@@ -63,8 +64,10 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
 
 
 def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
-    """Add each cached block to ``log`` that is handed out anew: its old key, and its id. To be
-    asked for again when the prefix cache was emptied.
+    """Make vLLM add each block that it evicts from the prefix cache to ``log``: (old key, block
+    id).
+
+    Call it again after the prefix cache was emptied, which creates a new map.
     """
     cached = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
     take, add = type(cached).pop, log.append
@@ -77,19 +80,20 @@ def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
 
 
 def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBlock]:
-    """The blocks that the prefix cache has with these hashes, of all kinds of its cache."""
+    """Return the blocks in the prefix cache that have these hashes, of all cache groups."""
     manager = scheduler.kv_cache_manager
-    groups = [one.kv_cache_group_id for one in manager.coordinator.single_type_managers]
+    groups = [single.kv_cache_group_id for single in manager.coordinator.single_type_managers]
     pool = manager.block_pool
-    # A sliding window keeps the end of a context alone: each kind is asked for by itself.
-    found = [pool.get_cached_block(value, [group]) for value in hashes for group in groups]
-    return [block for blocks in found if blocks for block in blocks]
+    # One look-up for each group: with a sliding window, a group has only the end of a context.
+    matches = [pool.get_cached_block(value, [group]) for value in hashes for group in groups]
+    return [block for blocks in matches if blocks for block in blocks]
 
 
 def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
-    """KV-cache blocks that this waiting request takes out of the free ones, all its tokens.
+    """Return how many of the ``free`` KV-cache blocks a waiting request needs for all its tokens.
 
-    Its cached prefix is looked up only when the request would not fit without one.
+    The result leaves out blocks of its cached prefix that running requests use. It is only looked
+    up if the request would not fit otherwise.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)
@@ -101,10 +105,10 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
 
 
 def running_needs(scheduler: Scheduler) -> tuple[int, int]:
-    """What running requests will take: tokens of the next step, and free blocks in all.
+    """Return what all running requests need: (tokens of the next step, free blocks).
 
-    The blocks are those of the tokens that each has now: most of them, of prompts that are computed
-    in parts. A waiting request can begin if it leaves tokens to it.
+    The blocks are for all tokens that the requests have now, also for those of prompts that are
+    computed in later steps.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize
@@ -118,6 +122,6 @@ def running_needs(scheduler: Scheduler) -> tuple[int, int]:
         tokens += min(new, most)
         if new > 1:
             for manager in managers:
-                held = len(manager.req_to_blocks.get(request.request_id, ()))
-                blocks += max(-(-request.num_tokens // manager.block_size) - held, 0)
+                own = len(manager.req_to_blocks.get(request.request_id, ()))
+                blocks += max(-(-request.num_tokens // manager.block_size) - own, 0)
     return tokens, blocks

@@ -1,4 +1,4 @@
-"""The prefix cache: the hashes that its blocks go by, which it holds, and what changes in it."""
+"""The prefix cache: hashes of blocks, the blocks that it has, and the events of its changes."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ if TYPE_CHECKING:
 
 
 def caches_prefixes(scheduler: Scheduler) -> bool:
-    """Whether blocks keep their content for later calls, once they are free."""
+    """Return whether prefix caching is on: free blocks keep their content for later calls."""
     return bool(scheduler.kv_cache_manager.block_pool.enable_caching)
 
 
 def hash_block_size(scheduler: Scheduler) -> int:
-    """Tokens that one of a request's block hashes stands for."""
+    """Return the number of tokens that a block hash covers."""
     return int(scheduler.kv_cache_manager.block_pool.hash_block_size)
 
 
 def block_hash(
     algorithm: str, before: bytes | None, ids: tuple[int, ...], keys: tuple[Any, ...] | None
 ) -> bytes:
-    """The hash of a block after the block with the hash ``before``, as the engine computes it.
+    """Return the hash of a block as the engine computes it.
 
-    ``algorithm`` is vLLM's ``prefix_caching_hash_algo``, ``keys`` the block's `block_keys`.
+    ``before`` is the hash of the block before it, ``ids`` are its token ids, ``keys`` its extra
+    keys (see `block_keys`), and ``algorithm`` is vLLM's ``prefix_caching_hash_algo``.
     """
     return hash_block_tokens(_hash_function(algorithm), before, ids, keys)
 
 
 def how_hashed(vllm_config: Any) -> tuple[str, int]:
-    """The function that hashes an engine's blocks, by vLLM's name, and how many of the tokens
-    after a block are in its hash: with EAGLE's drafts some are (0.33), else none.
+    """Return the name of an engine's hash algorithm, and how many tokens after a block its hash
+    covers.
+
+    The number is 0, except with EAGLE's speculative decoding in vLLM 0.33.
     """
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     return algorithm, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
@@ -61,26 +64,28 @@ def block_keys(
     ids: tuple[int, ...],
     ahead: int,
 ) -> list[tuple[Any, ...] | None]:
-    """What beside its tokens each of a prompt's full blocks is known by.
+    """Return for each full block of a prompt the keys that its hash covers beside its tokens.
 
-    ``prompt`` is an ``EngineInput`` (or has no images), ``adapter`` a ``LoRARequest`` or None,
-    ``ahead`` counts the tokens after a block that its hash covers.
+    ``prompt`` is an ``EngineInput`` (or any mapping, if it has no images), ``adapter`` a
+    ``LoRARequest`` or None, ``salt`` the cache salt, ``size`` the tokens of a block, ``ids`` the
+    prompt's token ids, and ``ahead`` the number of tokens after a block that its hash covers.
     """
     request: Any = SimpleNamespace(
         mm_features=_features(prompt), lora_request=adapter, cache_salt=salt, prompt_embeds=None
     )
     keys, feature = [], 0
     for end in range(size, len(ids) - ahead + 1, size):
-        # An image may lie in two blocks' tokens ahead: with some, look from the first again.
-        found, feature = generate_block_hash_extra_keys(
+        # With tokens ahead, the ranges of blocks overlap, and an image may lie in two of them:
+        # begin again with the first image.
+        extra, feature = generate_block_hash_extra_keys(
             request, end - size, end + ahead, 0 if ahead else feature
         )
-        keys.append((found, *ids[end : end + ahead]) if ahead else found)
+        keys.append((extra, *ids[end : end + ahead]) if ahead else extra)
     return keys
 
 
 def _features(prompt: Mapping[str, Any]) -> list[Any]:
-    """Where a prompt's images are, as block hashes are made of them."""
+    """Return a prompt's images with their positions, in the form that block hashes need."""
     if prompt.get("type") != "multimodal":
         return []
     places, hashes = prompt["mm_placeholders"], prompt["mm_hashes"]
@@ -98,25 +103,27 @@ def _hash_function(name: str) -> Callable[[Any], bytes]:
 
 
 def is_cached(scheduler: Scheduler, key: bytes) -> bool:
-    """Whether the prefix cache has a block with this key (hash and group)."""
+    """Return whether the prefix cache has a block with this key (block hash and cache group)."""
     pool = scheduler.kv_cache_manager.block_pool
     return pool.cached_block_hash_to_block.get_one_block(key) is not None
 
 
 def cached_keys(scheduler: Scheduler) -> list[bytes]:
-    """The keys of all blocks of the first group that the prefix cache has, each once."""
+    """Return the keys of all blocks in the prefix cache, of the first cache group, without
+    repeats.
+    """
     hashes = (block.block_hash for block in scheduler.kv_cache_manager.block_pool.blocks)
     return list(dict.fromkeys(h for h in hashes if h is not None and not get_group_id(h)))
 
 
 def on_events(scheduler: Scheduler, listener: Callable[[Iterable[Any]], None]) -> bool:
-    """Have each step's KV events told to ``listener`` as well. False where vLLM makes none.
+    """Make vLLM pass each step's KV events to ``listener``, too, before it publishes them.
 
-    Whoever else vLLM publishes them to gets them as before.
+    Returns False if the scheduler makes no KV events.
     """
     if not scheduler.enable_kv_cache_events:
         return False
-    # Whole hashes: with the 64 bits that events have by default, no block could be asked for.
+    # By default events have only 64 bits of a hash, by which no block can be looked up.
     os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
     publisher = scheduler.kv_event_publisher
     publish = publisher.publish
@@ -130,9 +137,9 @@ def on_events(scheduler: Scheduler, listener: Callable[[Iterable[Any]], None]) -
 
 
 def event_blocks(event: Any) -> list[bytes] | None:
-    """The keys in the cache of the blocks that an event speaks of; None where it means all.
+    """Return the cache keys of the blocks in a KV event; None if the event is about all blocks.
 
-    Of a model with several kinds of KV cache, those of the first kind only.
+    Only blocks of the first cache group are reported.
     """
     if isinstance(event, AllBlocksCleared):
         return None
@@ -142,10 +149,10 @@ def event_blocks(event: Any) -> list[bytes] | None:
 
 
 def compute_from(scheduler: Scheduler, key: str) -> None:
-    """Look up no more of a request in the prefix cache than the tokens before a position.
+    """Make vLLM look up only part of a request's prompt in the prefix cache.
 
-    ``key`` names that position in the request's ``extra_args``. From there on its prompt's log
-    probabilities are asked for, which only tokens that are computed have.
+    The request's ``extra_args`` have, under ``key``, the position from which tokens are computed.
+    The request wants the log probabilities of these tokens, and cached tokens have none.
     """
     manager = scheduler.kv_cache_manager
     for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):
@@ -154,19 +161,19 @@ def compute_from(scheduler: Scheduler, key: str) -> None:
 
 
 def _limited(look_up: Callable[..., Any], key: str) -> Callable[..., Any]:
-    def limited(request: Request, *longest: int | None) -> Any:
+    def limited(request: Request, *limits: int | None) -> Any:
         most = extra_args(request).get(key)
         if not isinstance(most, int):
-            return look_up(request, *longest)
-        # What was found is computed up to the last token but one, or up to what is given (0.33).
-        given = (None if one is None else min(one, most) for one in longest)
-        return look_up(_Shorter(request, most + 1), *given)
+            return look_up(request, *limits)
+        # vLLM 0.32 returns at most all tokens but the last, hence one more; 0.33 takes a limit.
+        lowered = (None if limit is None else min(limit, most) for limit in limits)
+        return look_up(_Shorter(request, most + 1), *lowered)
 
     return limited
 
 
 class _Shorter:
-    """A request with fewer tokens, for a look-up."""
+    """A request that claims to have at most ``tokens`` tokens, for a look-up."""
 
     def __init__(self, request: Request, tokens: int) -> None:
         self._request = request

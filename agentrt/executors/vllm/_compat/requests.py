@@ -1,4 +1,4 @@
-"""vLLM's request: what a client attached to it, and how far it is."""
+"""vLLM's request: the arguments that a client attached to it, and its progress."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["Request", "compiles_grammar", "extra_args", "tokens_left"]
 
 
 def extra_args(request: Request) -> dict[str, Any]:
-    """What the client attached to the request's sampling parameters."""
+    """Return the ``extra_args`` that the client attached to the request's sampling parameters."""
     params = request.sampling_params
     return (params.extra_args or {}) if params is not None else {}
 
 
 def compiles_grammar(request: Request) -> bool:
-    """Whether the request cannot start because its grammar is still being compiled.
+    """Return whether the request cannot start because its grammar is still being compiled.
 
-    A grammar that failed counts as compiled: vLLM then ends the request.
+    A grammar that could not be compiled counts as compiled, because vLLM then ends the request.
     """
     structured = request.structured_output_request
     return (
@@ -29,6 +29,6 @@ def compiles_grammar(request: Request) -> bool:
 
 
 def tokens_left(request: Request) -> int:
-    """Tokens that the request may still produce, those in flight counted as produced."""
+    """Return how many tokens the request may still produce; tokens in flight count as produced."""
     done = len(request.output_token_ids) + request.num_output_placeholders
     return int(request.max_tokens) - done

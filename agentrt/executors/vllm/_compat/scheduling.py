@@ -1,4 +1,4 @@
-"""vLLM's scheduler: its classes, whom it may preempt, and what one of its steps held."""
+"""vLLM's scheduler: its classes, its preemption, and the output of a step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ else:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.request_queue import RequestQueue
 
-__all__ = ["AsyncScheduler", "RequestQueue", "Scheduler", "SchedulerOutput"]  # vLLM's own
+__all__ = ["AsyncScheduler", "RequestQueue", "Scheduler", "SchedulerOutput"]  # vLLM's own classes
 
 
 def free_slots(scheduler: Scheduler) -> int:
-    """Batch slots that no running request holds."""
+    """Return the number of batch slots that no running request holds."""
     taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
     return int(scheduler.max_num_active_reqs - taken)
 
 
 def sizes(scheduler: Scheduler) -> dict[str, Any]:
-    """The sizes that its decisions depend on, in vLLM's own words but for ``in_flight``: so many
-    steps are under way at a time.
+    """Return the sizes on which the scheduler's decisions depend, mostly under vLLM's names.
+
+    ``kv_blocks`` is the number of all KV-cache blocks, and ``in_flight`` is how many steps may be
+    in progress at the same time.
     """
     config = scheduler.scheduler_config
     return {
@@ -41,28 +43,31 @@ def sizes(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def preempt(scheduler: Scheduler, request: Request, now: float) -> None:
-    """Preempt a request that has left the running ones, before a step, as vLLM does within one."""
+    """Preempt a request before a step, as vLLM does within a step.
+
+    The caller must have removed the request from ``scheduler.running``.
+    """
     scheduler._preempt_request(request, now, drop_stale_output=scheduler.requires_kv_delivery)
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
-    """Whether preempting this running request frees its blocks at once, and loses nothing.
+    """Return whether this running request can be preempted so that its blocks are free at once.
 
-    vLLM drops a streaming session from its queues when the output that ends its turn comes in
-    after its preemption.
+    A streaming session with tokens in flight cannot: if the output that ends its turn arrives after
+    its preemption, vLLM drops the session from its queues.
     """
     in_flight = request.resumable and request.num_in_flight_tokens
     return not in_flight and scheduler._request_blocks_can_be_freed(request)
 
 
 def paused(scheduler: Scheduler) -> bool:
-    """Whether generation is paused: no request may start, and none may be preempted."""
+    """Return whether generation is paused: no request may be started or preempted."""
     return bool(scheduler.pause_state != PauseState.UNPAUSED)
 
 
 def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
-    """Whether a waiting request's LoRA adapter fits beside those of the running requests."""
+    """Return whether a waiting request's LoRA adapter fits beside those of running requests."""
     config, adapter = scheduler.lora_config, request.lora_request
     if not config or adapter is None:
         return True
@@ -71,24 +76,26 @@ def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
 
 
 def started(output: SchedulerOutput) -> Iterable[str]:
-    """The requests that began to run in this step, for the first time or again."""
+    """Yield the ids of requests that started in this step, for the first time or again."""
     for new in output.scheduled_new_reqs:
         yield new.req_id
     yield from output.scheduled_cached_reqs.resumed_req_ids
 
 
 def new_blocks(output: SchedulerOutput) -> list[tuple[str, Sequence[Sequence[int]]]]:
-    """The requests that were given blocks in this step, with the blocks' ids, by kind of cache; of
-    those that began, also what they found in the prefix cache.
+    """Return the requests that got blocks in this step: (request id, block ids of each cache
+    group).
+
+    The blocks of a request that runs for the first time include its cached prefix.
     """
     cached = output.scheduled_cached_reqs
-    given = [(one.req_id, one.block_ids) for one in output.scheduled_new_reqs]
-    each = zip(cached.req_ids, cached.new_block_ids, strict=True)
-    return given + [(name, blocks) for name, blocks in each if blocks is not None]
+    first = [(new.req_id, new.block_ids) for new in output.scheduled_new_reqs]
+    later = zip(cached.req_ids, cached.new_block_ids, strict=True)
+    return first + [(name, blocks) for name, blocks in later if blocks is not None]
 
 
 def computed_before(output: SchedulerOutput) -> dict[str, int]:
-    """How many tokens of each scheduled request were computed before this step."""
+    """Return how many tokens of each scheduled request were computed before this step."""
     cached = output.scheduled_cached_reqs
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)

@@ -1,9 +1,9 @@
-"""Seeded sampling on a CPU: vLLM takes a sample back by a counter that only GPUs' generators have.
+"""Seeded sampling on a CPU: works around an error of vLLM with prompts that take several steps.
 
-A prompt that is computed in several steps is sampled at the end of each, and all samples but the
-last are thrown away. vLLM then sets the generator of a seeded request back by its offset, which
-PyTorch refuses on a CPU: the engine dies (0.32, 0.33). The runtime draws a seed for every sampled
-call, so that here each long prompt would meet it.
+When a prompt is computed in several steps, vLLM samples at the end of each, and discards all
+samples but the last. It then resets the generator of a seeded request by its offset. PyTorch has
+offsets only for GPU generators, and raises an error on a CPU, so that the engine dies (0.32, 0.33).
+The runtime sets a seed for every sampled call, so every long prompt would cause this error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def take_samples_back_by_state() -> None:
-    """On a CPU, let the model runner set generators back to their state before the sample.
+    """On a CPU, make the model runner reset generators to their state before a discarded sample.
 
-    To be called in the engine core before its first step. Elsewhere it does nothing.
+    Call it in the engine core before its first step. On other devices it does nothing.
     """
     from vllm.platforms import current_platform
 
@@ -27,7 +27,7 @@ def take_samples_back_by_state() -> None:
     sample, keep_books = CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync
 
     def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = [(one, one.get_state()) for one in _to_take_back(self)]
+        before = [(generator, generator.get_state()) for generator in _to_take_back(self)]
         sampled = sample(self, *args, **kwargs)
         for generator, state in before:
             generator.set_state(state)
@@ -35,7 +35,8 @@ def take_samples_back_by_state() -> None:
 
     def _bookkeeping_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         batch = self.input_batch
-        generators, batch.generators = batch.generators, {}  # they are set back already
+        # `_sample` has reset the generators already: hide them from vLLM's own reset.
+        generators, batch.generators = batch.generators, {}
         try:
             return keep_books(self, *args, **kwargs)
         finally:
@@ -47,8 +48,8 @@ def take_samples_back_by_state() -> None:
 
 
 def _to_take_back(runner: Any) -> list[Any]:
-    """The generators of requests whose prompt is not computed to its end in this step."""
+    """Return the generators of requests whose samples in this step are discarded."""
     batch = runner.input_batch
     discarded = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
-    found = (batch.generators.get(int(index)) for index in discarded)
-    return [generator for generator in found if generator is not None]
+    generators = (batch.generators.get(int(index)) for index in discarded)
+    return [generator for generator in generators if generator is not None]

@@ -1,9 +1,9 @@
-"""Short ways through vLLM's allocation of slots, for tokens that fit into blocks that a call has.
+"""Shortcuts through vLLM's allocation of KV-cache slots, for tokens that need no new block.
 
-In most steps most calls compute one token, for which their last block has room. vLLM goes all the
-way through its block allocation and its prefix cache for each all the same: a quarter of the
-functions that its scheduler calls (`python -m benchmarks scheduler`). What comes of it is the same:
-`tests.executors.vllm` holds every block against vLLM's own scheduler.
+In most steps, most calls compute one token, and their last block has room for it. vLLM runs its
+whole block allocation and prefix-cache code for each of them: a quarter of all function calls of
+its scheduler (`python -m benchmarks scheduler`). The shortcuts have the same results: the tests in
+`tests.executors.vllm` compare every block with those of vLLM's own scheduler.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def shorten_allocation(scheduler: Scheduler) -> None:
-    """Go the short ways where they are known to be the same: there is a prefix cache, all blocks
-    are of full attention, and they are found as a whole. So it is with most models; with others
-    blocks are freed in the middle, or shared in part.
+    """Install the shortcuts if they are known to have the same results as vLLM's code.
+
+    This needs a model with full attention only and hashes that cover whole blocks, as most models
+    have. With other models, blocks are freed in the middle of a context or shared in part.
     """
     manager = scheduler.kv_cache_manager
     if type(manager.coordinator) is not UnitaryKVCacheCoordinator:
@@ -38,7 +39,7 @@ def shorten_allocation(scheduler: Scheduler) -> None:
 def _cache_full_blocks_alone(
     coordinator: UnitaryKVCacheCoordinator, group: FullAttentionManager
 ) -> None:
-    """Look for full blocks to cache only where a call has more than are cached already."""
+    """Skip `cache_blocks` unless a call has full blocks that are not cached yet."""
     cached, size, ordinary = group.num_cached_block, group.block_size, coordinator.cache_blocks
 
     def cache_blocks(request: Request, num_computed_tokens: int) -> None:
@@ -49,7 +50,7 @@ def _cache_full_blocks_alone(
 
 
 def _allocate_where_no_room_is_left(manager: KVCacheManager, group: FullAttentionManager) -> None:
-    """Give a running call no blocks, and look for none to give, where its own have room."""
+    """Skip the allocation for a running call if its last block has room for the new tokens."""
     blocks, size, ordinary = group.req_to_blocks, group.block_size, manager.allocate_slots
     cache_blocks, nothing = manager.coordinator.cache_blocks, manager.empty_kv_cache_blocks
 
@@ -58,7 +59,7 @@ def _allocate_where_no_room_is_left(manager: KVCacheManager, group: FullAttentio
         num_new_tokens: int,
         *args: Any,
         num_lookahead_tokens: int = 0,
-        **kwargs: Any,  # what comes with calls that begin
+        **kwargs: Any,  # vLLM passes these for calls that begin
     ) -> KVCacheBlocks | None:
         tokens = request.num_computed_tokens + num_new_tokens
         room = size * len(blocks.get(request.request_id, ()))

@@ -1,8 +1,9 @@
 """vLLM's own metrics (``vllm:…``) of one engine, in a registry of their own.
 
-vLLM keeps them in the registry of the process, where an engine's take the place of an earlier
-one's. Read at an upgrade: `vllm.v1.metrics.loggers.PrometheusStatLogger`, which registers as it is
-made and in `log_engine_initialized`, and `vllm.v1.metrics.prometheus.unregister_vllm_metrics`.
+vLLM registers them for the whole process, where the metrics of a second engine replace those of the
+first. Check at an upgrade: `vllm.v1.metrics.loggers.PrometheusStatLogger`, which registers in its
+constructor and in `log_engine_initialized`, and
+`vllm.v1.metrics.prometheus.unregister_vllm_metrics`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 _REGISTERING = Lock()
-"""Several engines may start at once, each in a thread."""
+"""Held during registration, since several engines may start at once, each in a thread."""
 _PREFIX = "vllm:"
 
 
 def stat_logger(registry: CollectorRegistry) -> type[Any]:
-    """A stat logger for vLLM's ``AsyncLLM``, whose metrics are in ``registry``."""
+    """Return a stat-logger class for vLLM's ``AsyncLLM`` that registers metrics in ``registry``."""
     from vllm.config import VllmConfig
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -40,7 +41,7 @@ def stat_logger(registry: CollectorRegistry) -> type[Any]:
 
 @contextlib.contextmanager
 def _moved_to(registry: CollectorRegistry) -> Iterator[None]:
-    """What of vLLM's the body registers for the process goes to ``registry``."""
+    """Move the vLLM metrics that the body registers from the process's registry to ``registry``."""
     with _REGISTERING:
         yield
         for collector in list(REGISTRY._collector_to_names):

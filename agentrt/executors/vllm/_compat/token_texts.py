@@ -1,8 +1,8 @@
-"""Splits a stream's pieces into the text of each token, and joins what is read of them.
+"""Splits a stream's pieces into the text of each token, and joins the deltas that are read from
+them.
 
-Most of vLLM's parsers are written for one token at a time. An engine's output of several tokens
-arrives at once where the machine is busy or the reader is slow, and such a parser then loses what
-it should have read of the single tokens.
+Most of vLLM's parsers are written for one token at a time. When the machine is busy or the client
+reads slowly, several tokens arrive at once, and such a parser loses parts of the output.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, IncrementalDetokenizer
 
 _CONTEXT = 32
-"""Tokens of the prompt that a tokenizer needs to decode the first ones of the output."""
+"""How many of the prompt's last tokens are needed to decode the first tokens of the output."""
 
 
 class TokenTexts:
-    """The texts of an output's tokens, as an engine sends them one at a time."""
+    """Splits the text of an output into the texts of its tokens.
+
+    ``undecoded`` are tokens that were read without being split; they are decoded when the text of a
+    later token is needed.
+    """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] | None, request: Any) -> None:
         self._tokenizer = tokenizer
@@ -33,9 +37,9 @@ class TokenTexts:
         self._waiting: deque[tuple[int, int]] = deque()
 
     def split(self, text: str, ids: list[int]) -> list[tuple[str, list[int]]]:
-        """Return the pieces of ``text``, each with its token of ``ids``.
+        """Split ``text`` into the texts of the tokens ``ids``, each with its token.
 
-        Tokens that came earlier, and were not split, stand in ``undecoded``.
+        The last token gets the rest of the text.
         """
         pieces, at = [], 0
         for token in ids[:-1]:
@@ -46,9 +50,10 @@ class TokenTexts:
         return [*pieces, (text[at:], ids[-1:])]
 
     def in_time(self, text: str, ids: list[int], *, finished: bool) -> list[tuple[str, list[int]]]:
-        """Return the tokens whose text has come, each with it, and at the end all.
+        """Add new text and tokens, and return each token whose text has arrived, with its text.
 
-        With stop strings an engine holds the last characters back.
+        With stop strings, an engine holds the last characters back, so tokens arrive before their
+        text. If the output is ``finished``, all remaining tokens and text are returned.
         """
         self._text += text
         self._waiting += [(token, self._length(token)) for token in ids]
@@ -62,7 +67,7 @@ class TokenTexts:
         return pieces
 
     def _length(self, token: int) -> int:
-        """Return how many characters ``token`` adds to the text of those before it."""
+        """Return how many characters ``token`` adds to the text of the tokens before it."""
         if self._decoder is None:
             self._decoder = self._new_decoder()
         for earlier in self.undecoded:
@@ -90,13 +95,13 @@ class TokenTexts:
 
 
 class Joined:
-    """What a parser reads of several tokens, as one ``delta``."""
+    """The deltas that a parser returns for several tokens, joined into one ``delta``."""
 
     def __init__(self) -> None:
         self.delta: Any = None
 
     def add(self, delta: Any) -> None:
-        """Add what the parser reads of the next token."""
+        """Add the parser's delta for the next token, or None."""
         if delta is None:
             return
         if self.delta is None:
@@ -112,14 +117,14 @@ class Joined:
 
 
 def together(calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
-    """Return pieces of calls with those of the same call that follow each other in one."""
+    """Join successive pieces that belong to the same call, and return the resulting pieces."""
     joined: list[DeltaToolCall] = []
     for call in calls:
         last = joined[-1] if joined else None
         if last is None or last.index != call.index or not last.function or not call.function:
             joined.append(call)
             continue
-        if call.id is not None:  # a field that is set is sent
+        if call.id is not None:  # vLLM sends each field that was set, even if to None
             last.id, last.type = call.id, call.type
         if call.function.name:
             last.function.name = (last.function.name or "") + call.function.name

@@ -28,7 +28,7 @@ from langgraph.types import Interrupt, interrupt
 from pydantic import create_model
 
 from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
-from agentrt.executors.frontend import Answer, Request
+from agentrt.executors.chat_api import Answer, Request
 from agentrt.integrations.langchain.replies import ChunkMaker
 from agentrt.integrations.langgraph.graphs import Access, Factory, Graph, is_factory, open_graph
 from agentrt.interrupts.answers import AnswerForm

@@ -1,10 +1,10 @@
-"""System and developer messages in the middle of a chat stay where they are.
+"""Keeps system and developer messages in the middle of a chat at their place.
 
-Coding agents put a reminder into the chat every few turns. Many chat templates take a system
-message at the beginning only: they refuse one that comes later, drop it, or move it to the front,
-where it changes the prefix of the whole prompt, so that nothing of the chat is cached any more.
-Where a template does so, the message becomes a user turn marked as a reminder, at its place; where
-it renders the message at its place, the message stays as it is. Each template is probed once.
+Coding agents add a reminder to the chat every few turns, as a system message. Many chat templates
+take a system message only at the beginning: they refuse a later one, drop it, or move it to the
+front. Moving it changes the prefix of the whole prompt, so that nothing of the chat is cached any
+more. With such a template, the message becomes a user turn with reminder marks, at its place. If a
+template renders the message at its place, the message is unchanged. Each template is probed once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrt.executors.vllm._compat.frontend import prompt_text, quiet_templates
+from agentrt.executors.vllm._compat.api_server import prompt_text, quiet_templates
 
 OPENS, CLOSES = "<system-reminder>", "</system-reminder>"
 _INSTRUCTING = frozenset(["system", "developer"])
 _MOST_TEMPLATES = 64
-"""Templates that are remembered. A server has two, unless its clients may send their own."""
+"""Maximum number of probed templates that are kept.
+
+A server has two (with and without tools), unless its clients may send their own templates.
+"""
 _KEPT_OPTIONS = ("add_generation_prompt", "continue_final_message", "tokenize")
 _PROBE_TOOL = {
     "type": "function",
@@ -39,7 +42,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a chat template does with the messages in the middle of a chat.
+    """A description of what a chat template does with messages in the middle of a chat.
 
     ``system`` and ``developer`` say whether it renders a message of that role at its place, and
     ``turns`` whether one user turn may follow another. ``only_system`` says that a developer
@@ -52,21 +55,25 @@ class Template:
     only_system: bool
 
     def role_at_place(self, role: str) -> str | None:
-        """The role by which a message of ``role`` can stay a message; None if it cannot."""
+        """Return the role with which the template renders a system or developer message at its
+        place.
+
+        None if it renders neither role at its place.
+        """
         if role == "developer" and self.developer:
             return role
         return "system" if self.system else None
 
 
 class Reminders:
-    """Keeps reminders at their place, in the chats that ``render`` renders."""
+    """Keeps reminders at their place in chats that ``render``, a method of a renderer, renders."""
 
     def __init__(self, render: Callable[..., Any], tokenizer: Callable[[], Any]) -> None:
         self._render, self._tokenizer = render, tokenizer
         self._templates: dict[tuple[str | None, bool], Template] = {}
 
     def kept(self, messages: Sequence[Any], params: Any) -> Sequence[Any]:
-        """The messages of a chat as its template renders each at its place."""
+        """Return a chat's messages, changed so that its template renders each at its place."""
         if all(_role(message) not in _INSTRUCTING for message in messages[1:]):
             return messages
         return in_place([_plain(message) for message in messages], self._template(params))
@@ -83,7 +90,9 @@ class Reminders:
 def _rendered_by(
     render: Callable[..., Any], params: Any, tokenizer: Callable[[], Any]
 ) -> Callable[[Sequence[Message]], str]:
-    """Return a function that renders a probe with the template of ``params``."""
+    """Return a function that renders messages with the template of ``params`` to a prompt's
+    text.
+    """
     options = params.chat_template_kwargs
     own = {name: options[name] for name in _KEPT_OPTIONS if name in options}
     own["tools"] = [_PROBE_TOOL] if options.get("tools") else None
@@ -102,7 +111,7 @@ def _rendered_by(
 
 
 def probed(render: Callable[[Sequence[Message]], str]) -> Template:
-    """Find out what a template does, by a function that renders messages with it."""
+    """Find out what a template does. ``render`` renders messages with it."""
     with quiet_templates():
         begun = _rendered(render, [_SYSTEM, _turn("user", _USER[0])])
         developing = [{**_SYSTEM, "role": "developer"}, _turn("user", _USER[0])]
@@ -118,8 +127,10 @@ def probed(render: Callable[[Sequence[Message]], str]) -> Template:
 def _is_at_place(
     render: Callable[[Sequence[Message]], str], first: Sequence[Message], role: str
 ) -> bool:
-    """Whether a template renders a message of ``role`` where it stands, between an answer and the
-    next turn, so that what comes before it and after it is rendered as without it.
+    """Return whether a template renders a message of ``role`` in the middle of a chat at its place.
+
+    The message is between an answer and the next turn. What comes before and after it must be
+    rendered as if the message were not there.
     """
     begun = [*first, _turn("user", _USER[0]), _turn("assistant", _ASSISTANT[0])]
     turn = [_turn(role, _REMINDER[0]), _turn("user", _USER[1])]
@@ -148,10 +159,10 @@ def _beginning_of_both(text: str, other: str) -> str:
 
 
 def _rendered(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
-    """The prompt of a probe; empty where the template refuses it."""
+    """Return the prompt of a probe; "" if the template refuses it."""
     try:
         return render(messages)
-    except Exception:  # templates are programs of others, and may raise anything
+    except Exception:  # templates are code of their authors, and may raise anything
         return ""
 
 
@@ -163,26 +174,26 @@ def _turn(role: str, content: str) -> Message:
 
 
 def in_place(messages: Sequence[Message], template: Template) -> list[Message]:
-    """The messages of a chat as ``template`` renders each at its place.
+    """Return a chat's messages, changed so that ``template`` renders each at its place.
 
-    Instructions at the beginning of the chat are one message where the template takes only one.
+    Several instructions at the beginning of the chat are joined if the template takes only one.
     A reminder beside a tool's result becomes part of that result, since a user turn there would
-    end the agent's turn: templates drop the reasoning before the last user turn, and so would
-    change what is cached.
+    end the agent's turn: templates drop the reasoning before the last user turn, which would
+    change the cached prefix.
     """
     start = next(
         (n for n, message in enumerate(messages) if message.get("role") not in _INSTRUCTING),
         len(messages),
     )
     chat = _beginning(messages[:start], template)
-    held: list[Any] = []
+    postponed: list[Any] = []
     for index, message in enumerate(messages[start:], start):
         role = str(message.get("role"))
-        if held and role in ("tool", "user"):
+        if postponed and role in ("tool", "user"):
             content = message.get("content")
-            together = [content, *held] if role == "tool" else [*held, content]
+            together = [content, *postponed] if role == "tool" else [*postponed, content]
             chat.append({**message, "content": _joined(together)})
-            held = []
+            postponed = []
         elif role not in _INSTRUCTING:
             chat.append(message)
         elif (other := template.role_at_place(role)) is not None:
@@ -197,19 +208,19 @@ def in_place(messages: Sequence[Message], template: Template) -> list[Message]:
             elif (before.get("tool_calls") and following == "tool") or (
                 following == "user" and not template.turns
             ):
-                held.append(reminder)
+                postponed.append(reminder)
             else:
                 chat.append({"role": "user", "content": reminder})
     return chat
 
 
 def _beginning(messages: Sequence[Message], template: Template) -> list[Message]:
-    """The instructions before a chat's first turn."""
+    """Return the instructions before a chat's first turn, as ``template`` takes them."""
     if not messages:
         return []
     first, *rest = messages
     if first.get("role") == "developer" and template.only_system:
-        # vLLM itself would do so, and would move all system messages to the front then.
+        # vLLM would change this role as well, but then moves all system messages to the front.
         first = {**first, "role": "system"}
     roles = [template.role_at_place(str(message.get("role"))) for message in rest]
     if not rest or None not in roles:
@@ -219,13 +230,15 @@ def _beginning(messages: Sequence[Message], template: Template) -> list[Message]
 
 
 def _following(messages: Sequence[Message], index: int) -> str | None:
-    """The role of the next message that instructs nothing."""
+    """Return the role of the next message that is no system or developer message."""
     roles = (str(message.get("role")) for message in messages[index + 1 :])
     return next((role for role in roles if role not in _INSTRUCTING), None)
 
 
 def marked(content: Any) -> Any:
-    """The content of a reminder between marks, unless it has them; None for no content."""
+    """Return a reminder's content between marks, unless it has them already; None if it is
+    empty.
+    """
     if isinstance(content, list) and all(map(_is_text, content)):
         content = "\n".join(_text(part) for part in content)
     if not content:
@@ -239,7 +252,7 @@ def marked(content: Any) -> Any:
 
 
 def _joined(contents: Iterable[Any]) -> Any:
-    """Contents of several messages as that of one: text, unless parts of them are no text."""
+    """Join the contents of several messages: a text, or a list of parts if some are no text."""
     present = [content for content in contents if content]
     parts = [part for content in present for part in _parts(content)]
     if all(map(_is_text, parts)):
@@ -266,7 +279,7 @@ def _role(message: Any) -> Any:
 
 
 def _plain(message: Any) -> Message:
-    """A message of vLLM's protocol as OpenAI's API has it in JSON."""
+    """Convert a message of vLLM's protocol to its JSON form in OpenAI's API."""
     if isinstance(message, dict):
         return message
     plain: Message = message.model_dump(exclude_none=True)

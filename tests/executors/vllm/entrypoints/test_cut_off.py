@@ -22,11 +22,11 @@ from vllm.tool_parsers import ToolParserManager
 
 from agentrt.executors.vllm._compat import cut_off, held_calls
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend import (
+from agentrt.executors.vllm.entrypoints import (
     families,
-    held,  # noqa: F401  # registers itself
+    tool_form_parser,  # noqa: F401  # registers itself
 )
-from tests.executors.vllm.frontend.outputs import FAMILIES, MARKS, NAMESPACE, TOOLS, TWO
+from tests.executors.vllm.entrypoints.outputs import FAMILIES, MARKS, NAMESPACE, TOOLS, TWO
 
 pytestmark = pytest.mark.engine
 

@@ -1,7 +1,7 @@
-"""Which of vLLM's parsers read a model's tool calls and its reasoning, by its config and template.
+"""Chooses vLLM's tool parser and reasoning parser for a model, by its config and chat template.
 
-`pick` looks its family up in a table. A model whose chat template knows no tools, or whose
-format vLLM cannot read, gets our own form, `held`.
+`pick` looks the model up in a table. A model whose chat template does not show tools, or whose
+format vLLM cannot read, gets agentrt's own tool form (`tool_form_parser`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TOOL_FORM = "held"
-"""The name of our own tool form, as a parser."""
+"""The parser name of agentrt's own tool form."""
 NONE = "none"
-"""What a user names for no parser at all."""
+"""The parser name with which a user turns a parser off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The parsers of one model; None is none. ``architecture`` is what they were picked for."""
+    """The parsers of one model; None stands for no parser.
+
+    ``architecture`` is the model's architecture, for which the parsers were chosen.
+    """
 
     tool_parser: str | None
     reasoning_parser: str | None
     architecture: str = "the model"
 
     def named(self, tool_parser: str | None, reasoning_parser: str | None) -> Family:
-        """The same with what the user names in place of what was picked; "none" is none."""
+        """Return a copy with the parsers that the user names; "none" removes a parser."""
         return replace(
             self,
             tool_parser=_named(tool_parser, self.tool_parser),
@@ -34,11 +37,13 @@ class Family:
         )
 
     def __str__(self) -> str:
-        tools = f"tool calls by {self.tool_parser}" if self.tool_parser else "no tool calls"
-        reasoning = f"reasoning by {self.reasoning_parser}"
+        tools = f"tool parser {self.tool_parser}" if self.tool_parser else "no tool parser"
+        if self.tool_parser == TOOL_FORM:
+            tools += " (agentrt's own JSON form of tool calls)"
+        reasoning = f"reasoning parser {self.reasoning_parser}"
         return (
-            f"{tools}, {reasoning if self.reasoning_parser else 'no reasoning'} (picked for "
-            f"{self.architecture}; --tool-call-parser and --reasoning-parser choose others)"
+            f"{tools}, {reasoning if self.reasoning_parser else 'no reasoning parser'}; chosen for "
+            f"{self.architecture}, change with --tool-call-parser and --reasoning-parser"
         )
 
 
@@ -48,8 +53,10 @@ def _named(name: str | None, picked: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A model of one of ``types``, or of any, with all of ``marks`` in its chat template has
-    these parsers. It reasons if its template has ``thinks``.
+    """The parsers for models of some kind.
+
+    The row is for models whose type is in ``types`` (empty: any type) and whose chat template
+    contains all of ``marks``. The reasoning parser is used if the template contains ``thinks``.
     """
 
     tool_parser: str
@@ -60,7 +67,7 @@ class _Row:
 
 
 _THINK = "<think>"
-_CODED = (  # their chats are rendered by code, so that no template needs to know of tools
+_CODED = (  # vLLM renders their chats in code, so their chat templates need not show tools
     _Row("openai", "openai_gptoss", types=("gpt_oss",)),
     _Row("deepseek_v32", "deepseek_v3", types=("deepseek_v32",)),
     _Row("deepseek_v4", "deepseek_v4", types=("deepseek_v4",)),
@@ -71,7 +78,7 @@ _CODED = (  # their chats are rendered by code, so that no template needs to kno
 _MISTRAL = ("mistral", "mistral3", "ministral3", "mistral4", "mixtral", "pixtral", "voxtral")
 _DISTILLED = ("llama", "qwen2", "qwen3")
 _GRANITE = ("granite", "granitemoe", "granitemoehybrid")
-_BY_TEMPLATE = (  # the first that fits
+_BY_TEMPLATE = (  # the first row that fits is used
     _Row("gemma4", "gemma4", types=("gemma4", "gemma4_text", "gemma4_unified")),
     _Row("minimax_m3", "minimax_m3", types=("minimax_m3", "minimax_m3_text", "minimax_m3_vl")),
     _Row("muse_glimmer", "muse_glimmer", types=("muse_glimmer", "muse_glimmer_text")),
@@ -119,17 +126,17 @@ _BY_TEMPLATE = (  # the first that fits
 
 
 def pick(config: Mapping[str, Any], chat_template: str | None) -> Family:
-    """The family of a model with this ``config.json``, whose chats go by ``chat_template``."""
+    """Return the parsers for a model with this ``config.json`` and chat template."""
     types = {config.get("model_type"), (config.get("text_config") or {}).get("model_type")}
     architecture = (config.get("architectures") or [config.get("model_type") or "the model"])[0]
-    if not chat_template and types & set(_MISTRAL):  # their tokenizer renders their chats
+    if not chat_template and types & set(_MISTRAL):  # Mistral's tokenizer renders chats itself
         return Family("mistral", None, architecture)
     for row in _CODED if not chat_template else (*_CODED, *_BY_TEMPLATE):
         if _fits(row, types, template := chat_template or ""):
-            told = row in _CODED or _tells_tools(template)
+            shows_tools = row in _CODED or _shows_tools(template)
             reasons = row in _CODED or row.thinks in template
             return Family(
-                row.tool_parser if told else TOOL_FORM,
+                row.tool_parser if shows_tools else TOOL_FORM,
                 row.reasoning_parser if reasons else None,
                 architecture,
             )
@@ -142,8 +149,8 @@ def _fits(row: _Row, types: set[str | None], template: str) -> bool:
     )
 
 
-def _tells_tools(template: str) -> bool:
-    """Whether a template shows the model the request's tools. Some know calls and results alone."""
+def _shows_tools(template: str) -> bool:
+    """Return whether a template shows the request's tools, and not only tool calls and results."""
     code = " ".join(re.findall(r"\{[%{].*?[%}]\}", template, re.DOTALL))
     names = re.sub(r"'[^']*'|\"[^\"]*\"", "", code)
     return re.search(r"(?<![\w.])tools\b", names) is not None

@@ -1,4 +1,4 @@
-"""vLLM's own front end for one model, in this process: over HTTP as `app`, and for programs."""
+"""vLLM's own front end for one model, in this process: for programs, and over HTTP as `app`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrt.errors import (
     NotServedError,
 )
 from agentrt.executors.base import Executor, FrontSetup
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -30,6 +30,12 @@ from agentrt.executors.frontend import (
     stepped,
 )
 from agentrt.executors.info import display_name, is_model, not_served
+from agentrt.executors.vllm._compat.api_server import (
+    keep_system_messages,
+    make_app,
+    make_renderer,
+    unmerged_quietly,
+)
 from agentrt.executors.vllm._compat.chats import (
     RenderedChat,
     beam_outputs,
@@ -38,20 +44,14 @@ from agentrt.executors.vllm._compat.chats import (
     render_chat,
 )
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
-from agentrt.executors.vllm._compat.frontend import (
-    keep_system_messages,
-    make_app,
-    make_renderer,
-    unmerged_quietly,
-)
-from agentrt.executors.vllm.frontend.arranged import arrange_chats
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient, as_ours
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.flags import parse_flags
-from agentrt.executors.vllm.frontend.long_prompts import work_apart
-from agentrt.executors.vllm.frontend.parsers import family_of, set_parsers
-from agentrt.executors.vllm.frontend.submit import submit
-from agentrt.executors.vllm.processes import apart
+from agentrt.executors.vllm.entrypoints.arranged import arrange_chats
+from agentrt.executors.vllm.entrypoints.client import ProgramEngineClient, as_ours
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.flags import parse_flags
+from agentrt.executors.vllm.entrypoints.long_prompts import work_apart
+from agentrt.executors.vllm.entrypoints.parsers import family_of, set_parsers
+from agentrt.executors.vllm.entrypoints.submit import submit
+from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import CallSpec, RenderedCall
 
 if TYPE_CHECKING:
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 _DATA = "data: "
 _END = "[DONE]"
 _QUICK = 4096
-"""Characters, or tokens to decode, that take a few milliseconds."""
+"""Maximum number of characters to encode, or tokens to decode, in the event loop: some ms."""
 
 
 class VLLMFrontend(Frontend):
-    """The front end of ``setup``'s model. Make it by `open`.
+    """The front end of ``setup``'s model. Create it with `open`.
 
-    ``app`` is vLLM's application, and ``args`` its parsed flags. ``name`` is what answers call
-    the model. With ``reminders``, system messages in the middle of a chat stay at their place.
-    ``budgets`` says whether the engines can hold thinking to a number of tokens.
+    ``app`` is vLLM's application, and ``args`` are its parsed flags. ``name`` is the model's name
+    in answers. With ``reminders``, system messages in the middle of a chat stay at their place.
+    ``budgets`` says whether the engines can limit the number of thinking tokens.
     """
 
     def __init__(
@@ -101,23 +101,24 @@ class VLLMFrontend(Frontend):
         *,
         reminders: bool = True,
     ) -> VLLMFrontend:
-        """A front end whose calls run on ``executor``. ``names`` are what clients call the
-        model; by default its own. With ``reminders``, system messages in the middle of a chat
-        stay at their place. Raises `ConfigError` for flags that it cannot take.
+        """Open a front end whose calls run on ``executor``.
+
+        ``names`` are the names under which clients request the model; by default its own name.
+        Raises `ConfigError` for flags that vLLM's front end refuses.
         """
         try:
             args = front_args(setup, names)
-            # Its messages name the model, and must not tell clients of folders.
+            # Error messages contain this name, and must not show clients the model's folder.
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
-            renderer, processor = await apart(make_renderer, setup.vllm_config)
+            renderer, processor = await in_new_thread(make_renderer, setup.vllm_config)
             if args.tool_call_parser == TOOL_FORM:
-                from agentrt.executors.vllm.frontend.held import explain_tools
+                from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 
                 renderer = explain_tools(renderer)
-            # Before tools are explained in the messages, and apart if they are long.
+            # The last wrapper runs first: long chats go to their thread, then chats are arranged,
+            # then tools are explained.
             renderer = arrange_chats(renderer, reminders=reminders)
-            most = setup.vllm_config.model_config.max_model_len
-            work_apart(renderer, most)
+            work_apart(renderer, setup.vllm_config.model_config.max_model_len)
             client = ProgramEngineClient(setup, renderer, processor, executor)
             with unmerged_quietly() if reminders else contextlib.nullcontext():
                 app = await make_app(client, args, setup.tasks)
@@ -162,7 +163,7 @@ class VLLMFrontend(Frontend):
                 yield piece
 
     async def _rendered(self, request: Request, *, stream: bool) -> RenderedChat:
-        """Render a request. Raises as vLLM does, and `NotServedError` or `CallRejectedError`."""
+        """Render a request. Raises `NotServedError`, `CallRejectedError` and vLLM's errors."""
         chat = await render_chat(self._serving, self._parsed(request, stream))
         if hasattr(chat, "error"):
             raise _refused(chat.error.model_dump())
@@ -175,8 +176,10 @@ class VLLMFrontend(Frontend):
         caller: Caller,
         note: Callable[[AgentrtError], None] = lambda error: None,
     ) -> AsyncGenerator[Any, None]:
-        """Return the outputs of a rendered request. ``note`` gets the error of a call that fails:
-        vLLM's formatting replaces it by one of its own.
+        """Return the outputs of a rendered request.
+
+        ``note`` is called with the error of a call that fails, because vLLM's formatting replaces
+        this error by its own.
         """
         if chat.request.use_beam_search:
             return stepped(caller, beam_outputs(self._serving, chat))
@@ -200,11 +203,11 @@ class VLLMFrontend(Frontend):
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         body = {**request, "model": self.served_as(request.get("model")), "stream": stream}
-        if body.get("max_tokens") is not None:  # the name is deprecated, and vLLM warns of it
+        if body.get("max_tokens") is not None:  # deprecated: vLLM would log a warning
             limit = body.pop("max_tokens")
             body.setdefault("max_completion_tokens", limit)
         limit = body.get("max_completion_tokens")
-        if isinstance(limit, int) and limit > self.max_model_len:  # as the server's clients have it
+        if isinstance(limit, int) and limit > self.max_model_len:  # as agentrt's server does
             body["max_completion_tokens"] = self.max_model_len
         if stream:
             body.setdefault("stream_options", {"include_usage": True})
@@ -217,7 +220,7 @@ class VLLMFrontend(Frontend):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that one call may have, prompt and output together."""
+        """Maximum number of tokens of a call, prompt and output together."""
         return int(self.setup.vllm_config.model_config.max_model_len)
 
     @property
@@ -229,12 +232,15 @@ class VLLMFrontend(Frontend):
 
     @property
     def names(self) -> list[str]:
-        """What requests may call the model, and its adapters."""
+        """The names under which requests may name the model and its adapters."""
         models = self.app.state.openai_serving_models
         return [*self.args.served_model_name, *models.lora_requests]
 
     def served_as(self, model: str | None) -> str:
-        """The name of a model or adapter as requests have it. Raises `NotServedError`."""
+        """Return the served name of a model or adapter that a request names; None is the model.
+
+        Raises `NotServedError` for a name that is not served.
+        """
         if model is None or is_model(model, self.setup.model):
             return self.name
         if model not in self.names:
@@ -277,12 +283,14 @@ class VLLMFrontend(Frontend):
         decode = self._renderer.get_tokenizer().decode
         return str(await self._patient(len(ids), decode, ids, skip_special_tokens=False))
 
-    async def _patient(self, size: int, work: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        """What ``work`` gives. What is long is done in a thread, one at a time."""
+    async def _patient(self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``work``; if ``size`` is large, run it in a thread, one at a
+        time.
+        """
         if size <= _QUICK:
-            return work(*args, **more)
+            return work(*args, **kwargs)
         async with self._long:
-            return await apart(partial(work, *args, **more))
+            return await in_new_thread(partial(work, *args, **kwargs))
 
     def addressed(self, spec: CallSpec) -> CallSpec:
         adapter = self.app.state.openai_serving_models.lora_requests.get(self.served_as(spec.model))
@@ -295,7 +303,10 @@ class VLLMFrontend(Frontend):
 
 
 def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
-    """The flags of a front end, as `vllm serve` would have parsed them."""
+    """Return the options of a front end, as `vllm serve` would parse them.
+
+    ``family`` is added: the parsers of the model.
+    """
     args = parse_flags(setup.flags)
     args.model = setup.model
     args.served_model_name = list(names) or [display_name(setup.model)]
@@ -307,11 +318,14 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
 
 @contextlib.contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise vLLM's refusals as ours, and a call's own error where vLLM's stands for it."""
+    """Convert vLLM's errors in the body to agentrt's.
+
+    If vLLM's error was made from an error of agentrt's, raise that error.
+    """
     try:
         yield
     except VLLMError as error:
-        if isinstance(own := error.__cause__, AgentrtError):  # as the engine client has it
+        if isinstance(own := error.__cause__, AgentrtError):  # see `for_vllm`
             raise own from own.__cause__
         raise as_ours(error) from error
     except AgentrtError:
@@ -338,6 +352,7 @@ def _refused(error: Mapping[str, Any]) -> EngineError | NotServedError:
 
 
 def _reasons(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    reasons = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in found)
-    return "; ".join(reasons)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in faults
+    )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.frontend.partial import CallPart, read
-from agentrt.executors.vllm.frontend.tool_form import explained, tool_form
+from agentrt.executors.vllm.entrypoints.partial import CallPart, read
+from agentrt.executors.vllm.entrypoints.tool_form import explained, tool_form
 
 Json = dict[str, Any]
 
@@ -118,8 +118,8 @@ def test_the_model_is_told_the_form_of_each_call_and_of_the_answer() -> None:
 @pytest.mark.parametrize(
     ("tools", "choice", "complaint"),
     [
-        ([ADD], "sub", "'sub' names no tool of this call; it can be auto, required, none, add"),
-        ([{"type": "web_search"}], "required", "no function among the tools"),
+        ([ADD], "sub", "'sub'; use one of auto, required, none, add"),
+        ([{"type": "web_search"}], "required", "has no function among its tools"),
     ],
 )
 def test_a_choice_of_what_is_not_there_is_refused(

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallRejectedError, NotServedError
-from agentrt.executors.frontend import NoProgram
+from agentrt.executors.chat_api import NoProgram
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
 
@@ -51,9 +51,12 @@ async def test_a_chat_is_answered_whole_and_in_pieces(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"response_format": {"type": "json_object"}}, "plain text, and has no response_format"),
-        ({"tools": [{"type": "function"}], "logprobs": True}, "no logprobs and no tools: leave"),
-        ({"n": 2}, "has no n: leave it out, or run with --engine vllm"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "plain text and does not support response_format",
+        ),
+        ({"tools": [{"type": "function"}], "logprobs": True}, "support logprobs or tools; leave"),
+        ({"n": 2}, "support n; leave it out, or run with --engine vllm"),
     ],
 )
 async def test_more_than_text_is_refused(
@@ -68,7 +71,7 @@ async def test_more_than_text_is_refused(
 async def test_an_image_is_refused(runtime: Runtime) -> None:
     frontend = await runtime.frontend()
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    with pytest.raises(CallRejectedError, match="no images or audio"):
+    with pytest.raises(CallRejectedError, match="does not support images or audio"):
         await frontend.count_tokens({"messages": [picture]})
 
 

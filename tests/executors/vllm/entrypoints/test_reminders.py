@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from vllm.renderers import ChatParams
 
-from agentrt.executors.vllm._compat.frontend import make_renderer
+from agentrt.executors.vllm._compat.api_server import make_renderer
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend.arranged import arrange_chats
-from agentrt.executors.vllm.frontend.held import explain_tools
-from agentrt.executors.vllm.frontend.reminders import CLOSES, OPENS
+from agentrt.executors.vllm.entrypoints.arranged import arrange_chats
+from agentrt.executors.vllm.entrypoints.reminders import CLOSES, OPENS
+from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 from tests.doubles.scripted_engine import ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -1,7 +1,7 @@
 """Makes the calls of a rendered request, and merges their outputs into those of one request.
 
-Both front ends end here: that of programs in this process, and the engine client of vLLM's
-application over HTTP.
+Programs in this process use it through their front end, and vLLM's HTTP application through its
+engine client.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind
 
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import Caller
+from agentrt.executors.chat_api import Caller
 from agentrt.request import CallSpec, RenderedCall
 
 _NOT_OPTIONS = ("session_id", "trace_headers", "priority", "data_parallel_rank", "prompt_text")
-"""Options of vLLM's front end that we set ourselves: a call's program, replica and priority."""
+"""Options of vLLM's front end that agentrt sets itself, such as a call's program and priority."""
 
 
 async def submit(
@@ -31,20 +31,20 @@ async def submit(
     request_id: str,
     failed: Callable[[BaseException], Exception | None],
 ) -> AsyncGenerator[Any, None]:
-    """Make the calls of a request for ``caller`` on the engines that have ``model``, and yield
-    vLLM's outputs.
+    """Make the calls of a rendered request for ``caller`` on ``model``, and yield vLLM's outputs.
 
-    ``failed`` gets the error of a call and returns the error to raise in its place; None is the
-    error itself.
+    ``prompt``, ``params`` and ``options`` are an engine's input. ``request_id`` is set in the
+    outputs. ``failed`` gets the error of a call, and returns the error to raise instead, or None to
+    raise the error itself.
     """
     options = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
-    await asyncio.sleep(0)  # calls that came together begin right after each other
+    await asyncio.sleep(0)  # so that calls that arrived together begin right after each other
     if getattr(params, "n", 1) == 1:
-        made = caller.chunks(_spec(model, prompt, params, options), stream=_streams(params))
+        submitted = caller.chunks(_spec(model, prompt, params, options), stream=_streams(params))
     else:
-        made = _several(caller, model, prompt, params, options)
+        submitted = _several(caller, model, prompt, params, options)
     try:
-        async with contextlib.aclosing(made) as chunks:
+        async with contextlib.aclosing(submitted) as chunks:
             async for chunk in chunks:
                 chunk.output.request_id = request_id
                 yield chunk.output
@@ -81,7 +81,7 @@ def _spec(model: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> C
 async def _several(
     caller: Caller, model: str, prompt: Any, params: Any, options: Mapping[str, Any]
 ) -> AsyncGenerator[Chunk, None]:
-    """Make ``n`` calls beside each other, and merge their outputs into those of one request."""
+    """Make ``params.n`` calls at the same time, and merge their outputs into one request's."""
     queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
     async def feed(index: int, sibling: Caller) -> None:
@@ -90,8 +90,8 @@ async def _several(
         own.seed = None if params.seed is None else params.seed + index
         try:
             spec = _spec(model, prompt, own, options)
-            made = sibling.chunks(spec, stream=_streams(own))
-            async with contextlib.aclosing(made) as chunks:
+            stream = sibling.chunks(spec, stream=_streams(own))
+            async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     queue.put_nowait((index, chunk.output))
         except (asyncio.CancelledError, Exception) as raised:
@@ -101,7 +101,7 @@ async def _several(
             queue.put_nowait((index, error))
 
     async def begin(siblings: Sequence[Caller]) -> None:
-        # One in each pass of the event loop: a hundred at once would hold all others up.
+        # One call in each pass of the event loop: a hundred at once would delay all other work.
         for index, sibling in enumerate(siblings):
             tasks.append(asyncio.create_task(feed(index, sibling)))
             await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def _several(
 
 
 async def _merged(queue: asyncio.Queue[tuple[int, Any]], params: Any) -> AsyncGenerator[Any, None]:
-    """Yield the outputs of ``n`` calls as vLLM gives those of one request with ``n`` choices."""
+    """Yield the outputs of ``n`` calls as vLLM does for one request with ``n`` choices."""
     whole = not _streams(params)
     finished: dict[int, Any] = {}
     while len(finished) < params.n:

@@ -1,8 +1,8 @@
-"""The engine client of vLLM's application: over HTTP, it makes each call for its `caller`.
+"""The engine client of vLLM's HTTP application: it makes each call for the current `caller`.
 
-vLLM's `EngineClient` is an interface of some forty methods. Those that a front end needs are
+vLLM's `EngineClient` is an interface of about forty methods. The methods that a front end needs are
 implemented here; the others raise `NotImplementedError` with their name. Programs in this process
-do not come here, but for the many calls of a beam search.
+use this client only for the calls of a beam search.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Executor, FrontSetup
-from agentrt.executors.frontend import CALLER, Caller, NoProgram, caller
-from agentrt.executors.vllm._compat.frontend import render_prompt
-from agentrt.executors.vllm.frontend.submit import submit
+from agentrt.executors.chat_api import CALLER, Caller, NoProgram, caller
+from agentrt.executors.vllm._compat.api_server import render_prompt
+from agentrt.executors.vllm.entrypoints.submit import submit
 
 
 class ProgramEngineClient(EngineClient):
-    """Stands for all engines of ``executor`` that have the model of ``setup``."""
+    """An engine client for all engines of ``executor`` that have the model of ``setup``."""
 
     def __init__(
         self, setup: FrontSetup, renderer: Any, input_processor: Any, executor: Executor
@@ -53,13 +53,19 @@ class ProgramEngineClient(EngineClient):
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """Not a coroutine: the `caller` is read here, and not where the output is read."""
+        """Return the outputs of a call for the `caller` of this moment.
+
+        This is no coroutine, since the outputs may be read when another caller is set.
+        """
         return self._outputs(caller(), prompt, sampling_params, request_id, options)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """Return what a pooling model makes of a prompt: the caller's call, if there is one."""
+        """Return the outputs of a pooling model, such as an embedding or a score.
+
+        Without a caller, the call belongs to no program.
+        """
         pooling = CALLER.get() or NoProgram(self._executor)
         return self._outputs(pooling, prompt, pooling_params, request_id, options)
 
@@ -88,10 +94,10 @@ class ProgramEngineClient(EngineClient):
         options: Mapping[str, Any],
         failed: Callable[[BaseException], Exception | None],
     ) -> AsyncGenerator[Any, None]:
-        """Yield the outputs of a prompt that is not rendered yet."""
+        """Render a raw prompt, and yield its outputs."""
         prompt = await render_prompt(self.renderer, self.model_config, prompt)
-        made = submit(caller, self._setup.model, prompt, params, options, request_id, failed)
-        async with contextlib.aclosing(made) as outputs:
+        submitted = submit(caller, self._setup.model, prompt, params, options, request_id, failed)
+        async with contextlib.aclosing(submitted) as outputs:
             async for output in outputs:
                 yield output
 
@@ -108,27 +114,31 @@ class ProgramEngineClient(EngineClient):
 
     @property
     def errored(self) -> bool:
-        # Replicas come back: a call waits for one, or its own error says that there is none.
+        # Dead replicas are restarted: a call waits for a replica, or fails with its own error.
         return False
 
     async def abort(self, request_id: Any) -> None:
-        """Closing a call's output aborts it."""
+        """Do nothing: closing the generator of a call's outputs aborts the call."""
 
 
 def for_vllm(error: AgentrtError) -> Exception:
-    """Return our error as vLLM's front end is to see it: a refusal of vLLM's own in its own words
-    and fields, all others as one that it gives the right status.
+    """Convert an error of agentrt's for vLLM's front end.
+
+    If vLLM itself refused the call, return vLLM's error. Otherwise return an error of vLLM's that
+    gets the right HTTP status, with ``error`` as its cause.
     """
     refusal = error.__cause__
     if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
         return refusal
-    made = as_vllm(error)
-    made.__cause__ = error
-    return made
+    converted = as_vllm(error)
+    converted.__cause__ = error
+    return converted
 
 
 def as_vllm(error: AgentrtError) -> VLLMError:
-    """Our error as one that vLLM's front end gives the right status."""
+    """Return an error of vLLM's with the text of ``error``, for which vLLM sends the right
+    status.
+    """
     text = str(error)
     if isinstance(error, CallRejectedError):
         return VLLMValidationError(text)
@@ -138,15 +148,15 @@ def as_vllm(error: AgentrtError) -> VLLMError:
         return GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE)
     if isinstance(error, CallTimeoutError):
         return GracefulHTTPError(text, HTTPStatus.REQUEST_TIMEOUT)
-    status = getattr(error, "status", None)  # an error of the server around it
+    status = getattr(error, "status", None)  # an error of agentrt's server
     return VLLMServerError(text) if status is None else GracefulHTTPError(text, HTTPStatus(status))
 
 
 def as_ours(error: Exception) -> CallRejectedError:
-    """vLLM's refusal of a request that it rendered."""
+    """Return the `CallRejectedError` for an error with which vLLM refused to render a request."""
     text = str(error.args[0]) if error.args else str(error)
     parameter, value = getattr(error, "parameter", None), getattr(error, "value", None)
-    if (parameter, value) == ("max_tokens", 0):  # which vLLM sets to what is left
+    if (parameter, value) == ("max_tokens", 0):  # vLLM lowers it to what the prompt leaves
         return PromptTooLongError("the prompt fills the model's context, or max_tokens is 0")
     too_long = parameter in ("input_tokens", "input_text")
     return PromptTooLongError(text) if too_long else CallRejectedError(text)
@@ -154,12 +164,13 @@ def as_ours(error: Exception) -> CallRejectedError:
 
 def _refuse(name: str) -> Any:
     async def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{name} is not for clients of this server")
+        raise NotImplementedError(f"agentrt does not offer {name} to clients of its server")
 
     return refuse
 
 
-# Profiling, sleeping, weights, elastic scaling: the interface grows with each version of vLLM.
+# The other methods (profiling, sleep mode, weights, elastic scaling) differ between versions of
+# vLLM, so they are taken from the interface.
 for _name in ProgramEngineClient.__abstractmethods__:
     setattr(ProgramEngineClient, _name, _refuse(_name))
 ProgramEngineClient.__abstractmethods__ = frozenset()

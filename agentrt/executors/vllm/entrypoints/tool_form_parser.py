@@ -1,7 +1,7 @@
-"""`held`: our tool form for vLLM's front end, as a tool parser and a renderer that explains it.
+"""agentrt's tool form for models without a tool format: vLLM's tool parser ``held``.
 
-For models without a tool format of their own. The parser holds outputs to the form's JSON
-schema and reads them; the chat template sees plain messages with the tools explained.
+The parser constrains outputs to the form's JSON schema, and reads them. `explain_tools` makes a
+renderer explain the tools in plain messages, since the model's chat template does not show tools.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from agentrt.executors.vllm._compat.parsing import (
     get_function_tools,
     make_tool_call_id,
 )
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.partial import CallPart, OutputReader, read
-from agentrt.executors.vllm.frontend.tool_form import ToolForm, explained, tool_form
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.partial import CallPart, OutputReader, read
+from agentrt.executors.vllm.entrypoints.tool_form import ToolForm, explained, tool_form
 
 _OBJECT = {"type": "object"}
 
 
 class _Form(StructuredOutputsParams):
-    """The form as a request's constraint, so that a request is not held to it twice."""
+    """The constraint for the tool form. Its own class shows that a request has it already."""
 
 
-class HeldToolParser(ToolParser):
-    """Holds outputs to the tool form, and reads them.
+class ToolFormParser(ToolParser):
+    """Constrains outputs to the tool form, and reads them.
 
-    An output that was cut off gives what it has: part of the answer, or a call with part of its
-    arguments. Reading a whole output is reading its stream in one piece.
+    From an output that was cut off it reads part of the answer, or a call with part of its
+    arguments. A whole output is read as a stream of one piece.
     """
 
     supports_required_and_named = False
     needs_tools = True
-    """Whether it finds calls only in outputs of requests with tools, unlike some of vLLM's."""
-    # Of DelegatingParser: give deltas alone, call finish_streaming at the end, and take content
-    # from extract_tool_calls rather than the raw output.
+    """Says that this parser finds calls only if the request has tools; some of vLLM's always do."""
+    # Tells DelegatingParser to pass only deltas, to call finish_streaming at the end, and to take
+    # the content from extract_tool_calls, and not from the raw output.
     engine_based_streaming = True
 
     def __init__(self, tokenizer: Any, tools: Sequence[Any] | None = None) -> None:
@@ -54,7 +54,7 @@ class HeldToolParser(ToolParser):
         self._reader = OutputReader()
 
     def adjust_request(self, request: Any) -> Any:
-        """Hold the output to the form. What the answer was held to becomes part of it."""
+        """Constrain the output to the form. A constraint of the answer becomes part of the form."""
         if isinstance(request.structured_outputs, _Form):
             return request
         form = _form_of(request)
@@ -71,11 +71,11 @@ class HeldToolParser(ToolParser):
             request.text = None
         choice = _plain(request.tool_choice)
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            request.tool_choice = choice["mode"]  # vLLM does not read outputs with the other
+            request.tool_choice = choice["mode"]  # vLLM parses no tool calls for allowed_tools
         return request
 
     def extract_tool_calls(self, model_output: str, request: Any) -> Any:
-        """The answer's text or the tool call of a whole output."""
+        """Return the tool call of a whole output, or else the answer's text."""
         if _form_of(request) is None:
             return ExtractedToolCallInformation(
                 tools_called=False, tool_calls=[], content=model_output
@@ -84,8 +84,8 @@ class HeldToolParser(ToolParser):
         if call is None:
             return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=text)
         function = FunctionCall(name=call.name or "", arguments=call.arguments)
-        made = ToolCall(id=make_tool_call_id(), type="function", function=function)
-        return ExtractedToolCallInformation(tools_called=True, tool_calls=[made], content=None)
+        tool_call = ToolCall(id=make_tool_call_id(), type="function", function=function)
+        return ExtractedToolCallInformation(tools_called=True, tool_calls=[tool_call], content=None)
 
     def extract_tool_calls_streaming(
         self,
@@ -97,18 +97,20 @@ class HeldToolParser(ToolParser):
         delta_token_ids: Sequence[int],
         request: Any,
     ) -> Any:
-        """What is certain now that ``delta_text`` has come."""
+        """Return a delta with what is certain after ``delta_text``; None if nothing is."""
         if _form_of(request) is None:
             return DeltaMessage(content=delta_text) if delta_text else None
         return _delta(self._reader.feed(delta_text))
 
     def finish_streaming(self) -> Any:
-        """What was held back until the output's end."""
+        """Return a delta with what was held back until the output's end; None if nothing was."""
         return _delta(self._reader.finish())
 
 
 def explain_tools(renderer: Any) -> Any:
-    """Make one of vLLM's renderers show chats in the tool form; the renderer itself comes back."""
+    """Change one of vLLM's renderers so that it shows tools and calls in the form, and return
+    it.
+    """
     whole, awaited = renderer.render_messages, renderer.render_messages_async
 
     def render_messages(messages: Iterable[Any], params: Any) -> Any:
@@ -139,16 +141,19 @@ def _form_of(request: Any) -> ToolForm | None:
 
 
 def _answer_of(response_format: Any) -> Mapping[str, Any] | None:
-    """The schema of the answer, by a chat's ``response_format``."""
+    """Return the JSON schema of the answer that a chat's ``response_format`` demands, or None."""
     if getattr(response_format, "type", None) == "json_object":
         return _OBJECT
-    # Not by `_plain`: it would copy a large schema in the event loop.
+    # `_plain` would copy a large schema, which takes time in the event loop.
     schema = getattr(getattr(response_format, "json_schema", None), "json_schema", None)
     return schema if isinstance(schema, Mapping) else None
 
 
 def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
-    """A JSON schema for an answer that has to obey ``constraint``."""
+    """Return a JSON schema for an answer that obeys ``constraint``; None if there is none.
+
+    Raises `ValueError` for a grammar or a structural tag.
+    """
     if constraint is None:
         return None
     if constraint.json_object:
@@ -161,13 +166,14 @@ def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
     if constraint.regex is not None:
         return {"type": "string", "pattern": constraint.regex}
     raise ValueError(
-        "a model without a tool format of its own takes tools together with a JSON schema, a "
-        "choice or a regex, and not with a grammar or a structural tag: leave one of them out"
+        "this model has no tool format of its own, and takes tools together with a JSON schema, a "
+        "choice or a regex, but not with a grammar or a structural tag: leave out the tools or "
+        "the constraint"
     )
 
 
 def _delta(parts: Iterable[str | CallPart]) -> Any:
-    """Parts of an output as one delta; None where there is nothing to say."""
+    """Join parts of an output into one delta; None if there are none."""
     text, name, arguments = "", None, []
     for part in parts:
         if isinstance(part, str):
@@ -190,8 +196,8 @@ def _call(name: str | None, arguments: list[str]) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of vLLM's protocol as OpenAI's API has it in JSON."""
+    """Convert a model of vLLM's protocol to its JSON form in OpenAI's API."""
     return value.model_dump(by_alias=True) if hasattr(value, "model_dump") else value
 
 
-ToolParserManager.register_module(TOOL_FORM, module=HeldToolParser)
+ToolParserManager.register_module(TOOL_FORM, module=ToolFormParser)

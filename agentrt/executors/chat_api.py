@@ -1,8 +1,9 @@
-"""The front end: turns requests in OpenAI's form into calls, and their outputs into answers.
+"""The interface for chat requests: a `Frontend` converts them to calls, and outputs to answers.
 
-Rendering a chat and reading tool calls out of an output is done once, here, before calls are
-scheduled. A `Caller` is the program that makes the calls. Programs in this process pass it; only
-vLLM's own application, which answers requests over HTTP, has no place for it, and reads `CALLER`.
+A front end renders chats before their calls are scheduled, and reads tool calls from outputs. It
+makes calls through a `Caller`, which stands for a program. Programs in this process pass their
+caller as an argument. vLLM's HTTP application has no argument for it, and reads the context
+variable `CALLER`.
 """
 
 from __future__ import annotations
@@ -23,51 +24,55 @@ from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, Reply
 
 T = TypeVar("T")
 _NO_TOKENS = (
-    "this executor takes chats as text, and does not tell how it tokenizes: contexts and counts "
-    "of tokens need an engine of this runtime's own (--model)"
+    "this executor takes chats as text and has no tokenizer; for contexts and counts of tokens, "
+    "run an engine in this process (--model)"
 )
 Request = Mapping[str, Any]
-"""A chat request, as OpenAI's chat completions and vLLM have it."""
+"""A chat request in the form of OpenAI's chat completions, with vLLM's further fields."""
 Answer = dict[str, Any]
 """A ``chat.completion``, or in a stream a ``chat.completion.chunk``, in OpenAI's form."""
 
 
 class Caller(Protocol):
-    """Whose calls a front end makes: a place in some program."""
+    """The program for which a front end makes calls, at some point of the program's run."""
 
     def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call, and give its output as `Executor.generate` does."""
+        """Make a call, and yield its output as `Executor.generate` does."""
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
-        """Callers for ``count`` calls beside each other; after the block they have all ended."""
+        """Return callers for ``count`` parallel calls. They must have ended after the ``with``
+        block.
+        """
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """The error that stands for that of a call; None if it says enough, or is no failure."""
+        """Return the error to raise in place of a call's ``error``; None if it should be raised."""
         return error if isinstance(error, AgentrtError) else None
 
     def limited(self, max_tokens: int) -> None:
-        """Hear that the answer may have only so many tokens, fewer than its request asks for."""
+        """Note that the answer may have at most ``max_tokens`` tokens, fewer than requested."""
         return
 
 
 FIELDS = "agentrt.fields"
-"""The key of an ASGI scope that has the JSON of its body, parsed: an object."""
+"""The key of an ASGI scope for the request's body, parsed as a JSON object."""
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
-"""Whose calls vLLM's own code makes by its engine client now."""
+"""The caller for which vLLM's own code makes calls through its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
-"""The tenant for whom a front end works: those with much work take turns. It is read inside of
-vLLM's renderer, which passes on no argument of ours.
+"""The tenant whose request a front end handles now. The tenants' long prompts are rendered in
+turns.
+
+This is a context variable, because vLLM's renderer cannot pass the tenant on as an argument.
 """
 
 
 class NoProgram(Caller):
-    """Makes calls on ``executor`` that belong to no program: each is one of its own."""
+    """A caller without a program: each of its calls on ``executor`` is a program of its own."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call, and forget its program."""
+        """Make a call, and end its program."""
         name = f"lone-{uuid4().hex}"
         call = Call(Identity(f"{name}/0", name, "lone"), spec)
         try:
@@ -82,15 +87,15 @@ class NoProgram(Caller):
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[Caller]]:
-        """The same, so often."""
+        """Return this caller ``count`` times."""
         yield [self] * count
 
 
 def caller() -> Caller:
-    """Return whose call vLLM's own code makes now."""
+    """Return the caller for which vLLM's own code makes a call now. Raises `AgentrtError`."""
     current = CALLER.get()
     if current is None:
-        raise AgentrtError("a front end was asked for a call outside any program")
+        raise AgentrtError("vLLM's application made a call without a caller; set it with `calling`")
     return current
 
 
@@ -108,12 +113,12 @@ class _Calling(contextlib.AbstractContextManager[None]):
 
 
 def calling(caller: Caller) -> contextlib.AbstractContextManager[None]:
-    """Have the calls that vLLM's own code makes in the body be those of ``caller``."""
+    """Set the caller for the calls that vLLM's own code makes in the ``with`` block."""
     return _Calling(caller)
 
 
 async def stepped(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of a stream, whose calls are those of ``caller`` in each of its steps."""
+    """Yield the items of a stream, with ``caller`` set while the stream computes each item."""
     async with contextlib.aclosing(items):
         while True:
             with calling(caller):
@@ -126,8 +131,11 @@ async def stepped(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenera
 
 @dataclass(frozen=True, slots=True)
 class FrontProfile:
-    """What a model can take and give. ``max_model_len`` counts prompt and output (tokens);
-    None where it is not known. With ``media_in_tools`` a tool's message may have what a user's may.
+    """The abilities of a model: the kinds of inputs and outputs that it supports.
+
+    ``max_model_len`` is the maximum number of tokens of prompt and output together; None if not
+    known. ``media_in_tools`` says that the results of tools may have the same media as messages of
+    a user.
     """
 
     model: str
@@ -141,53 +149,55 @@ class FrontProfile:
 
 
 class Frontend(ABC):
-    """Answers chat requests by calls of their ``caller``.
+    """Answers chat requests by calls that it makes through their ``caller``.
 
-    Raises `CallRejectedError` for a request that cannot be answered, `PromptTooLongError` for
-    one beyond the model's context, `NotServedError` for a model that is not served, and what
-    `Executor.generate` raises.
+    Its methods raise `CallRejectedError` for a request that is not supported, `PromptTooLongError`
+    for a chat that exceeds the model's context, `NotServedError` for a model that is not served,
+    and the errors of `Executor.generate`.
     """
 
     @abstractmethod
     async def chat(self, request: Request, caller: Caller) -> Answer:
-        """Return the whole answer."""
+        """Answer a request, and return the whole answer."""
 
     @abstractmethod
     def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
-        """Yield the answer in pieces. Closing the iterator aborts its calls."""
+        """Answer a request, and yield the answer in pieces. Closing the iterator aborts its
+        calls.
+        """
 
     @abstractmethod
     def profile(self, model: str | None = None) -> FrontProfile:
-        """What a model can do; None is the first that is served."""
+        """Return the abilities of a served model; None is the first model."""
 
     async def count_tokens(self, request: Request) -> int:
-        """How many tokens the prompt of a chat has, its template included."""
+        """Return the number of tokens of a chat's prompt, rendered with the chat template."""
         return len(await self.render(request))
 
     async def render(self, request: Request) -> list[int]:
-        """The token ids of a chat's prompt, its template included."""
+        """Return the token ids of a chat's prompt, rendered with the chat template."""
         raise ConfigError(_NO_TOKENS)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
-        """The token ids of a text, without special tokens of a chat."""
+        """Return the token ids of a text. No special tokens are added."""
         raise ConfigError(_NO_TOKENS)
 
     async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, with special tokens."""
         raise ConfigError(_NO_TOKENS)
 
     def addressed(self, spec: CallSpec) -> CallSpec:
-        """A call of token ids, with the model or adapter that it names as executors know it."""
+        """Return a call of token ids with its model or adapter in the form that executors need."""
         raise ConfigError(_NO_TOKENS)
 
-    async def close(self) -> None:  # noqa: B027  # most hold nothing
-        """Let go of what it holds. Idempotent."""
+    async def close(self) -> None:  # noqa: B027  # most front ends have nothing to close
+        """Release the front end's resources. Idempotent."""
 
 
 class RequestFrontend(Frontend):
-    """For executors that take requests as they are, such as a remote endpoint.
+    """The front end of executors that take chat requests, such as a remote endpoint.
 
-    One that gives text alone, without ``Chunk.output``, is put into OpenAI's form here.
+    If the executor returns only text, without ``Chunk.output``, the answer is built here.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -206,7 +216,7 @@ class RequestFrontend(Frontend):
     def profile(self, model: str | None = None) -> FrontProfile:
         self._info.check_served(model)
         name = display_name(model or self._info.model)
-        # OpenAI's API takes nothing but text from tools.
+        # In OpenAI's API, the results of tools are only text.
         return FrontProfile(name, images=self._info.images, media_in_tools=False)
 
 
@@ -217,13 +227,13 @@ async def _pieces(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Answer,
 
 
 def whole_of(reply: Reply) -> Answer:
-    """A reply as an answer."""
+    """Return a reply in OpenAI's form."""
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}
     return {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)}
 
 
 def piece_of(chunk: Chunk) -> Answer:
-    """A piece of text as one of an answer."""
+    """Return a piece of text as a ``chat.completion.chunk``."""
     reason = None if chunk.reply is None else chunk.reply.finish_reason
     choice = {"index": 0, "delta": {"content": chunk.text}, "finish_reason": reason}
     piece = {"object": "chat.completion.chunk", "choices": [choice]}
@@ -240,7 +250,9 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def spec_of(request: Request) -> CallSpec:
-    """A request as a call that is not rendered, with what schedulers and routers look at."""
+    """Return a request as a call that is not rendered, with the fields for schedulers and
+    routers.
+    """
     return CallSpec(
         max_tokens=request.get("max_completion_tokens") or request.get("max_tokens") or NO_LIMIT,
         temperature=_number(request.get("temperature"), 1.0),
@@ -252,5 +264,5 @@ def spec_of(request: Request) -> CallSpec:
     )
 
 
-def _number(given: Any, default: float) -> float:
-    return float(given) if isinstance(given, int | float) else default
+def _number(value: Any, default: float) -> float:
+    return float(value) if isinstance(value, int | float) else default

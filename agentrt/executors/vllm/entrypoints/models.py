@@ -1,4 +1,6 @@
-"""The front end of an executor, whatever it is: one per served model, chosen by a call's model."""
+"""Opens the front end of any executor. With several models, a request's model chooses among
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrt.errors import NotServedError
 from agentrt.executors.base import Executor
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -19,16 +21,17 @@ from agentrt.executors.info import not_served
 from agentrt.request import CallSpec
 
 if TYPE_CHECKING:
-    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
+    from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 
 
 async def open_frontend(
     executor: Executor, names: Sequence[str] = (), *, reminders: bool = True
 ) -> Frontend:
-    """A front end whose calls run on ``executor``, which has started.
+    """Open a front end whose calls run on ``executor``, which must have started.
 
-    ``names`` are what clients call the first model; by default its own name. With ``reminders``,
-    system messages in the middle of a chat stay at their place, whatever the chat template does.
+    ``names`` are the names under which clients request the first model; by default its own name.
+    With ``reminders``, system messages in the middle of a chat stay at their place, whatever the
+    chat template does. Raises `ConfigError` for flags that vLLM's front end refuses.
     """
     own: Frontend | None = executor.own_frontend(names)
     if own is not None:
@@ -36,23 +39,26 @@ async def open_frontend(
     setups = await executor.front_setups()
     if not setups:
         return RequestFrontend(executor.info)
-    from agentrt.executors.vllm.frontend.frontend import VLLMFrontend  # takes seconds
+    # Imports vLLM's server, which takes seconds.
+    from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 
     fronts = []
     for index, setup in enumerate(setups):
         own_names = names if index == 0 else ()
         fronts.append(await VLLMFrontend.open(setup, executor, own_names, reminders=reminders))
-    return fronts[0] if len(fronts) == 1 else ModelFrontends(fronts)
+    return fronts[0] if len(fronts) == 1 else FrontendsByModel(fronts)
 
 
-class ModelFrontends(Frontend):
-    """Several models' front ends. A request that names no model goes to the first."""
+class FrontendsByModel(Frontend):
+    """The front ends of several models. A request that names no model goes to the first."""
 
     def __init__(self, fronts: Sequence[VLLMFrontend]) -> None:
         self.fronts = tuple(fronts)
 
     def of(self, model: str | None) -> VLLMFrontend:
-        """The front end that serves ``model``. Raises `NotServedError`."""
+        """Return the front end that serves ``model``; None is the first. Raises
+        `NotServedError`.
+        """
         for front in self.fronts:
             try:
                 front.served_as(model)

@@ -1,9 +1,9 @@
-"""Tools that a chat loads later stand where it loads them, and not before all that is cached.
+"""Shows tools that a chat loads later where they are loaded, so that the cached prefix stays valid.
 
-Coding agents announce hundreds of tools with ``defer_loading``, and the model loads those that it
-needs by a search: its result names them in ``tool_reference`` blocks. Chat templates show all tools
-at the front, so that each load would change the beginning of the prompt. Here a deferred tool is
-shown in the result that loads it first, and before that not at all.
+Coding agents announce hundreds of tools with ``defer_loading``. The model loads the tools that it
+needs by a search, whose result names them in ``tool_reference`` blocks. Chat templates show all
+tools at the front, so each load would change the beginning of the prompt. Here a deferred tool is
+shown in the first result that loads it, and not before.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrt.executors.vllm._compat.frontend import template_of
+from agentrt.executors.vllm._compat.api_server import template_of
 
 _REFERENCE = "tool_reference"
 _BOUNDARY = "Tool loaded."
-"""What Claude Code puts after references, as a turn of the user's that says nothing."""
+"""A user message without meaning that Claude Code adds after references."""
 _LOADED = "These tools can be called from now on:"
 _ONLY_HERE = ("defer_loading", "strict")
-"""Fields of a tool that are not for the model."""
+"""Fields of a tool that are not shown to the model."""
 
 Message = dict[str, Any]
 
 
 def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Sequence[Any], Any]:
-    """A chat with its deferred tools where they are loaded, and how it is rendered then. A template
-    that knows references gets them as they are.
+    """Show a chat's deferred tools where they are loaded; return its messages and render
+    parameters.
+
+    A chat template that supports ``tool_reference`` blocks gets the chat unchanged.
     """
     options = params.chat_template_kwargs
     tools = options.get("tools") or ()
@@ -42,10 +44,11 @@ def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Seq
 
 
 def in_results(messages: Sequence[Any], deferred: Mapping[str, Any]) -> list[Any]:
-    """The messages with ``deferred`` tools, by their names, in the results that load them.
+    """Return the messages with each deferred tool in the result that loads it.
 
-    References are no text for a model, and neither is an empty result beside them. vLLM makes of a
-    search's result a message with its text, which mostly has none, and another with the references.
+    ``deferred`` has the tools by name. References are removed, since the model cannot read them.
+    vLLM splits a search's result into a message with its text, which is mostly empty, and a message
+    with the references; they are joined here.
     """
     left = dict(deferred)
     chat: list[Any] = []
@@ -63,7 +66,10 @@ def in_results(messages: Sequence[Any], deferred: Mapping[str, Any]) -> list[Any
 
 
 def _loaded(content: Sequence[Any], left: dict[str, Any]) -> str:
-    """The text of a result that loads tools: those that were not loaded before are shown."""
+    """Return the text of a result that loads tools, with the tools that were not loaded before.
+
+    Tools that it loads are removed from ``left``, the deferred tools that are not loaded yet.
+    """
     texts, tools, names = [], [], []
     for part in content:
         if part.get("type") != _REFERENCE:
@@ -81,7 +87,7 @@ def _loaded(content: Sequence[Any], left: dict[str, Any]) -> str:
 
 
 def _shown(tool: Mapping[str, Any]) -> str:
-    """A tool as most chat templates show it: a line of JSON."""
+    """Return a tool as most chat templates show it: a line of JSON."""
     function = {name: v for name, v in tool["function"].items() if name not in _ONLY_HERE}
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrt.errors import AgentrtError, NotServedError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Caller,
     NoProgram,
     RequestFrontend,
@@ -104,7 +104,7 @@ async def test_each_step_of_a_stream_is_its_callers() -> None:
     for _ in range(2):
         for stream in streams:
             await anext(stream)
-            with pytest.raises(AgentrtError, match="outside any program"):
+            with pytest.raises(AgentrtError, match="without a caller"):
                 caller()
     assert seen == [first, second, first, second]
 

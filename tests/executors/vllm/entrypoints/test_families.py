@@ -1,4 +1,4 @@
-"""The parsers picked for a model: by its format, unless its template keeps tools from it."""
+"""The parsers chosen for a model: by its format, unless its chat template shows no tools."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.frontend import families
-from agentrt.executors.vllm.frontend.families import Family, pick
+from agentrt.executors.vllm.entrypoints import families
+from agentrt.executors.vllm.entrypoints.families import Family, pick
 
 TOLD = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
 HERMES = TOLD + "{{ '<tool_call>' }}"
@@ -101,10 +101,10 @@ def test_what_the_user_names_wins() -> None:
     assert family.named("held", "none") == Family("held", None, "Qwen3ForCausalLM")
     assert family.named("none", None) == Family(None, "qwen3", "Qwen3ForCausalLM")
     assert str(family) == (
-        "tool calls by hermes, reasoning by qwen3 (picked for Qwen3ForCausalLM; "
-        "--tool-call-parser and --reasoning-parser choose others)"
+        "tool parser hermes, reasoning parser qwen3; chosen for Qwen3ForCausalLM, "
+        "change with --tool-call-parser and --reasoning-parser"
     )
-    assert str(family.named("none", "none")).startswith("no tool calls, no reasoning (")
+    assert str(family.named("none", "none")).startswith("no tool parser, no reasoning parser; ")
 
 
 @pytest.mark.engine
@@ -113,7 +113,7 @@ def test_vllm_has_each_parser_of_the_table() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
+    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
 
     rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
     for row in rows:

@@ -1,5 +1,7 @@
-"""Chats are arranged so that each request's prompt begins with that of the one before: reminders
-stay at their place (`reminders`), and tools come where they are loaded (`late_tools`).
+"""Arranges chats so that each request's prompt begins with the prompt of the request before it.
+
+System messages in the middle of a chat stay at their place (`reminders`), and tools are shown where
+they are loaded (`late_tools`).
 """
 
 from __future__ import annotations
@@ -7,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from agentrt.executors.vllm.frontend.late_tools import shown_late
-from agentrt.executors.vllm.frontend.reminders import Reminders
+from agentrt.executors.vllm.entrypoints.late_tools import shown_late
+from agentrt.executors.vllm.entrypoints.reminders import Reminders
 
 _PLAIN = frozenset(["user", "assistant"])
 
 
 def arrange_chats(renderer: Any, *, reminders: bool = True) -> Any:
-    """Make one of vLLM's renderers arrange chats, which all APIs and all routes that count or show
-    tokens render by it; the renderer itself comes back. ``reminders`` says whether these are kept
-    at their place.
+    """Change one of vLLM's renderers so that it arranges chats, and return it.
+
+    All APIs use this renderer, and so do the routes that count or show tokens. With ``reminders``,
+    system messages in the middle of a chat stay at their place.
     """
     whole, awaited = renderer.render_messages, renderer.render_messages_async
     own = Reminders(whole, renderer.get_tokenizer)
@@ -42,8 +45,9 @@ def arrange_chats(renderer: Any, *, reminders: bool = True) -> Any:
 
 
 def _is_plain(messages: Sequence[Any], params: Any) -> bool:
-    """Whether there is nothing to arrange. It is asked of every chat, and calls no function for
-    each message.
+    """Return whether a chat has nothing to arrange.
+
+    This runs for every chat, so it calls no function for each message.
     """
     if params.chat_template_kwargs.get("tools"):
         return False

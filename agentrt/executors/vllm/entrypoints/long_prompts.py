@@ -1,9 +1,9 @@
-"""Long chats and prompts are rendered and tokenized apart from short ones, which so never wait for
-them.
+"""Renders and tokenizes long chats and prompts in their own thread, so that short ones never wait.
 
-vLLM's renderer has one thread for all, and reads messages in the event loop. What is long gets
-another thread, where tenants take turns. It is tokenized only if it may fit at all: its characters
-are bounded, and its tokens are counted piece by piece until there are too many.
+vLLM's renderer has a single thread, and reads messages in the event loop. Here long chats and
+prompts get another thread, in which tenants take turns. A prompt with too many characters for the
+model's context is refused before it is tokenized. If it still may not fit, its tokens are counted
+piece by piece until there are too many.
 """
 
 from __future__ import annotations
@@ -13,28 +13,36 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from agentrt.executors.frontend import WORKS_FOR
+from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
-"""Characters, or tokens to decode: less takes some 20 ms."""
+"""Maximum length of a short prompt, in characters, or in tokens to decode (about 20 ms)."""
 MANY = 64
-"""Messages of a chat: to read fewer takes a millisecond."""
+"""Maximum number of messages of a short chat (about 1 ms to read)."""
 AHEAD = 8_000
-"""Characters of short prompts that vLLM's thread has before it at once: some 5 ms. One by one, the
-thread and the event loop would wake each other for each of them.
+"""Maximum number of characters of short prompts that wait for vLLM's thread at once (about 5 ms).
+
+If prompts were passed one by one, the thread and the event loop would wake each other for each.
 """
 _SURE = 6
-"""Characters of a token. A text with fewer, for the tokens that it may have, is likely to fit."""
+"""Maximum characters per token of the model's context for which a prompt is assumed to fit.
+
+The tokens of longer prompts are counted by `check_tokens` first.
+"""
 _PIECE = 64_000
+"""Characters that `check_tokens` tokenizes at a time."""
 
 
 def work_apart(renderer: Any, max_model_len: int) -> Any:
-    """Make one of vLLM's renderers render long chats, tokenize long prompts and decode long outputs
-    in a thread of their own; the renderer itself comes back.
+    """Change one of vLLM's renderers so that it handles long chats, prompts and outputs in a
+    thread.
+
+    Returns the renderer. ``max_model_len`` is the model's context in tokens; longer prompts get
+    vLLM's `VLLMValidationError`.
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
-    apart, short = (
+    run_apart, short = (
         SharedThread("long-prompts", equal=True).run,
         Turns(AHEAD * renderer.model_config.renderer_num_workers),
     )
@@ -42,7 +50,7 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
     async def tokenize(prompt: Any, params: Any) -> Any:
         text = prompt["prompt"]
         if len(text) <= LONG:
-            # One request may have a thousand prompts.
+            # Tenants take turns, since one request may have a thousand prompts.
             await short.take(WORKS_FOR.get(), len(text))
             try:
                 return await quick(prompt, params)
@@ -58,31 +66,31 @@ def work_apart(renderer: Any, max_model_len: int) -> Any:
                 check_tokens(tokenizer, text, most)
             return renderer._tokenize_prompt(prompt, params)
 
-        return await apart(tokenized, WORKS_FOR.get())
+        return await run_apart(tokenized, WORKS_FOR.get())
 
     async def decode(ids: Any, *args: Any, **options: Any) -> Any:
         if len(ids) <= LONG:
             return await quick_decode(ids, *args, **options)
-        return await apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
+        return await run_apart(lambda: renderer._decode(ids, *args, **options), WORKS_FOR.get())
 
     renderer._tokenize_prompt_async, renderer._async_tokenizer_decode = tokenize, decode
-    renderer.render_messages_async = _rendering(renderer, apart)
+    renderer.render_messages_async = _rendering(renderer, run_apart)
     return renderer
 
 
-def _rendering(renderer: Any, apart: Any) -> Callable[..., Awaitable[Any]]:
+def _rendering(renderer: Any, run_apart: Any) -> Callable[..., Awaitable[Any]]:
     read = renderer.render_messages_async
 
     async def render(messages: Sequence[Any], params: Any) -> Any:
         if len(messages) <= MANY or not all(map(_is_text, messages)):
             return await read(messages, params)
-        return await apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
+        return await run_apart(lambda: renderer.render_messages(messages, params), WORKS_FOR.get())
 
     return render
 
 
 def _is_text(message: Any) -> bool:
-    """Whether nothing of a message has to be loaded first: images are, side by side."""
+    """Return whether a message has only text. vLLM loads images in parallel in the event loop."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list):
         return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
@@ -94,7 +102,7 @@ def check_tokens(tokenizer: Any, text: str, most: int) -> None:
     count = 0
     for start in range(0, len(text), _PIECE):
         piece = tokenizer(text[start : start + _PIECE], add_special_tokens=False)
-        # A cut may split tokens: so many fewer there may be in the whole.
+        # A cut may split a token, so the whole text may have this many tokens less.
         count += len(piece["input_ids"]) - tokenizer.max_chars_per_token
         if count > most:
             raise _too_long(most, f"at least {count} input tokens")

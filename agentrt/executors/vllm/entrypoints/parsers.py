@@ -1,4 +1,4 @@
-"""Which parsers read a model's outputs: what the user named, else what its family has."""
+"""Chooses the parsers of a model's outputs: those that the user names, or else by `families`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm._compat.frontend import chat_template_of, known_parsers, load_plugins
-from agentrt.executors.vllm.frontend.families import TOOL_FORM, Family, pick
-from agentrt.executors.vllm.frontend.flags import given_flags
+from agentrt.executors.vllm._compat.api_server import chat_template_of, known_parsers, load_plugins
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM, Family, pick
+from agentrt.executors.vllm.entrypoints.flags import given_flags
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def family_of(config: VllmConfig, flags: Sequence[str]) -> Family:
-    """The parsers of a model with the user's ``flags`` of `vllm serve`.
+    """Return the parsers of a model, given the user's ``flags`` of `vllm serve`.
 
     Raises `ConfigError` for a parser that vLLM does not have.
     """
-    given = given_flags(flags)
-    template = chat_template_of(config, given.get("chat_template"))
+    options = given_flags(flags)
+    template = chat_template_of(config, options.get("chat_template"))
     family = pick(config.model_config.hf_config.to_dict(), template)
-    chosen = family.named(given.get("tool_call_parser"), given.get("reasoning_parser"))
-    load_plugins(given)
-    from agentrt.executors.vllm.frontend import held  # noqa: F401  # registers itself
+    chosen = family.named(options.get("tool_call_parser"), options.get("reasoning_parser"))
+    load_plugins(options)
+    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
 
     tools, reasoning = known_parsers()
     _check("--tool-call-parser", chosen.tool_parser, tools)
@@ -37,16 +37,18 @@ def family_of(config: VllmConfig, flags: Sequence[str]) -> Family:
 def _check(flag: str, name: str | None, known: Sequence[str]) -> None:
     if name is not None and name not in known:
         names = ", ".join(sorted(known))
-        raise ConfigError(f"{flag} {name!r} is none that vLLM has: give none, or one of {names}")
+        raise ConfigError(f"{flag}: unknown parser {name!r}; use none, or one of {names}")
 
 
 def set_parsers(args: Namespace, family: Family, flags: Sequence[str]) -> None:
-    """Set a front end's flags to the family's parsers, strict unless the user says otherwise."""
+    """Set a front end's options to the parsers of ``family``.
+
+    Tool calls must obey their parameters' schemas, unless ``flags`` set another strictness.
+    """
     args.tool_call_parser = family.tool_parser
     args.enable_auto_tool_choice = family.tool_parser is not None
     args.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
-    given = given_flags(flags)
-    if "tool_strict_level" not in given:
+    if "tool_strict_level" not in given_flags(flags):
         args.tool_strict_level = "parameter"
     if family.tool_parser == TOOL_FORM:
         args.exclude_tools_when_tool_choice_none = True

@@ -16,8 +16,8 @@ from vllm.parser import ParserManager
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from agentrt.executors.vllm.frontend.families import TOOL_FORM
-from agentrt.executors.vllm.frontend.held import explain_tools
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
+from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 
 pytestmark = pytest.mark.engine
 
@@ -124,7 +124,7 @@ def test_an_answer_beside_tools_obeys_what_the_request_asks_of_it(
 
 def test_what_cannot_be_asked_beside_tools_is_refused() -> None:
     grammar = StructuredOutputsParams(grammar='root ::= "a"')
-    with pytest.raises(ValueError, match="leave one of them out"):
+    with pytest.raises(ValueError, match="leave out the tools or the constraint"):
         parser().adjust_request(chat(structured_outputs=grammar))
     assert forms(chat(structured_outputs=grammar, tool_choice="required")) == ["weather", "time"]
 

@@ -1,9 +1,9 @@
-"""Our tool form: tools for a model whose training and chat template know of none.
+"""agentrt's tool form: tools for a model whose training and chat template have no tools.
 
-The tools are told to the model in a system message, and its output is held to a JSON object
-that either names a tool, with arguments that obey its schema, or answers. Calls and results in
-the chat so far are shown in the same form, as plain messages: most chat templates know roles
-and text only. All values are as OpenAI's API has them; `partial` reads the outputs.
+A system message explains the tools to the model. Its output is constrained to a JSON object that
+either names a tool, with arguments that obey its schema, or has an answer. Calls and results in the
+chat so far are shown in the same form, as plain messages, since such chat templates support only
+roles and text. All values have the form of OpenAI's API. `partial` reads the outputs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """What an output may be: a call of one of ``tools`` (functions: name, description,
-    parameters), or with ``may_answer`` an answer, which obeys the schema ``answer`` or is text.
+    """The outputs that a request allows.
+
+    An output is a call of one of ``tools`` (functions with name, description and parameters), or,
+    with ``may_answer``, an answer. The answer obeys the JSON schema ``answer``; without one it is
+    text.
     """
 
     tools: tuple[Json, ...]
@@ -33,7 +36,7 @@ class ToolForm:
     answer: Json | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema that the output must obey."""
+        """Return the JSON schema that the output must obey."""
         definitions: dict[str, Any] = {}
         forms = []
         for index, tool in enumerate(self.tools):
@@ -48,8 +51,10 @@ class ToolForm:
         return {**whole, "$defs": definitions} if definitions else whole
 
     def explanation(self) -> str:
-        """What the model is told. Small models do far better with the form of each call, worked
-        out and without blanks, as the output is held to it.
+        """Return the text that explains the tools to the model.
+
+        It shows each call written out in full and without blanks, exactly as the schema demands:
+        small models do far better with it.
         """
         lines = ["You can call one of these tools:"]
         for tool in self.tools:
@@ -71,27 +76,30 @@ class ToolForm:
 def tool_form(
     tools: Iterable[Json], choice: Any = "auto", answer: Json | None = None
 ) -> ToolForm | None:
-    """The form for a request's ``tools`` and ``tool_choice``; None where the output is free.
+    """Return the form for a request's ``tools`` and ``tool_choice``; None if it needs no form.
 
-    Raises `ValueError` when ``choice`` asks for a tool that is not there.
+    Raises `ValueError` if ``choice`` names a tool that the request does not have.
     """
     functions = tuple(_functions(tools))
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        functions = tuple(_named(functions, one) for one in choice["tools"])
+        functions = tuple(_named(functions, tool) for tool in choice["tools"])
         choice = choice["mode"]
     if choice == "none" or (not functions and choice in (None, "auto")):
         return None
     if choice == "required" and not functions:
-        raise ValueError("tool_choice is 'required', and there is no function among the tools")
+        raise ValueError(
+            "tool_choice is 'required', but the request has no function among its tools; add a "
+            "function, or use tool_choice 'auto'"
+        )
     if choice in (None, "auto", "required"):
         return ToolForm(functions, choice != "required", answer)
     return ToolForm((_named(functions, choice),), may_answer=False)
 
 
 def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str, Any]]:
-    """The chat with the tools explained, ahead of the program's own messages.
+    """Return the chat with an explanation of the tools before the program's own messages.
 
-    Its messages have a role and content, and nothing of tools.
+    The messages have only a role and content, and no tool calls.
     """
     plain = without_tools(messages)
     if form is None:
@@ -104,9 +112,9 @@ def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str,
 
 
 def without_tools(messages: Iterable[Json]) -> list[dict[str, Any]]:
-    """The messages with tool calls in the form that an output has, and results as the user's.
+    """Return the messages with tool calls in the form of an output, and results as user messages.
 
-    The results of one turn are one message: templates want the roles to take turns.
+    The results of one turn become a single message, since templates want alternating roles.
     """
     plain: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -126,15 +134,18 @@ def without_tools(messages: Iterable[Json]) -> list[dict[str, Any]]:
 
 
 def _calls_as_text(message: Json) -> dict[str, Any]:
-    said: list[Any] = [message["content"]] if message.get("content") else []
+    contents: list[Any] = [message["content"]] if message.get("content") else []
     for call in message["tool_calls"]:
         function = call["function"]
-        said.append(_as_output(function["name"], function.get("arguments")))
-    return {"role": message["role"], "content": _joined(said, "\n")}
+        contents.append(_as_output(function["name"], function.get("arguments")))
+    return {"role": message["role"], "content": _joined(contents, "\n")}
 
 
 def _as_output(name: str, arguments: Any) -> str:
-    """A call as the model says it. What is no JSON, such as a call cut off, stays as it is."""
+    """Return a call in the form of an output.
+
+    Arguments that are not valid JSON, such as those of a call that was cut off, are unchanged.
+    """
     with contextlib.suppress(ValueError):
         if not isinstance(arguments, str) or not arguments:
             arguments = _compact(arguments or {})
@@ -149,21 +160,21 @@ def _result(message: Json, names: Mapping[str, str]) -> Any:
 
 
 def _joined(contents: Sequence[Any], between: str) -> Any:
-    """Contents of messages as one: text, unless some have parts that are no text (images)."""
+    """Join the contents of messages: a text, or a list of parts if some are images or audio."""
     parts = [part for content in contents for part in _parts(content)]
     if all(part.get("type", "text") == "text" for part in parts):
-        return between.join("\n".join(p["text"] for p in _parts(one)) for one in contents)
+        return between.join("\n".join(p["text"] for p in _parts(content)) for content in contents)
     return parts
 
 
 def _parts(content: Any) -> list[Json]:
     if isinstance(content, str) or content is None:
         return [{"type": "text", "text": content or ""}]
-    return [{"type": "text", "text": one} if isinstance(one, str) else one for one in content]
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
 
 
 def _functions(tools: Iterable[Json]) -> Iterable[Json]:
-    """Those tools that are functions, of Chat Completions or of Responses."""
+    """Yield the tools that are functions, in the form of Chat Completions or of Responses."""
     for tool in tools:
         function = tool.get("function", tool)
         if tool.get("type", "function") == "function" and function.get("name"):
@@ -171,7 +182,7 @@ def _functions(tools: Iterable[Json]) -> Iterable[Json]:
 
 
 def _named(functions: Sequence[Json], choice: Any) -> Json:
-    """The tool that a choice names: a plain name, or an object as OpenAI's APIs have it."""
+    """Return the tool that ``choice`` names: a plain name, or an object as in OpenAI's APIs."""
     name = choice
     if isinstance(choice, Mapping):
         name = choice.get("function", choice).get("name")
@@ -179,11 +190,11 @@ def _named(functions: Sequence[Json], choice: Any) -> Json:
         if function["name"] == name:
             return function
     names = ", ".join(["auto", "required", "none", *(function["name"] for function in functions)])
-    raise ValueError(f"tool_choice {name!r} names no tool of this call; it can be {names}")
+    raise ValueError(f"unknown tool in tool_choice: {name!r}; use one of {names}")
 
 
 def _parameters(tool: Json) -> Json:
-    """The schema of a tool's arguments: an object, one without names if nothing is said."""
+    """Return the schema of a tool's arguments; by default an object without properties."""
     parameters = tool.get("parameters")
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -191,8 +202,10 @@ def _parameters(tool: Json) -> Json:
 
 
 def _nested(schema: Json, owner: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema to stand inside another. References are from the root: what they refer to
-    moves to ``definitions``, for the root, under names of its owner's own.
+    """Return a schema that can be nested inside another.
+
+    References count from the root of a schema, so the schema's own definitions move to
+    ``definitions``, which are for the root. Their names begin with ``owner``, to be unique.
     """
     for key in ("$defs", "definitions"):
         for name, part in schema.get(key, {}).items():
@@ -205,12 +218,14 @@ def _nested(schema: Json, owner: str, definitions: dict[str, Any]) -> dict[str, 
 
 
 def _renamed(part: Any, owner: str) -> Any:
-    """A part of a schema whose references are to the names of its owner."""
+    """Return a part of a schema with its references changed to the names that begin with
+    ``owner``.
+    """
     if isinstance(part, list):
-        return [_renamed(one, owner) for one in part]
+        return [_renamed(item, owner) for item in part]
     if not isinstance(part, Mapping):
         return part
-    renamed = {key: _renamed(one, owner) for key, one in part.items()}
+    renamed = {key: _renamed(value, owner) for key, value in part.items()}
     reference = part.get("$ref")
     if reference == "#":
         renamed["$ref"] = f"#/$defs/{owner}"
@@ -229,7 +244,7 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _example(schema: Json) -> Any:
-    """An object's names, with what each is about in place of its value."""
+    """Return an example of an object: each property has its description in place of a value."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {} if schema.get("type") == "object" else "<value>"
@@ -237,7 +252,7 @@ def _example(schema: Json) -> Any:
 
 
 def _about(schema: Any) -> str:
-    if not isinstance(schema, dict):  # true, or no schema at all: its constraint will be refused
+    if not isinstance(schema, dict):  # `true`, or no schema at all, which vLLM will refuse
         return "value"
     if isinstance(schema.get("enum"), list):
         return "|".join(map(str, schema["enum"]))

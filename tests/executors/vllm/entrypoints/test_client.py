@@ -14,8 +14,8 @@ pytest.importorskip("vllm")
 from vllm.sampling_params import SamplingParams
 
 from agentrt.executors.base import Chunk
-from agentrt.executors.frontend import calling
-from agentrt.executors.vllm.frontend.client import ProgramEngineClient
+from agentrt.executors.chat_api import calling
+from agentrt.executors.vllm.entrypoints.client import ProgramEngineClient
 from agentrt.request import CallSpec
 
 

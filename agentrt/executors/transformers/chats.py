@@ -1,4 +1,6 @@
-"""Chats on a transformers model: its tokenizer's chat template, and plain text."""
+"""The front end of a transformers model: chats by its tokenizer's template, answers as plain
+text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt.errors import CallRejectedError
-from agentrt.executors.frontend import (
+from agentrt.executors.chat_api import (
     Answer,
     Caller,
     Frontend,
@@ -31,13 +33,13 @@ _READ = {
     *("temperature", "seed", "top_p", "top_k", "min_p"),
 }
 _ONLY_TEXT = (
-    "the transformers executor answers with plain text, and has no {}: leave it out, or run with "
-    "--engine vllm"
+    "the transformers executor answers with plain text and does not support {}; leave it out, or "
+    "run with --engine vllm"
 )
 
 
-class ModelFrontend(Frontend):
-    """The front end of a ``model``, which ``names`` are for, too."""
+class TransformersFrontend(Frontend):
+    """The front end of ``model``, which clients may also request by ``names``."""
 
     def __init__(self, model: CausalModel, names: tuple[str, ...] = ()) -> None:
         self._model = model
@@ -58,14 +60,17 @@ class ModelFrontend(Frontend):
                 yield {"model": self._names[0], **piece_of(chunk)}
 
     async def _spec(self, request: Request) -> CallSpec:
-        """The request as a call of token ids. Raises `CallRejectedError` for what is not text."""
+        """Convert a request to a call of token ids.
+
+        Raises `CallRejectedError` for fields that this executor does not support.
+        """
         unread = {
             name
             for name, value in request.items()
             if name not in _READ and value not in (None, False, [], 0) and (name, value) != ("n", 1)
         }
         if unread:
-            raise CallRejectedError(_ONLY_TEXT.format(" and no ".join(sorted(unread))))
+            raise CallRejectedError(_ONLY_TEXT.format(" or ".join(sorted(unread))))
         stop = request.get("stop") or ()
         sampling = Sampling(
             top_p=request.get("top_p") or 1.0,
@@ -98,8 +103,8 @@ class ModelFrontend(Frontend):
         tokenizer = self._model.tokenizer
         if not tokenizer.chat_template:
             raise CallRejectedError(
-                f"model {self._model.name!r} has no chat template: generate from a context of "
-                "plain text, or give a model that was made for chats"
+                f"model {self._model.name!r} has no chat template; generate from a context of "
+                "plain text, or use a model that was trained for chats"
             )
         messages = [_plain(message) for message in request.get("messages") or ()]
         options = {
@@ -126,7 +131,10 @@ class ModelFrontend(Frontend):
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one text."""
+    """Return a message with its content as a single text.
+
+    Raises `CallRejectedError` for images and audio.
+    """
     content = message.get("content")
     if isinstance(content, list):
         if any(part.get("type") != "text" for part in content):

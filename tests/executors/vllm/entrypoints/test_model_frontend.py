@@ -18,11 +18,11 @@ from vllm.exceptions import VLLMValidationError
 
 from agentrt import Context, Reply, Runtime, program
 from agentrt.errors import CallRejectedError, ConfigError, NotServedError, PromptTooLongError
-from agentrt.executors.frontend import calling
+from agentrt.executors.chat_api import calling
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.frontend.client import as_ours
-from agentrt.executors.vllm.frontend.flags import check_given, given_flags
-from agentrt.executors.vllm.frontend.frontend import VLLMFrontend
+from agentrt.executors.vllm.entrypoints.client import as_ours
+from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
+from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 from agentrt.graph import NodeState
 from agentrt.program.stream import Delta
 from agentrt.request import Call, ToolCall
@@ -372,22 +372,22 @@ async def test_a_program_s_answer_is_that_of_vllm_s_application(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--port", "1"], "only 'agentrt serve' listens, and takes --port before the --"),
-        (["--api-key", "k"], "takes --api-key-file before the --"),
-        (["--model", "m"], "give --model before it"),
-        (["--scheduler-cls", "x"], "choose with --policy"),
-        (["--uds", "x"], "has no effect here"),
-        (["--allow-credentials"], "has no effect here"),
-        (["--allowed-origins", '["https://a"]'], "takes --cors-origin before the --"),
-        (["--ssl-certfile", "x"], "takes --ssl-certfile before the --"),
-        (["--data-parallel-size", "2"], "give --replicas 2 before the --"),
-        (["-dp", "4", "--data-parallel-rank", "1"], "give --replicas 4 before the --"),
+        (["--port", "1"], "use 'agentrt serve' with --port before the --"),
+        (["--api-key", "k"], "use 'agentrt serve' with --api-key-file before the --"),
+        (["--model", "m"], "name the model with --model before the --"),
+        (["--scheduler-cls", "x"], "choose a policy with --policy"),
+        (["--uds", "x"], "has no effect in agentrt"),
+        (["--allow-credentials"], "has no effect in agentrt"),
+        (["--allowed-origins", '["https://a"]'], "with --cors-origin before the --"),
+        (["--ssl-certfile", "x"], "with --ssl-certfile before the --"),
+        (["--data-parallel-size", "2"], "use --replicas 2 before the --"),
+        (["-dp", "4", "--data-parallel-rank", "1"], "use --replicas 4 before the --"),
         (["--no-such-flag"], "no-such-flag"),
     ],
 )
 def test_flags_that_are_ours_name_the_way_out(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_given(given_flags(flags))
+        check_flags(given_flags(flags))
 
 
 @pytest.mark.parametrize(
@@ -402,14 +402,14 @@ def test_flags_that_are_ours_name_the_way_out(flags: list[str], message: str) ->
 )
 def test_adapters_that_cannot_be_are_refused_at_once(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_given(given_flags(flags))
-    check_given(given_flags(["--enable-lora", "--lora-modules", "poet=somebody/poet"]))
+        check_flags(given_flags(flags))
+    check_flags(given_flags(["--enable-lora", "--lora-modules", "poet=somebody/poet"]))
 
 
 def test_flags_of_a_front_end_are_known() -> None:
-    given = given_flags(["--tool-call-parser", "hermes", "--chat-template", "x", "--enable-lora"])
-    check_given(given)
-    assert given == {"tool_call_parser": "hermes", "chat_template": "x", "enable_lora": True}
+    options = given_flags(["--tool-call-parser", "hermes", "--chat-template", "x", "--enable-lora"])
+    check_flags(options)
+    assert options == {"tool_call_parser": "hermes", "chat_template": "x", "enable_lora": True}
 
 
 async def test_a_long_text_is_tokenized_beside_the_loop(

@@ -1,4 +1,4 @@
-"""Log probabilities of a call of token ids: how they are asked for, and read from vLLM's output."""
+"""Collects the log probabilities of a call of token ids from vLLM's output."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from agentrt.request import CallSpec, Reply
 from agentrt.request.sampling import TokenLogprobs
 
 COMPUTE_FROM = "agentrt_compute_from"
-"""In a request's ``extra_args``: tokens from this position on are computed, cached or not."""
+"""The key in a request's ``extra_args`` of the position from which tokens are always computed."""
 
 
-class Likely:
-    """What a call's output says of log probabilities, collected over its pieces."""
+class LogprobCollector:
+    """The log probabilities of a call, collected from the pieces of its output."""
 
     def __init__(self, spec: CallSpec) -> None:
         sampling, ids = spec.sampling, spec.prompt_token_ids or ()
@@ -24,17 +24,19 @@ class Likely:
         self._prompt: tuple[TokenLogprobs, ...] = ()
 
     def add(self, output: Any) -> None:
-        """A piece of vLLM's output."""
+        """Add a piece of vLLM's output."""
         self._output += map(_listed, output.outputs[0].logprobs or ())
         if self._scored and output.prompt_logprobs:
-            # What comes before was in the prefix cache: vLLM has left its places out, or empty.
+            # Tokens before these were cached: vLLM leaves their entries out, or empty.
             self._prompt = tuple(map(_listed, output.prompt_logprobs[-self._scored :]))
 
-    def on(self, reply: Reply) -> Reply:
-        """The reply with what was collected."""
+    def added_to(self, reply: Reply) -> Reply:
+        """Return ``reply`` with the log probabilities."""
         return replace(reply, token_logprobs=tuple(self._output), prompt_logprobs=self._prompt)
 
 
-def _listed(place: Mapping[int, Any]) -> TokenLogprobs:
-    """The token at a place, which vLLM puts first, and then the likeliest."""
-    return tuple((token, found.logprob) for token, found in place.items())
+def _listed(position: Mapping[int, Any]) -> TokenLogprobs:
+    """Return (token, log probability) pairs of a position: its own token first, then the
+    likeliest.
+    """
+    return tuple((token, value.logprob) for token, value in position.items())

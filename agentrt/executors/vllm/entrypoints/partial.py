@@ -1,6 +1,6 @@
-"""Reads an output that is held to the tool form: while it grows, whole, or cut off.
+"""Reads an output in the tool form (`tool_form`): while it is streamed, whole, or cut off.
 
-`tool_form` says what the form is. A call that was cut off is never part of the answer's text.
+A call that was cut off is never read as part of the answer's text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*(?=\S)')
 _CALL = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _ANSWER_BEGINS, _CALL_BEGINS = '{"answer":', '{"name":'
-# Whole characters of a JSON string: an escape, and a pair of surrogates, come in one piece.
+# Complete characters of a JSON string: never a part of an escape or of a surrogate pair.
 _CHARACTERS = re.compile(
     r'(?:[^"\\]'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -26,8 +26,10 @@ _MAYBE_THE_END = re.compile(r"[\s}]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A piece of a tool call. The first piece has the tool's ``name``; ``arguments`` is JSON
-    text, which all pieces together complete.
+    """A piece of a tool call.
+
+    The first piece has the tool's ``name``. ``arguments`` is a part of JSON text; all pieces
+    together are the whole text.
     """
 
     name: str | None
@@ -51,7 +53,7 @@ class OutputReader:
         self._rest = ""
 
     def feed(self, piece: str) -> Iterator[str | CallPart]:
-        """What is certain now that ``piece`` has come."""
+        """Take the next piece of the output, and yield what is certain after it."""
         self._whole += piece
         self._rest += piece
         if self._inside is _Inside.HEAD:
@@ -59,14 +61,14 @@ class OutputReader:
         if self._inside is _Inside.TEXT:
             yield from self._text()
         elif self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
-            held = _MAYBE_THE_END.search(self._rest)
-            assert held is not None
-            yield from self._json(held.start())
+            end = _MAYBE_THE_END.search(self._rest)
+            assert end is not None
+            yield from self._json(end.start())
 
     def finish(self) -> Iterator[str | CallPart]:
-        """What was held back. The output is over, at its end or before."""
+        """End the output, complete or cut off, and yield what was held back."""
         if self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
-            # The last brace is the form's own, unless the output was cut off.
+            # In a complete output, the last brace closes the form, and not the value in it.
             yield from self._json(self._rest.rfind("}") if self._is_whole() else len(self._rest))
         elif self._inside is _Inside.HEAD and self._rest and not self._is_begun():
             yield self._rest
@@ -80,7 +82,9 @@ class OutputReader:
         return True
 
     def _is_begun(self) -> bool:
-        """Whether the output was cut off before it said what it is: no text, and no call yet."""
+        """Return whether the output was cut off before it was clear if it is an answer or a
+        call.
+        """
         begun = "".join(self._rest.split())
         called = begun.startswith(_CALL_BEGINS) and not self._is_whole()
         return called or any(head.startswith(begun) for head in (_ANSWER_BEGINS, _CALL_BEGINS))
@@ -114,7 +118,7 @@ class OutputReader:
 
 
 def read(text: str) -> tuple[str, CallPart | None]:
-    """The answer's text and the tool call that an output has, as far as it goes."""
+    """Return the answer's text and the tool call (or None) of an output, which may be cut off."""
     reader = OutputReader()
     parts = [*reader.feed(text), *reader.finish()]
     calls = [part for part in parts if isinstance(part, CallPart)]

@@ -1,4 +1,4 @@
-"""vLLM's front end: its parser of flags, its application, and how a prompt is rendered."""
+"""vLLM's API server: its flags, its HTTP application, renderers, chat templates and parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentrt.executors.frontend import CALLER, FIELDS
+from agentrt.executors.chat_api import CALLER, FIELDS
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware")
-"""Middleware of vLLM's: nobody is shown what it measures, the server in front has the rules for web
-pages, and its engines do not grow.
+"""vLLM's middleware that is removed. Its measurements are not published, the server in front has
+the CORS rules, and engines are not scaled.
 """
 _PARSED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
     *("/v1/messages/count_tokens", "/v1/messages/render"),
 )
-"""Routes whose bodies the server in front has parsed, and may have changed."""
+"""Routes whose bodies the server in front has already parsed, and may have changed."""
 _MESSAGES = "vllm.entrypoints.anthropic.api_router"
 _MERGES = "vllm.entrypoints.anthropic.serving"
 _LIMIT = "get_max_tokens"
@@ -38,7 +38,7 @@ _TEMPLATES = ("vllm.renderers.hf", "vllm.renderers.mistral")
 
 
 def make_arg_parser(parser: Any) -> Any:
-    """The parser of `vllm serve`'s flags."""
+    """Add the flags of `vllm serve` to ``parser``, and return it."""
     try:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser as make  # 0.32
     except ImportError:
@@ -49,10 +49,10 @@ def make_arg_parser(parser: Any) -> Any:
 async def make_app(
     client: Any, args: Namespace, tasks: tuple[Any, ...], *, alone: bool = False
 ) -> FastAPI:
-    """vLLM's application on an engine client, with its state.
+    """Return vLLM's application on an engine client, with its state initialized.
 
-    It stands behind a server of ours, and has none of what costs every request and is not needed
-    there. ``alone`` is as `vllm serve` has it.
+    The application runs behind agentrt's server, so middleware that is not needed there is removed.
+    With ``alone`` it is unchanged, as in `vllm serve`.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
@@ -60,47 +60,54 @@ async def make_app(
     app = build_app(args, tasks, client.model_config)
     if not alone:
         own = app.user_middleware
-        own[:] = [one for one in own if getattr(one.cls, "__name__", "") not in _NOT_NEEDED]
-        app.middleware_stack = None  # made at the first request
+        own[:] = [item for item in own if getattr(item.cls, "__name__", "") not in _NOT_NEEDED]
+        app.middleware_stack = None  # Starlette builds it at the first request
+        # Routes that only render exist if a flag turns them on; a pooling model has none of these.
         calls = [
-            one
-            for one in app.router.routes
-            if getattr(one, "path", "") in _PARSED and getattr(one, "body_field", None) is not None
-        ]  # rendering alone is off unless a flag says so
-        for route in calls:  # none where the model only pools
+            route
+            for route in app.router.routes
+            if getattr(route, "path", "") in _PARSED
+            and getattr(route, "body_field", None) is not None
+        ]
+        for route in calls:
             route.app = _with_fields(route)
-        app.router.routes[:] = [*calls, *(one for one in app.router.routes if one not in calls)]
-    _tell_limits()
+        others = [route for route in app.router.routes if route not in calls]
+        app.router.routes[:] = [*calls, *others]
+    _report_limits()
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger(_MESSAGES).addFilter(_is_no_refusal)
     return app
 
 
-def _tell_limits() -> None:
-    """Tell callers of limits that vLLM cuts down to what their prompts leave.
+def _report_limits() -> None:
+    """Make vLLM report to the caller when it lowers ``max_tokens`` to what the prompt leaves.
 
-    All APIs of vLLM's ask one function for it, before their answers begin.
+    All of vLLM's APIs call one function for this limit before their answers begin. It is wrapped.
     """
     for name in _LIMITING:
         module = import_module(name)
         limit = getattr(module, _LIMIT, None)
         if limit is not None and not hasattr(limit, "__wrapped__"):
-            setattr(module, _LIMIT, _telling(limit))
+            setattr(module, _LIMIT, _reporting(limit))
 
 
-def _telling(limit: Callable[..., int]) -> Callable[..., int]:
+def _reporting(limit: Callable[..., int]) -> Callable[..., int]:
     @wraps(limit)
-    def told(max_model_len: int, max_tokens: int | None, *args: Any, **options: Any) -> int:
+    def reporting(max_model_len: int, max_tokens: int | None, *args: Any, **options: Any) -> int:
         most = limit(max_model_len, max_tokens, *args, **options)
-        if max_tokens is not None and most < max_tokens and (who := CALLER.get()) is not None:
-            who.limited(most)
+        if max_tokens is not None and most < max_tokens and (caller := CALLER.get()) is not None:
+            caller.limited(most)
         return most
 
-    return told
+    return reporting
 
 
 def _with_fields(route: APIRoute) -> ASGIApp:
-    """A route of one body, which is not parsed again where the scope has its `FIELDS`."""
+    """Return an ASGI application for ``route`` that takes the parsed body from the scope.
+
+    The body is under the key `FIELDS`. If the scope has no such key, the route parses its body
+    itself.
+    """
     from fastapi.exceptions import RequestValidationError
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
@@ -125,9 +132,9 @@ def _with_fields(route: APIRoute) -> ASGIApp:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Whether a record of the Messages API is none of a request that is answered with 4xx.
+    """Return whether to log a record of the Messages API: not if the request is answered with 4xx.
 
-    Each prompt that is too long would leave a traceback of 60 lines; the other APIs log nothing.
+    Each prompt that is too long would leave a traceback of 60 lines. vLLM's other APIs log nothing.
     """
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
@@ -143,13 +150,16 @@ def keep_system_messages(state: Any) -> None:
 
 
 def _is_no_merge(record: logging.LogRecord) -> bool:
-    """Whether a record is not vLLM's warning that it moves system messages to the front."""
+    """Return whether a record is not vLLM's warning that it moves system messages to the front."""
     return not str(record.msg).startswith("The chat template requires system-first")
 
 
 @contextlib.contextmanager
 def unmerged_quietly() -> Iterator[None]:
-    """Drop vLLM's warning that the Messages API moves system messages, which is then not true."""
+    """Drop vLLM's warning that the Messages API moves system messages.
+
+    The warning is wrong after `keep_system_messages`.
+    """
     logger = logging.getLogger(_MERGES)
     logger.addFilter(_is_no_merge)
     try:
@@ -160,7 +170,7 @@ def unmerged_quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_templates() -> Iterator[None]:
-    """Drop vLLM's warnings of templates that refuse messages, while they are probed."""
+    """Drop vLLM's warnings about templates that refuse messages, while templates are probed."""
     loggers = [logging.getLogger(name) for name in _TEMPLATES]
     for logger in loggers:
         logger.addFilter(_nothing)
@@ -176,7 +186,10 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 
 def template_of(renderer: Any, params: Any) -> str | None:
-    """The chat template that a renderer renders ``params`` with; None where code renders chats."""
+    """Return the chat template that a renderer uses for ``params``.
+
+    None if the renderer does not use a template, but renders chats in code.
+    """
     from vllm.renderers.hf import HfRenderer, resolve_chat_template
 
     if not isinstance(renderer, HfRenderer):
@@ -191,7 +204,7 @@ def template_of(renderer: Any, params: Any) -> str | None:
 
 
 def prompt_text(prompt: Mapping[str, Any], tokenizer: Callable[[], Any]) -> str:
-    """The text of a rendered prompt, which may be token ids already."""
+    """Return the text of a rendered prompt, decoded if the prompt is token ids."""
     text = prompt.get("prompt")
     if isinstance(text, str):
         return text
@@ -199,7 +212,7 @@ def prompt_text(prompt: Mapping[str, Any], tokenizer: Callable[[], Any]) -> str:
 
 
 def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
-    """A renderer of one's own for a model, and the processor of its engine's inputs."""
+    """Return a new renderer for a model, and an input processor that uses it."""
     from vllm.renderers import renderer_from_config
     from vllm.v1.engine.input_processor import InputProcessor
 
@@ -207,13 +220,16 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
     return renderer, InputProcessor(vllm_config, renderer)
 
 
-def chat_template_of(config: Any, given: str | None) -> str | None:
-    """The chat template that a model's chats go by: the user's file, or its tokenizer's."""
+def chat_template_of(config: Any, user_template: str | None) -> str | None:
+    """Return the chat template of a model: ``user_template``, or else its tokenizer's.
+
+    ``user_template`` is a file or the template itself, as ``--chat-template`` takes it.
+    """
     from vllm.renderers.chat_utils import load_chat_template
     from vllm.tokenizers.registry import cached_tokenizer_from_config
 
-    if given is not None:
-        loaded: str | None = load_chat_template(given)
+    if user_template is not None:
+        loaded: str | None = load_chat_template(user_template)
         return loaded
     template = getattr(cached_tokenizer_from_config(config.model_config), "chat_template", None)
     if isinstance(template, dict):
@@ -222,7 +238,7 @@ def chat_template_of(config: Any, given: str | None) -> str | None:
 
 
 def known_parsers() -> tuple[list[str], list[str]]:
-    """The names of vLLM's tool parsers and of its reasoning parsers."""
+    """Return the names of vLLM's tool parsers and of its reasoning parsers."""
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
@@ -230,19 +246,19 @@ def known_parsers() -> tuple[list[str], list[str]]:
     return list(tools), list(ReasoningParserManager.list_registered())
 
 
-def load_plugins(given: Mapping[str, Any]) -> None:
-    """Load the user's own parsers, as `vllm serve` does."""
+def load_plugins(flags: Mapping[str, Any]) -> None:
+    """Load the parser plug-ins that the user's flags name, as `vllm serve` does."""
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    if plugin := given.get("tool_parser_plugin"):
+    if plugin := flags.get("tool_parser_plugin"):
         ToolParserManager.import_tool_parser(plugin)
-    if plugin := given.get("reasoning_parser_plugin"):
+    if plugin := flags.get("reasoning_parser_plugin"):
         ReasoningParserManager.import_reasoning_parser(plugin)
 
 
 async def render_prompt(renderer: Any, model_config: Any, prompt: Any) -> Any:
-    """A raw prompt (text or token ids) as an engine takes it."""
+    """Render a raw prompt (text or token ids) into an engine's input."""
     from vllm.renderers.inputs.preprocess import parse_model_prompt
 
     parsed = parse_model_prompt(model_config, prompt)
@@ -251,11 +267,11 @@ async def render_prompt(renderer: Any, model_config: Any, prompt: Any) -> Any:
 
 
 def render_elsewhere(vllm_config: Any) -> None:
-    """Tell an engine, before it starts, that its prompts are rendered in front of several.
+    """Configure an engine, before it starts, for prompts that a renderer outside it renders.
 
-    A renderer of its one engine would leave out images that it has sent before. That one of
-    several replicas got them says nothing of the others: here they come whole, and only what
-    was made of them is remembered in front.
+    vLLM's renderer for a single engine omits images that it has sent before. Here one renderer
+    serves several replicas, and an image that one replica has seen is unknown to the others. With
+    more than one API process, vLLM sends images whole, and caches only their processed form.
     """
     if vllm_config.model_config.supports_multimodal_inputs:
         vllm_config.parallel_config._api_process_count = 2
