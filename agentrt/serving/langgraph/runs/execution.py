@@ -18,7 +18,13 @@ from typing import Any
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.errors import ProgramLoadError
-from agentrt.integrations.langgraph.graphs import Graph, Purpose, graph_program, program_terms
+from agentrt.integrations.langgraph.graphs import (
+    Graph,
+    Purpose,
+    program_of_graph,
+    program_result,
+    program_terms,
+)
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.background import Background
@@ -89,22 +95,38 @@ class Execution:
         self._stream = adapter_of(live.record)
 
     async def run(self) -> None:
-        """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
+        """Run the graph, and store the run's end. A run that was stopped while it waited in the
+        queue only stores its end. Cancelling this stops the run as `LiveRun.action` says.
+        """
         background = self._state.server.background
         async with self._opened:
-            error = await self._until_end() if self._live.action is None else None
+            error = await self._run_program() if self._live.action is None else None
             try:
                 await store_end(self._live, background, partial(self._end, error))
             except Exception as fault:  # a bug, or a result that the database cannot hold
                 _log.exception("run %s: it has no end of its own", self._record.run_id)
                 await store_end(self._live, background, partial(self._fail, fault, {}))
 
-    async def _until_end(self) -> Exception | None:
-        """Run, and return the error that it ended with."""
+    async def _run_program(self) -> Exception | None:
+        """Run the graph as a program of the runtime, and return the error of its end, or None."""
         self._live.stoppable = True
         try:
             await self._begin()
-            await self._run_program()
+            graph = self._graph = await self._open("threads.create_run")
+            record, terms = self._record, program_terms(graph)
+            run = self._state.server.runtime.start(
+                self._program(graph),
+                self._input(),
+                session=record.thread_id,
+                **{**terms, "tenant": record.tenant},
+            )
+            try:
+                await run.wait()
+            except asyncio.CancelledError:
+                run.cancel()  # no effect if the program itself was cancelled, and has ended
+                assert run.task is not None
+                await asyncio.wait([run.task])
+                raise
         except asyncio.CancelledError:
             self._live.action = self._live.action or "interrupt"
         except Exception as error:
@@ -128,21 +150,8 @@ class Execution:
         about = {"run_id": record.run_id, "attempt": record.attempt}
         await self._live.log.put([("metadata", encode(about))])
 
-    async def _run_program(self) -> None:
-        record = self._record
-        graph = self._graph = await self._open("threads.create_run")
-        terms = {**program_terms(graph), "tenant": record.tenant}
-        program, given = self._program(graph)
-        run = self._state.server.runtime.start(program, given, session=record.thread_id, **terms)
-        try:
-            await run.wait()
-        except asyncio.CancelledError:
-            run.cancel()  # unless it was the program that was cancelled, and is over
-            assert run.task is not None
-            await asyncio.wait([run.task])
-            raise
-
-    def _program(self, graph: Graph) -> tuple[Program, Any]:
+    def _program(self, graph: Graph) -> Program:
+        """Make the program that runs ``graph``, and streams its events into the run's log."""
         record, stream, log = self._record, self._stream, self._live.log
         config, options = run_config(record), self._options(graph)
         if self._entry.resumes:  # at its thread's end, beyond where it was asked to start
@@ -150,16 +159,15 @@ class Execution:
         else:
             config = merge_configs(config, recovery.at_checkpoint(record.kwargs))
 
-        async def drive(ctx: Context, given: Any) -> Any:
+        async def run_graph(ctx: Context, input: Any) -> Any:
             if self._state.graphs.is_native(record.graph_id):
                 enter_program(ctx)
-            async for name, data in stream.parts(graph, given, config, options):
+            async for name, data in stream.parts(graph, input, config, options):
                 await log.put([(name, encode(data))])
-            result = stream.result
-            return dict(result) if isinstance(result, dict) else result
+            values = dict(stream.result) if isinstance(stream.result, dict) else stream.result
+            return await program_result(graph, thread_config(record.thread_id), values)
 
-        at_end = thread_config(record.thread_id)
-        return graph_program(graph, record.graph_id, at_end, drive=drive), self._input()
+        return program_of_graph(run_graph, record.graph_id)
 
     def _input(self) -> Any:
         kwargs = self._record.kwargs

@@ -12,9 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Row
 
 from agentrt import tracking
-from agentrt.serving.langgraph.database.runs import RunRecord
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.runs import NewRun, RunRecord, record_of
 from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.responses import later
 from agentrt.serving.langgraph.runs.execution import Execution
@@ -66,15 +71,34 @@ class RunQueue:
         finally:
             self._entering -= entering  # drops tenants at zero
 
-    def enter(self, record: RunRecord) -> LiveRun:
-        """Queue a pending run that is in the database."""
+    async def enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
+        """Store a new run and queue it, after stopping the thread's other runs if its multitask
+        strategy is ``interrupt`` or ``rollback``. Its thread must pass the filter ``only``.
+
+        Raises as `Runs.enter` does.
+        """
+        row, others = await self._state.runs.enter(new, only)
+        strategy: Any = new.columns["multitask_strategy"]
+        for other in others if strategy in ("interrupt", "rollback") else ():
+            if (live := self.get(other)) is not None:
+                self.cancel(live, strategy)
+        live = self._add(record_of(row))
+        self._dispatch()
+        return row, live
+
+    async def resume(self) -> None:
+        """Queue all runs that the last server left."""
+        for record in await self._state.runs.active():
+            self._add(record)
+        self._dispatch()
+
+    def _add(self, record: RunRecord) -> LiveRun:
         resumable = bool(record.kwargs.get("stream_resumable"))
         log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
         live = LiveRun(record, log, _context())
         self._live[record.run_id] = self._waiting[record.run_id] = live
         if (delay := record.start_at - self._clock.now()) > 0:
             self._clock.call_later(delay, self._dispatch)
-        self._dispatch()
         return live
 
     def get(self, run_id: str) -> LiveRun | None:
@@ -164,22 +188,23 @@ class RunQueue:
                 self._start(live)
 
     def _start(self, live: LiveRun) -> None:
+        execution = Execution(live, self._state)
         with tracking.outside():
             live.task = asyncio.create_task(
-                self._execute(live), name=live.record.run_id, context=live.context
+                execution.run(), name=live.record.run_id, context=live.context
             )
+        live.task.add_done_callback(partial(self._ended, live))
         for queue in self._listeners.get(live.record.thread_id, ()):
             if not queue.full():
                 queue.put_nowait(live)
 
-    async def _execute(self, live: LiveRun) -> None:
-        try:
-            await Execution(live, self._state).run()
-        except Exception:  # a bug; who cancels or deletes the run ends it, else the next server
-            _log.exception("run %s: its end was not stored, or not clean", live.record.run_id)
-        finally:
-            self._remove(live)
-            self._dispatch()
+    def _ended(self, live: LiveRun, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a bug; who cancels or deletes the run ends it, else the next server
+            run_id = live.record.run_id
+            _log.error("run %s: its end was not stored, or not clean", run_id, exc_info=error)
+        self._remove(live)
+        self._dispatch()
 
     def _remove(self, live: LiveRun) -> None:
         thread = live.record.thread_id
@@ -204,8 +229,7 @@ def _context() -> Context:
 async def open_queue(state: TenantState) -> AsyncIterator[RunQueue]:
     """The queue, with all runs that the last server left."""
     queue = RunQueue(state)
-    for record in await state.runs.active():
-        queue.enter(record)
+    await queue.resume()
     try:
         yield queue
     finally:

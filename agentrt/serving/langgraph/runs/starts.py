@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.assistants.configs import caller_access, merged
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep, hook_fault
 from agentrt.serving.langgraph.bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.database.filters import Filter
-from agentrt.serving.langgraph.database.runs import NewRun, record_of, run_json
+from agentrt.serving.langgraph.database.runs import NewRun, run_json
 from agentrt.serving.langgraph.responses import JSON, invalid, later
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.runs.queue import RunQueue
@@ -94,7 +94,7 @@ class StartRoutes(Routes):
         for body, assistant in zip(bodies, assistants, strict=True):
             with self._reserve(caller.tenant):
                 new, only = await _new_run(caller, body.thread_id, body, assistant, self._clock)
-                row, _ = await self._enter(new, only)
+                row, _ = await self._queue.enter(new, only)
                 started.append(run_json(row))
         return JSON(started)
 
@@ -119,7 +119,7 @@ class StartRoutes(Routes):
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
             new, only = await _new_run(caller, thread, body, assistant, self._clock)
-            return await self._enter(replace(new, answers=answers, claim=claim), only)
+            return await self._queue.enter(replace(new, answers=answers, claim=claim), only)
 
     async def assistant(
         self, caller: Caller, thread: UUID | None, body: RunBody
@@ -156,14 +156,6 @@ class StartRoutes(Routes):
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
         most = self._state.server.tenants.limits(tenant).programs
         return self._queue.reserve(tenant, most, runs)
-
-    async def _enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
-        row, others = await self._state.runs.enter(new, only)
-        for other in others:
-            strategy: Any = new.columns["multitask_strategy"]
-            if strategy in ("interrupt", "rollback") and (live := self._queue.get(other)):
-                self._queue.cancel(live, strategy)
-        return row, self._queue.enter(record_of(row))
 
 
 async def _new_run(

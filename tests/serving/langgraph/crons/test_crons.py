@@ -22,6 +22,8 @@ from agentrt import Runtime
 from agentrt.serving.langgraph.auth.hooks import Caller, User
 from agentrt.serving.langgraph.crons.clock import CronClock
 from agentrt.serving.langgraph.crons.routes import CronBody, Crons, _known_by, cron_json, next_time
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.runs import NewRun
 from agentrt.serving.langgraph.database.tables import runs
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.starts import StartRoutes
@@ -130,10 +132,16 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     """1. It ends before the run is in the queue: the run is in the database, and not due again.
     2. Two that find the same time due, start one.
     """
+    enter = home.state.runs.enter
+
+    async def killed_after(new: NewRun, only: Filter | None) -> None:
+        await enter(new, only)
+        raise KeyboardInterrupt
+
     await home.add()
     home.now += MINUTE
     with monkeypatch.context() as patch:
-        patch.setattr(home.queue, "enter", _killed)
+        patch.setattr(home.state.runs, "enter", killed_after)
         with pytest.raises(KeyboardInterrupt):
             await home.clock.start_due(home.now)
     assert len(await home.runs()) == 1
@@ -145,10 +153,6 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     monkeypatch.setattr(home.clock, "find_due", _finding(seen))
     monkeypatch.setattr(home.clock, "due", _finding([key]))
     assert await home.after(0) == 0
-
-
-def _killed(record: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _finding(what: Any) -> Callable[..., Any]:
