@@ -80,7 +80,7 @@ async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str
 @pytest.mark.parametrize(
     ("fault", "status", "words", "cancelled"),
     [
-        ("full", 507, "disk is full: free some space", False),
+        ("full", 507, "disk is full; free some space", False),
         ("read_only", 503, "does not answer: attempt to write a readonly database", True),
     ],
 )

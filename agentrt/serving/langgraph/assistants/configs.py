@@ -75,7 +75,7 @@ def graph_configs(text: str | None) -> dict[str, Object]:
             f"{CONFIGS}: {summary(faults)}; give the config of each graph by its name, such as "
             '{"agent": {"recursion_limit": 50}}'
         ) from None
-    return {name: config.given() for name, config in configs.items()}
+    return {name: config.fields_set() for name, config in configs.items()}
 
 
 def context_for(graph: Graph, given: Mapping[str, Any] | None) -> Any:

@@ -82,7 +82,7 @@ class Assistants(Routes):
         content = {name: getattr(body, name) for name in _CONTENT}
         content["name"] = name
         content["metadata"] = caller.metadata_after("assistants.create", value)
-        content["config"], content["context"] = in_both(body.config.given(), body.context)
+        content["config"], content["context"] = in_both(body.config.fields_set(), body.context)
         try:
             async with self._database.writing() as connection:
                 await add_assistant(connection, caller.tenant, str(key), content)
@@ -341,7 +341,7 @@ def _for_hooks(
     key: UUID, body: bodies.AssistantCreate | bodies.AssistantPatch, **more: Any
 ) -> dict[str, Any]:
     """What hooks get of an assistant that is to be created or changed."""
-    config = {} if body.config is None else body.config.given()
+    config = {} if body.config is None else body.config.fields_set()
     about = {"assistant_id": key, "graph_id": body.graph_id, "config": config}
     return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
 
@@ -377,7 +377,7 @@ def changed_settings(
     """The config and the context: what is given of one is in both, and replaces what was there."""
     config, context = old["config"], old["context"]
     if body.config is not None:
-        config = body.config.given()
+        config = body.config.fields_set()
         context = config.get("configurable", context)
     if body.context is not None:
         context = body.context

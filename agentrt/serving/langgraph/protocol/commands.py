@@ -188,7 +188,7 @@ class ProtocolCommands:
             if last is None or key not in open_ids or not INTERRUPT_ID.fullmatch(key):
                 raise _ProtocolError("no_such_interrupt", f"{key} is not open, or was answered")
         assert last is not None
-        config = {**(last.kwargs.get("config") or {}), **given.config.given()}
+        config = {**(last.kwargs.get("config") or {}), **given.config.fields_set()}
         command = Command(resume=answers, update=given.update, goto=given.goto)
         body = last.followed_by(
             ProtocolRunBody, command=command, config=config, metadata=given.metadata

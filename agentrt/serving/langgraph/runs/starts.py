@@ -144,7 +144,7 @@ class StartRoutes(Routes):
         named = {"interrupt_before": body.interrupt_before, "interrupt_after": body.interrupt_after}
         if not any(isinstance(nodes, list) for nodes in named.values()):
             return
-        config, _ = merged(body.config.given(), body.context, assistant)
+        config, _ = merged(body.config.fields_set(), body.context, assistant)
         access = caller_access(caller, "assistants.read", config)
         async with self._state.graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
             for field, nodes in named.items():
@@ -201,7 +201,7 @@ async def _new_run(
         temporary=body.on_completion != "keep",
         make_thread=value["if_not_exists"] == "create",
         inherited=assistant["metadata"],
-        given=body.config.given(),
+        given=body.config.fields_set(),
         run_id=run_id,
         user=caller.identity,
     )
@@ -236,7 +236,7 @@ def _after_hooks(value: Mapping[str, Any]) -> dict[str, Any]:
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
     """The run's kwargs: its body over the config and the context of its assistant."""
     kwargs = body.model_dump(mode="json", exclude=_OWN_COLUMNS, exclude_none=True)
-    kwargs["config"], context = merged(body.config.given(), body.context, assistant)
+    kwargs["config"], context = merged(body.config.fields_set(), body.context, assistant)
     if context:
         kwargs["context"] = context
     if body.command is not None:
