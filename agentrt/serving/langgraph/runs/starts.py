@@ -201,7 +201,7 @@ async def _new_run(
         temporary=body.on_completion != "keep",
         make_thread=value["if_not_exists"] == "create",
         inherited=assistant["metadata"],
-        given=body.config.fields_set(),
+        body_config=body.config.fields_set(),
         run_id=run_id,
         user=caller.identity,
     )

@@ -132,7 +132,7 @@ async def is_taken(url: str) -> bool:
         async with open_database(Address.parse(url)):
             return False
     except ConfigError as error:
-        return "another server uses it" in str(error)
+        return "another server uses this database" in str(error)
 
 
 async def test_a_database_that_is_silent(
