@@ -296,7 +296,7 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
         ({"end_time": "9999-12-31T23:59:59-01:00"}, "end_time: year 10000 is out of range"),
         ({"end_time": "9999-12-31T23:59:59.999999Z"}, "end_time: year 10000 is out of range"),
         ({"end_time": "0001-01-01T00:00:00+14:00"}, "end_time: year 0 is out of range"),
-        ({"interrupt_before": ["nowhere"]}, "no node 'nowhere'"),
+        ({"interrupt_before": ["nowhere"]}, "the graph has no node 'nowhere'"),
         ({"on_run_completed": "burn"}, "on_run_completed"),
         ({"retries": 3}, "retries: not supported here"),
     ],
