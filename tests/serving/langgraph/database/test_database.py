@@ -118,7 +118,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "'bad' is no graph: it is of type int"),
+        (3, "'bad' is not a graph: it is of type int"),
         (lambda: 1 / 0, "makes 'bad' raised ZeroDivisionError"),
         (lambda a, b: None, "parameters b; "),
     ],
