@@ -96,7 +96,7 @@ class Config(Body):
 
 
 class Checkpoint(Body):
-    """A checkpoint of a thread, by default the latest one."""
+    """A checkpoint of a thread. Without an id, it is the latest checkpoint."""
 
     thread_id: UUID | None = None
     checkpoint_ns: str | None = Field(default=None, max_length=4096)
@@ -375,7 +375,7 @@ class RunTerms(Body):
 
 
 class RunBody(RunTerms):
-    """A run to start. It starts from ``checkpoint``, by default from the thread's latest one.
+    """A run to start. It starts from ``checkpoint``; None is the thread's latest checkpoint.
 
     A run without a thread gets a temporary thread, which is deleted after the run unless
     ``on_completion`` is ``keep``.

@@ -65,8 +65,8 @@ def first_line(error: BaseException) -> str:
 
 
 class DiskRoom:
-    """The free space on the disk of the SQLite database ``file``. None is for PostgreSQL, whose
-    disk is not checked.
+    """The free space on the disk of the SQLite database ``file``. ``file`` is None for PostgreSQL,
+    whose disk is not checked.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -144,8 +144,8 @@ class Deadline:
 @asynccontextmanager
 async def limited() -> AsyncIterator[None]:
     """Raise 503 if a client's read in the block was interrupted by the time limit, or if the
-    database does not answer at all. The second limit is needed because the database enforces the
-    first.
+    database does not answer at all. The time limit is enforced by the database, so an unreachable
+    database needs a limit on this side, too.
     """
     most_s = None if READER.get() is None else _SILENCES * READ_S
     try:

@@ -126,7 +126,9 @@ def check_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a type that orjson does not know by one step towards JSON."""
+    """Convert a value that orjson cannot encode to a simpler value, whose parts orjson encodes in
+    turn.
+    """
     try:
         return _step(value)
     except Exception:  # the code of the value's class may raise anything

@@ -59,7 +59,7 @@ PathThread = Annotated[UUID | None, Depends(_path_thread)]
 
 
 class Route(APIRoute):
-    """A route of this API, which answers errors with a JSON object with one sentence."""
+    """A route of this API. It answers errors with ``{"detail": SENTENCE}``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -62,8 +62,8 @@ def state_json(
 
 
 def checkpoint_json(config: RunnableConfig | None, thread: str | None = None) -> dict[str, Any]:
-    """Return the checkpoint that a config names. Without a checkpoint id, it means the latest
-    checkpoint of the namespace.
+    """Return the checkpoint that a config names. A config without a checkpoint id names the latest
+    checkpoint of its namespace.
     """
     configurable = _configurable(config)
     checkpoint = {

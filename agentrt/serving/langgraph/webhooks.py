@@ -1,7 +1,7 @@
 """Calls the ``webhook`` URL of a run when the run has ended.
 
 The body to send is stored in the same transaction as the run's end, so that the next server sends
-it if this one is killed. A URL may therefore be called twice, with the same ``run_id``.
+the body if this server is killed. A URL may therefore be called twice, with the same ``run_id``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ _STATES = {
 _MOST_MESSAGES = 1000
 """Maximum number of messages of a task's history; older messages are left out."""
 _MOST_DATA = 64 * 1024
-"""Maximum size of a JSON value, in bytes, that becomes a data part. A larger one becomes a text."""
+"""Maximum size of a JSON value, in bytes, that becomes a data part. A larger value
+becomes a text.
+"""
 _EXACT = 2**53
 """The bound up to which a float represents every integer exactly."""
 DONE = TaskState.TASK_STATE_COMPLETED

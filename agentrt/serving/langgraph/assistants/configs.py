@@ -29,8 +29,8 @@ _PLACE = ("thread_id", "checkpoint_id")
 
 
 def in_both(config: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[Object, Object]:
-    """Return a config and a context, each with the keys of the other one added. Their own values
-    take precedence.
+    """Return a config and a context. Keys that only the config has are added to the context, and
+    the other way round.
     """
     own = config.get("configurable") or {}
     of_context = {k: value for k, value in context.items() if is_free(k) and k not in _PLACE}

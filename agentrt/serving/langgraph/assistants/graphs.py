@@ -146,9 +146,7 @@ def _note_exception(asking: asyncio.Future[Any]) -> None:
 
 
 def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
-    """Return the interrupts in the error of a program, or None if the error is not only
-    interrupts.
-    """
+    """Return the interrupts that ended a program, or None if ``error`` contains any other error."""
     if isinstance(error, GraphInterrupt):
         return [error]
     if not isinstance(error, BaseExceptionGroup):

@@ -230,7 +230,7 @@ class Assistants(Routes):
 
     @route("POST", f"{_A}/latest")
     async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
-        """Make a version the one that the assistant uses."""
+        """Make the assistant use one of its versions."""
         value = {"assistant_id": assistant_id, "version": body.version}
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
@@ -400,8 +400,9 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config and the context of a changed assistant.
 
-    A new config or context replaces the old one, and its keys are in both. If only one of them is
-    new, the keys of the other one are replaced, too.
+    A new config replaces the old config, and its ``configurable`` replaces the old context. A new
+    context replaces the old context and the old config's ``configurable``. Then `in_both` adds the
+    keys of each to the other.
     """
     config, context = old["config"], old["context"]
     if body.config is not None:

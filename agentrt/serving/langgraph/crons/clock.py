@@ -1,8 +1,8 @@
 """Starts the runs of crons when they are due.
 
 A run is stored in the same transaction that sets its cron's next time, so that each time has at
-most one run, even if the server is killed. The times that pass while no server runs have one run
-together.
+most one run, even if the server is killed. For all times that pass while no server runs, a cron has
+a single run.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class CommitGroups:
         self._commits: set[asyncio.Task[None]] = set()
 
     async def open(self) -> SqliteConnection:
-        """Return the connection, which the first call opens."""
+        """Return the connection. The first call opens it."""
         async with self._opening:
             if self._connection is None:
                 connection = SqliteConnection(self._path, timeout=self._timeout)

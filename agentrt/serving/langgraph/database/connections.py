@@ -70,7 +70,7 @@ class Address:
 
     @classmethod
     def parse(cls, option: str) -> Address:
-        """Parse the value of ``--database``. Raises `ConfigError` for an invalid one."""
+        """Parse the value of ``--database``. Raises `ConfigError` for an invalid value."""
         if option.startswith(("postgresql://", "postgres://")):
             return cls(None, "postgresql://" + option.partition("://")[2])
         kind, _, name = option.partition(":")

@@ -274,7 +274,9 @@ def same_json(a: Any, b: Any) -> bool:
 
 
 class json_equals(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """The condition that a key of a JSON column has a value, which is passed as JSON text."""
+    """The condition that the value at a key of a JSON column equals a value, which is passed as
+    JSON text.
+    """
 
     type = sa.Boolean()
     inherit_cache = True
@@ -282,8 +284,8 @@ class json_equals(GenericFunction[bool]):  # noqa: N801  # read as an SQL functi
 
 
 class json_has_all(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """The condition that a key of a JSON column is a list that has all values of another list,
-    which is passed as JSON text.
+    """The condition that the value at a key of a JSON column is a list with certain elements. These
+    are passed as a JSON list.
     """
 
     type = sa.Boolean()
@@ -393,7 +395,7 @@ def same_in_sqlite(
     """Return necessary conditions for rows whose JSON in ``column`` has ``value`` at ``path``,
     which SQLite evaluates by itself, and whether they are also sufficient.
 
-    An object may have further keys beside those of ``value``. Other databases ignore the
+    The objects in the column may have more keys than ``value``. Other databases ignore the
     conditions.
     """
     column, sufficient = _text_of(column), True

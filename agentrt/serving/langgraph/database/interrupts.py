@@ -77,8 +77,8 @@ def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
 
 
 class Deadlines:
-    """The nearest of the deadlines that were noted, in seconds of ``clock``. Each stored question
-    notes its deadline.
+    """A timer for the nearest deadline of a question, in seconds of ``clock``. The deadline of each
+    question is noted when the question is stored.
     """
 
     def __init__(self, clock: SteadyClock | None = None) -> None:

@@ -259,9 +259,10 @@ async def lifetime_json(database: Database, row: sa.Row[Any]) -> dict[str, Any] 
 
 
 async def sweep(database: Database, now: float) -> int:
-    """Delete expired threads, or their checkpoints but the latest, as the strategy of each says.
+    """Delete the expired threads whose strategy is ``delete``. Of other expired threads, delete all
+    checkpoints except the latest.
 
-    Returns the number of threads. ``now`` is in seconds since 1970.
+    Returns the number of expired threads. ``now`` is in seconds since 1970.
     """
     swept = 0
     for row in await database.rows(_over(now).limit(_AT_ONCE)):

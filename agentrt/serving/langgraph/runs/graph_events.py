@@ -340,8 +340,8 @@ class EventsBody(Body):
 # -- events in stream modes ----------------------------------------------------------------------
 
 _MAX_GROWING = 64
-"""Maximum number of messages that grow at the same time. With more, further chunks of the oldest
-message begin a new one.
+"""Maximum number of messages that grow at the same time. When more messages grow, the oldest is
+forgotten, and its next chunk begins a new message.
 """
 
 

@@ -186,8 +186,8 @@ class RunQueue:
         return live_runs + self._entering[tenant]
 
     def _dispatch(self) -> None:
-        """Start the runs that may run now: in each thread without a running run, the first that is
-        due.
+        """Start the runs that may run now: in each thread without a running run, the first run
+        whose start time has come.
         """
         now = self._clock.now() + EARLY_S
         for run_id, live in list(self._waiting.items()):

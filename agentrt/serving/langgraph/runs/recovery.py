@@ -8,11 +8,11 @@ answers that the task has taken, and with its error are replaced by later attemp
 the origin has their values. Other rows are never replaced, so the origin only has their keys.
 
 A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
-itself (not only a subgraph) has added one since the run's start. The checkpoint has the run's
-input. Otherwise, the run starts again as it was requested, but without the answers that tasks have
-taken, because LangGraph would give these to the next questions. An answer counts as taken when the
-task that asked has written something afterwards. Such a task often belongs to a subgraph, which may
-have added checkpoints meanwhile.
+itself, and not only a subgraph, has added a checkpoint since the run's start. The checkpoint has
+the run's input. Otherwise, the run starts again as it was requested, but without the answers that
+tasks have taken, because LangGraph would give these to the next questions. An answer counts as
+taken when the task that asked has written something afterwards. Such a task often belongs to a
+subgraph, which may have added checkpoints meanwhile.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from agentrt.serving.langgraph.database.storage import Storage
 
 
 async def origin_of(storage: Storage, record: RunRecord) -> Origin:
-    """Return the origin of a run's thread: the stored one, or if the run starts for the first time,
-    the thread's condition now.
+    """Return the origin of a run's thread: the stored origin or, at the run's first start, the
+    thread's condition now.
 
     It covers the pending writes that the run can change: those of the thread's latest checkpoint
     and, for a run that answers questions, those of the checkpoints at which it was requested to

@@ -86,8 +86,8 @@ class StartRoutes(Routes):
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
         caller: CallerDep,
     ) -> JSON:
-        """Start several runs in the background. Raises before the first one if they have
-        no room.
+        """Start several runs in the background. If the queue has no room for all of them, none
+        starts.
         """
         assistants = [await self.assistant(caller, body.thread_id, body) for body in bodies]
         with self._reserve(caller.tenant, len(bodies)):  # either all runs have room, or none starts

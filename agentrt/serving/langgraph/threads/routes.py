@@ -147,7 +147,8 @@ class ThreadRoutes(Routes):
         except HTTPException as error:
             raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
-        # LangGraph's own server passes no metadata here; the hook sees those of the original.
+        # LangGraph's own server passes no metadata to the hook here; we pass the original's
+        # metadata.
         key = uuid4()
         value: dict[str, Any] = {"thread_id": key, "metadata": dict(row._mapping["metadata"])}
         await caller.authorize("threads", "create", value)
