@@ -115,7 +115,7 @@ _SCANNED = 100
 
 
 class _Page:
-    """A page of a search whose items are compared here. The store itself applies the part of the
+    """A page of a search that compares items here. The store is only sent those conditions of the
     filter that all stores compare alike.
     """
 
