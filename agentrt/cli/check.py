@@ -36,11 +36,11 @@ def check(targets: Sequence[str]) -> int:
     missing = False
     for target in targets:
         findings = list(_findings(target))
-        width = max(len(finding.what) for finding in findings)
+        width = max(len(finding.subject) for finding in findings)
         click.echo(target)
         for finding in findings:
             click.echo(
-                f"  {finding.what:{width}}  {_WORDS[finding.served]:3}  {finding.why}".rstrip()
+                f"  {finding.subject:{width}}  {_WORDS[finding.served]:3}  {finding.why}".rstrip()
             )
         missing = missing or any(finding.served is False for finding in findings)
     return FAILED if missing else 0
@@ -55,7 +55,7 @@ def _findings(target: str) -> Iterator[Finding]:
     for graph in graph_names(project) if name is None else [name]:
         yield _loaded(f"{project}:{graph}", f"graphs.{graph}", users=_has_users(project))
     for finding in key_findings(project):
-        if finding.what != "graphs":
+        if finding.subject != "graphs":
             yield _read(project, finding)
 
 
@@ -77,22 +77,22 @@ def _loaded(target: str, part: str, *, users: bool) -> Finding:
 
 
 def _has_users(project: Path) -> bool:
-    return any(finding.what == "auth" for finding in key_findings(project))
+    return any(finding.subject == "auth" for finding in key_findings(project))
 
 
 def _read(project: Path, finding: Finding) -> Finding:
     """Return the finding, or a failed finding if the value of its key is invalid."""
     try:
-        if finding.what == "auth":
+        if finding.subject == "auth":
             load_auth(project)
-        elif finding.what == "env":
+        elif finding.subject == "env":
             check_environment(project)
-        elif finding.what == "http.cors":
+        elif finding.subject == "http.cors":
             read_cors([project])
-        elif finding.what == "webhooks":
+        elif finding.subject == "webhooks":
             read_webhooks((), [project])
-        elif finding.what in ("checkpointer.ttl", "store.ttl"):
+        elif finding.subject in ("checkpointer.ttl", "store.ttl"):
             read_lifetimes([project])
     except (ProgramLoadError, ConfigError) as error:
-        return Finding(finding.what, False, str(error))
+        return Finding(finding.subject, False, str(error))
     return finding

@@ -132,14 +132,14 @@ class Serving:
         from agentrt.serving.langgraph.deployment import key_findings, prepared
 
         keys = {path: key_findings(path) for path in job.projects}
-        users = any(finding.what == "auth" for findings in keys.values() for finding in findings)
+        users = any(finding.subject == "auth" for findings in keys.values() for finding in findings)
         for path, findings in keys.items():
             for finding in findings:
                 if finding.served is False:
-                    say(f"{path}: {finding.what} is not supported: {finding.why}")
+                    say(f"{path}: {finding.subject} is not supported: {finding.why}")
         ready, graph_findings = await prepared(job.served, stack, users=users)
         for finding in graph_findings:
-            say(f"{finding.what}: {finding.why}")
+            say(f"{finding.subject}: {finding.why}")
         return ready
 
     async def _run(

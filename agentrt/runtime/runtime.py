@@ -287,7 +287,15 @@ class Runtime:
             if self.journal is not None and durable is not None:
                 await begin(self.journal, run, program, input, self._services.seed, durable)
             run.begun.set()
-            run.result = await self._result(run, program, input)
+            record = run.record
+            if record is not None and record.has_result:
+                run.result = record.result()
+            else:
+                live = self.emitter(run)
+                emitter = live if record is None else Recorded(live, record)
+                run.result = await program(Context(run.id, run.type, emitter), input)
+                if record is not None and record.diverged is not None:  # and its code caught that
+                    raise record.diverged
         except asyncio.CancelledError:
             state = RunState.CANCELLED
         except KeyboardInterrupt:
@@ -300,18 +308,6 @@ class Runtime:
             state, error = RunState.FAILED, AgentrtError(message)
             error.__cause__ = raised
         await tracking.to_its_end(self._clean_up(run, program, state, error))
-
-    async def _result(self, run: Run, program: Program, input: Any) -> Any:
-        live = self.emitter(run)
-        if (record := run.record) is None:
-            return await program(Context(run.id, run.type, live), input)
-        if record.has_result:
-            return record.result()
-        recorded = Recorded(live, record)
-        result = await program(Context(run.id, run.type, recorded), input)
-        if record.diverged is not None:  # the code of the program has caught the error
-            raise record.diverged
-        return result
 
     async def _clean_up(
         self, run: Run, program: Program, state: RunState, error: Exception | None

@@ -68,7 +68,7 @@ def test_all_of_a_deployment_is_served(tmp_path: Path, command: Run) -> None:
         "graphs.graph": "yes",
         "graphs.good": "yes",
         "dependencies": "yes",
-        "python_version": "- for making an image; not read",
+        "python_version": "- not used; only for building an image",
         "env": "yes",
         "http.cors": "yes",
         "webhooks": "yes",
@@ -93,13 +93,13 @@ def test_what_is_not_served_is_said(tmp_path: Path, command: Run) -> None:
         "graphs.wants": "kettle",
         "graphs.nothing": "no variable 'nothing'",
         "graphs.js": "./agent.ts",
-        "auth": "is no langgraph_sdk.Auth",
-        "http.app": "serve that application beside this one",
-        "http.disable_store": "these paths stay",
+        "auth": "is not a langgraph_sdk.Auth",
+        "http.app": "run that application as a server of its own",
+        "http.disable_store": "block the paths in a proxy",
         "http.cors": "allow_origins: Input should be a valid list",
-        "store.index": "not found by meaning",
+        "store.index": "no semantic search",
         "webhooks": "url.allowed_domains",
-        "teapot": "not known here",
+        "teapot": "unknown key",
     }
     assert found.keys() == says.keys()
     for name, words in says.items():
@@ -122,7 +122,7 @@ def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: R
     found = rows(ran.out)
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert found["dependencies"] == "no not installed here: tea-pot>=1, langgraph<0.1"
-    assert found["python_version"] == f"- not read: this is Python {ours}"
+    assert found["python_version"] == f"- not used; this server runs Python {ours}"
     assert "'.env'" in found["env"]
     assert found["webhooks"].endswith("webhooks: Input should be a valid dictionary")
     assert found["checkpointer.ttl"].endswith("ttl: Input should be a valid dictionary")
@@ -131,7 +131,7 @@ def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: R
 def test_a_factory_that_needs_more_of_a_run_is_served(tmp_path: Path, command: Run) -> None:
     path = project(tmp_path, graphs=graphs("needy"))
     ran = command("serve", "--check", path)
-    says = "yes its function fails for a run whose config or context has no cups"
+    says = "yes the function that makes it fails unless the config or context of a run has cups"
     assert (ran.code, rows(ran.out)) == (0, {"graphs.needy": says})
 
 
@@ -163,4 +163,4 @@ def test_a_factory_that_cannot_work_is_found_before_the_engine_starts(
     ran = command("serve", path, *flags, "--", "--max-model-len", "100000000")
     assert ran.code == 2
     assert "kettle" in ran.err
-    assert "store.index is not supported: items are not found by meaning" in ran.err
+    assert "store.index is not supported: no semantic search in the store" in ran.err

@@ -124,7 +124,7 @@ def test_what_an_option_names_is_missing(option: tuple[str, str], says: str) -> 
     [
         (("--broker", "http://x"), "write mqtt://"),
         (("--broker", "mqtts://127.0.0.1:\x1b[1m"), "is not a broker"),
-        (("--database", "mysql://x"), "give sqlite:FILE"),
+        (("--database", "mysql://x"), "use sqlite:FILE"),
     ],
 )
 def test_an_address_that_cannot_be_is_bad_usage(

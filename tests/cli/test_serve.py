@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--policy", "magic"), "magic"),
         (
             ("--database", "mysql://x"),
-            "'mysql://x': give sqlite:FILE or postgresql://USER@HOST/NAME",
+            "'mysql://x'; use sqlite:FILE or postgresql://USER@HOST/NAME",
         ),
         (("--database", "sqlite:none/a.db"), "folder 'none' does not exist"),
         (("--database", "sqlite:."), "sqlite:. is a folder"),

@@ -25,19 +25,8 @@ PROGRAM_TYPE = "chat"
 """The type of a program that consists of a single call."""
 ACCOUNT = "agentrt"
 """The field of an answer, or of a stream's last chunk, with the call's program and its cost."""
-
-
-async def alone(work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work`` in a task of its own, so that closing the runtime can cancel it."""
-    with tracking.outside():
-        task = asyncio.create_task(work)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        me = asyncio.current_task()
-        if me is not None and me.cancelling():
-            raise
-        raise EngineDiedError("the call was cancelled: its runtime was closed") from None
+CANCELLED = "the call was cancelled: its runtime was closed"
+"""The message of the error of a call that was cancelled, but not by its caller."""
 
 
 def account_of(replies: list[Reply]) -> dict[str, Any]:
@@ -82,9 +71,6 @@ def _scope_for(runtime: Runtime, scope: Scope | None) -> Iterator[Scope]:
 
 
 # -- jobs on the runtime's event loop, for callers on other threads and loops --------------
-
-
-_CANCELLED = "the call was cancelled: its runtime was closed"
 
 
 class LoopJob(Generic[T]):
@@ -168,11 +154,11 @@ class LoopJob(Generic[T]):
         if self._task is not None:
             self._task.cancel()
         elif not self.outcome.done():  # stopped before it could start
-            self.outcome.set_exception(EngineDiedError(_CANCELLED))
+            self.outcome.set_exception(EngineDiedError(CANCELLED))
 
     def _settle(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
-            self.outcome.set_exception(EngineDiedError(_CANCELLED))
+            self.outcome.set_exception(EngineDiedError(CANCELLED))
         elif (error := task.exception()) is not None:
             self.outcome.set_exception(error)
         else:

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import CallTimeoutError, ConfigError
+from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError
 from agentrt.executors.chat_api import Answer, Frontend, Request
 from agentrt.executors.info import ExecutorInfo
 from agentrt.integrations.langchain.calls import (
     ACCOUNT,
+    CANCELLED,
     Heartbeat,
     LoopJob,
     account_of,
-    alone,
     beating,
     caller_in,
 )
@@ -99,9 +99,17 @@ class RuntimeClient:
     async def acall(self, request: Request, terms: Terms = _ANY) -> Answer:
         """Make a chat request. Cancelling this coroutine aborts the request in the engine."""
         loop = self._home()
-        if loop is asyncio.get_running_loop():
-            return await alone(self._call(request, terms))
-        return await LoopJob(loop, lambda: self._call(request, terms)).wait_async()
+        if loop is not asyncio.get_running_loop():
+            return await LoopJob(loop, lambda: self._call(request, terms)).wait_async()
+        with tracking.outside():  # a task of its own, which closing the runtime can cancel
+            call = asyncio.create_task(self._call(request, terms))
+        try:
+            return await call
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise EngineDiedError(CANCELLED) from None
 
     def stream(self, request: Request, terms: Terms = _ANY) -> Generator[Answer, None, None]:
         """Yield the answer in pieces. Closing the iterator aborts the request."""

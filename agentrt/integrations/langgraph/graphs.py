@@ -10,7 +10,7 @@ A factory is a function that makes a graph. Its parameters may be the config and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_origin, get_type_hints
@@ -32,6 +32,7 @@ from agentrt.integrations._compat.langgraph import (
 from agentrt.integrations.langgraph.follower import follow
 from agentrt.integrations.langgraph.frames import terms_of
 from agentrt.program import Context, Program
+from agentrt.program.definition import ProgramFunction
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 
@@ -150,7 +151,6 @@ def _may_be_config(hint: Any) -> bool:
 
 Graph = Pregel[Any, Any, Any, Any]
 Durability = Literal["sync", "async", "exit"] | None
-Drive = Callable[[Context, Any], Awaitable[Any]]
 
 
 def is_graph(value: object) -> bool:
@@ -220,27 +220,32 @@ def graph_program(
     name: str,
     config: RunnableConfig,
     durability: Durability = None,
-    *,
-    drive: Drive | None = None,
 ) -> Program:
-    """Make a program that runs ``graph`` on its input, with ``config``.
-
-    The program's result is the graph's result, or None if the graph waits for a human. If
-    ``drive`` is set, it runs the graph instead, and returns the last of the graph's values.
+    """Make a program that runs ``graph`` on its input, with ``config``. Its result is that of
+    `program_result`.
     """
-    follow()
 
     async def run(ctx: Context, input: Any) -> Any:
-        if drive is None:
-            result = await graph.ainvoke(input, config, durability=durability)
-        else:
-            result = await drive(ctx, input)
-        if isinstance(result, dict) and result.pop(QUESTIONS, None):
-            return None
-        return None if graph.checkpointer and await _paused(graph, config) else result
+        values = await graph.ainvoke(input, config, durability=durability)
+        return await program_result(graph, config, values)
 
+    return program_of_graph(run, name)
+
+
+def program_of_graph(function: ProgramFunction, name: str) -> Program:
+    """Make a program of a function that runs a graph and returns its `program_result`."""
+    follow()
     # LangGraph ends its own tasks. Other tasks that a node starts may serve other programs, too.
-    return Program(run, name, owns_tasks=False)
+    return Program(function, name, owns_tasks=False)
+
+
+async def program_result(graph: Graph, config: RunnableConfig, values: Any) -> Any:
+    """Return the result of a program whose graph stopped with ``values``: None if the graph waits
+    for a human, else the values.
+    """
+    if isinstance(values, dict) and values.pop(QUESTIONS, None):
+        return None
+    return None if graph.checkpointer and await _paused(graph, config) else values
 
 
 async def _paused(graph: Graph, config: RunnableConfig) -> bool:

@@ -1,12 +1,13 @@
-"""Graphs behind the LangGraph API: what ``langgraph_sdk`` and `RemoteGraph` talk to.
+"""The LangGraph API for graphs and programs, as ``langgraph_sdk`` and `RemoteGraph` call it.
 
-`api` is for a server without authentication hooks; `api_with` takes those of a
+`api` is for a server without authentication hooks, and `api_with` for one with the hooks of a
 ``langgraph.json``. Heavy modules are imported when the API opens.
 
-`database` has connections, tables and the rows of threads and runs; `auth` says what a caller may
-see, `store` and `assistants` what graphs are made with. `runs` queues, executes and streams runs,
-`threads` has the requests about threads, and `a2a`, `crons` and `protocol` are other doors to runs.
-`router` puts it all together over one `tenant_state`.
+`database` has the connections, the tables, and the rows of threads and runs. `auth` calls the
+hooks. `assistants` has the graphs and their assistants, `store` the items that graphs keep. `runs`
+queues, executes and streams runs. `threads` handles requests about threads. `a2a`, `crons` and
+`protocol` start runs in other ways: from other agents, by a schedule, and by commands of the
+streaming protocol. `router` opens all of these with a common `tenant_state`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ __all__ = ["api", "api_with"]
 
 
 def api_with(auth: Auth | None) -> Api:
-    """The API whose requests pass the hooks of ``auth`` (`agentrt.serving.langgraph.auth.hooks`).
+    """Return the API with the authentication hooks of ``auth``; None is without hooks.
 
-    It raises `ConfigError` if its database cannot be opened or is in use by another server, and
-    `ProgramLoadError` for a graph that cannot be made.
+    Opening the API raises `ConfigError` if its database cannot be opened or is in use by another
+    server, and `ProgramLoadError` for a graph that cannot be made.
     """
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
-"""Where we reach into LangGraph: its own names, its streams of messages, its SDK's `Auth` hooks.
+"""The private parts of LangGraph that we use: reserved names, message streams, `Auth` hooks.
 
-``tests/serving/langgraph/test_compat.py`` names the versions that this was tested with, and fails
-when something here is gone or has changed.
+``tests/serving/langgraph/test_compat.py`` names the tested versions, and fails when a part
+that is used here has changed or disappeared.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from langgraph_sdk import Auth
 # -- names --------------------------------------------------------------------------------
 
 PREGEL_PREFIX = "__pregel_"
-"""Begins the configurable keys that a graph passes on from its own run to a remote graph."""
+"""The prefix of the configurable keys that a graph passes on from its own run to a remote graph."""
 STRICT_RESUME = "__pregel_strict_resume"
 RESUME = "__resume__"
 INTERRUPT = "__interrupt__"
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""The task that a command is written to, with answers that no task has taken yet."""
+"""The task id under which a command is stored, with the answers that no task has taken yet."""
 
 # -- streams of messages ------------------------------------------------------------------
 
 
 def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
-    """What LangGraph streams the messages of a node with; none where nobody asked for them."""
+    """Return the handlers that stream the messages of a node. There are none if no client requested
+    messages.
+    """
     callbacks = config.get("callbacks")
     handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ()
-    # Its subclass is of the streaming protocol, and takes no tokens.
-    return [one for one in handlers if type(one) is StreamMessagesHandler]
+    # The subclass belongs to the streaming protocol, and does not take tokens.
+    return [handler for handler in handlers if type(handler) is StreamMessagesHandler]
 
 
 # -- authentication hooks -----------------------------------------------------------------
 
 
 def authenticate_hook(auth: Auth | None) -> Any:
-    """The hook that says who a request is from, if there is one."""
+    """Return the hook that identifies the user of a request, or None."""
     return None if auth is None else auth._authenticate_handler
 
 
 def authorize_hook(auth: Auth | None, resource: str, action: str) -> Any:
-    """The most specific ``on`` hook for an action on a resource, if there is one."""
+    """Return the most specific ``on`` hook for an action on a resource, or None."""
     if auth is None:
         return None
     for key in ((resource, action), (resource, "*"), ("*", action)):

@@ -1,4 +1,4 @@
-"""What clients send: a model for each request. Unknown fields are refused by name."""
+"""Pydantic models for the bodies of requests. Unknown fields are an error that names them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from agentrt.serving.langgraph._compat import PREGEL_PREFIX
 from agentrt.serving.lifetimes import Ttl
 
 MAX_LIMIT = 1000
-"""The most items in one list."""
+"""Maximum number of items in a list that a client sends or requests."""
 
 Object = dict[str, Any]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]
@@ -44,36 +44,36 @@ Offset = Annotated[int, Field(ge=0, le=2**31)]
 Label = Annotated[str, Field(min_length=1, max_length=512)]
 
 _RESERVED = {"checkpoint_ns", "checkpoint_map", "run_id", "assistant_id", "graph_id"}
-"""Configurable keys that only the server sets."""
+"""The configurable keys that only the server may set."""
 
 
 def is_free(key: str) -> bool:
-    """Whether clients may set a configurable key."""
+    """Return whether clients may set a configurable key."""
     return key not in _RESERVED and not key.startswith(("__", "langgraph_auth"))
 
 
 class Body(BaseModel):
-    """Any request. Unknown fields are refused."""
+    """The base class of all bodies. It refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Page(Body):
-    """Some of those that match, at a time."""
+    """A search that returns a page of its results."""
 
     limit: Limit = 10
     offset: Offset = 0
 
 
 class SortedPage(Page):
-    """As `Page`, in an order."""
+    """A search that returns a page of its results in an order."""
 
     sort_by: str = "created_at"
     sort_order: SortOrder = "desc"
 
 
 class Config(Body):
-    """The parts of LangChain's ``RunnableConfig`` that can travel."""
+    """The parts of LangChain's ``RunnableConfig`` that can be sent as JSON."""
 
     tags: list[str] = Field(default_factory=list, max_length=64)
     recursion_limit: int | None = Field(default=None, ge=1, le=10_000)
@@ -84,19 +84,19 @@ class Config(Body):
 
     @field_validator("configurable")
     @classmethod
-    def _not_reserved(cls, given: Object) -> Object:
-        kept = {key: value for key, value in given.items() if not key.startswith(PREGEL_PREFIX)}
-        if taken := sorted(key for key in kept if not is_free(key)):
-            raise ValueError(f"{', '.join(taken)}: set by the server, and by nobody else")
+    def _not_reserved(cls, keys: Object) -> Object:
+        kept = {key: value for key, value in keys.items() if not key.startswith(PREGEL_PREFIX)}
+        if reserved := sorted(key for key in kept if not is_free(key)):
+            raise ValueError(f"the keys {', '.join(reserved)} are reserved; leave them out")
         return kept
 
-    def given(self) -> Object:
-        """What the client gave, as LangChain takes it."""
+    def fields_set(self) -> Object:
+        """Return the fields that the client set, in LangChain's form."""
         return self.model_dump(exclude_unset=True, exclude_none=True)
 
 
 class Checkpoint(Body):
-    """Where in a thread: by default its end."""
+    """A checkpoint of a thread. Without an id, it is the latest checkpoint."""
 
     thread_id: UUID | None = None
     checkpoint_ns: str | None = Field(default=None, max_length=4096)
@@ -104,7 +104,7 @@ class Checkpoint(Body):
     checkpoint_map: Object | None = None
 
     def configurable(self) -> Object:
-        """As a graph's config names it, without the thread."""
+        """Return the configurable keys that name the checkpoint, without the thread id."""
         return self.model_dump(mode="json", exclude={"thread_id"}, exclude_none=True)
 
 
@@ -125,7 +125,7 @@ class AssistantCreate(Body):
 
 
 class AssistantPatch(Body):
-    """What of an assistant is to be changed."""
+    """The fields of an assistant to change."""
 
     graph_id: Label | None = None
     config: Config | None = None
@@ -136,7 +136,7 @@ class AssistantPatch(Body):
 
 
 class AssistantCount(Body):
-    """Which assistants."""
+    """The conditions for assistants to count."""
 
     metadata: Object | None = None
     graph_id: str | None = None
@@ -144,25 +144,25 @@ class AssistantCount(Body):
 
 
 class AssistantSearch(AssistantCount, SortedPage):
-    """Which assistants, some at a time."""
+    """The conditions for assistants to search, and the page to return."""
 
     sort_by: AssistantSortBy = "created_at"
     select: list[AssistantSelectField] | None = Field(default=None, max_length=64)
 
 
 class VersionSearch(Page):
-    """Which versions of an assistant."""
+    """The conditions for versions of an assistant to search."""
 
     metadata: Object | None = None
 
 
 class Latest(Body):
-    """The version that is to be used."""
+    """The version of an assistant to use from now on."""
 
     version: int = Field(ge=1, le=2**31 - 1)
 
 
-# -- values inside a thread, by paths such as ``values.messages[-1].content`` --------------
+# -- paths to values inside a thread, such as ``values.messages[-1].content`` --------------
 
 ROOTS = ("config", "interrupts", "metadata", "values")
 MAX_PATHS = 10
@@ -171,20 +171,20 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 
 
 def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
-    """These paths, by their names. Raises `ValueError` for what is none."""
+    """Check paths by their names, and return them. Raises `ValueError` for an invalid path."""
     if len(paths) > MAX_PATHS:
-        raise ValueError(f"at most {MAX_PATHS} paths")
+        raise ValueError(f"{len(paths)} paths; at most {MAX_PATHS} are allowed")
     for path in paths.values():
         if PATH.fullmatch(path) is None:
             raise ValueError(
-                f"{path!r} is no path; begin with one of {', '.join(ROOTS)}, and go on as in "
-                "values.messages[-1].content"
+                f"invalid path {path!r}; use a path such as values.messages[-1].content, which "
+                f"begins with one of {', '.join(ROOTS)}"
             )
     return paths
 
 
 def extracted(thread: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """What a thread has at these paths; None where it has nothing."""
+    """Return the values of a thread at the paths, by the paths' names; None for a missing value."""
     return {name: _at(thread, path) for name, path in paths.items()}
 
 
@@ -203,7 +203,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 class Update(Body):
-    """Values as if a node had written them."""
+    """An update of a thread's state, as if the node ``as_node`` had written the values."""
 
     values: Any = None
     command: None = None
@@ -211,13 +211,13 @@ class Update(Body):
 
 
 class Superstep(Body):
-    """What nodes have written at once."""
+    """The updates of the nodes of a single superstep."""
 
     updates: list[Update] = Field(min_length=1, max_length=64)
 
 
 class ThreadCreate(Body):
-    """A new thread, with a history or without."""
+    """A new thread, and optionally the supersteps of its history."""
 
     thread_id: UUID | None = None
     metadata: Object = Field(default_factory=dict)
@@ -227,14 +227,14 @@ class ThreadCreate(Body):
 
 
 class ThreadPatch(Body):
-    """What is merged into a thread's metadata, and how long it is kept."""
+    """The metadata to merge into a thread's metadata, and how long to keep the thread."""
 
     metadata: Object = Field(default_factory=dict)
     ttl: Ttl | None = None
 
 
 class ThreadCount(Body):
-    """Which threads."""
+    """The conditions for threads to count."""
 
     metadata: Object | None = None
     values: Object | None = None
@@ -248,7 +248,7 @@ ThreadField = Literal[
 
 
 class ThreadSearch(ThreadCount, SortedPage):
-    """Which threads, some at a time."""
+    """The conditions for threads to search, and the page and the fields to return."""
 
     ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
     sort_by: ThreadSortBy = "created_at"
@@ -257,7 +257,7 @@ class ThreadSearch(ThreadCount, SortedPage):
 
 
 class Prune(Body):
-    """Threads of which all, or the past, is to be forgotten."""
+    """Threads to delete, or whose checkpoints to delete except the latest, by ``strategy``."""
 
     thread_ids: list[UUID] = Field(max_length=MAX_LIMIT)
     strategy: PruneStrategy = "delete"
@@ -270,7 +270,7 @@ StateField = Annotated[str, Field(pattern=rf"^(values(\..+)?|{_STATE_FIELDS})$")
 
 
 class StateAt(Body):
-    """Which state of a thread."""
+    """The checkpoint whose state to return."""
 
     checkpoint: Checkpoint
     subgraphs: bool = False
@@ -278,7 +278,7 @@ class StateAt(Body):
 
 
 class StateUpdate(Body):
-    """What is to be written into a thread's state."""
+    """The values to write into a thread's state."""
 
     values: Object | list[Object] | None = None
     as_node: Label | None = None
@@ -287,7 +287,7 @@ class StateUpdate(Body):
 
 
 class History(Body):
-    """Which states of a thread."""
+    """The conditions for states of a thread's history."""
 
     limit: Limit = 10
     before: Checkpoint | UUID | None = None
@@ -304,8 +304,8 @@ StreamMode = Literal[
 ]  # fmt: skip
 
 
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
+def _listed(modes: Any) -> Any:
+    return [modes] if isinstance(modes, str) else modes
 
 
 def _unique(modes: list[StreamMode]) -> list[StreamMode]:
@@ -321,16 +321,18 @@ StreamModes = Annotated[
 Nodes = Annotated[Literal["*"] | list[str], Field(max_length=256)]
 
 
-def in_snake_case(given: Any) -> Any:
-    """An object with Python's names: JavaScript's client sends some as ``assistantId``."""
-    if not isinstance(given, dict):
-        return given
-    spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in given}
-    return {name: given.get(name, given[key]) for name, key in spelled.items()}
+def in_snake_case(body: Any) -> Any:
+    """Return a body with names in snake case. JavaScript's client sends names such as
+    ``assistantId`` in batches of runs. A name that is already in snake case takes precedence.
+    """
+    if not isinstance(body, dict):
+        return body
+    spelled = {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", key): key for key in body}
+    return {name: body.get(name, body[key]) for name, key in spelled.items()}
 
 
 class SendTo(Body):
-    """A node and the input that it gets."""
+    """A node to go to, and its input."""
 
     node: str
     input: Any = None
@@ -340,7 +342,7 @@ Goto = str | SendTo | list[str | SendTo] | None
 
 
 class Command(Body):
-    """Goes on from an interrupt: with an answer, other state, at another node."""
+    """A command to a waiting thread: an answer, an update of the state, or nodes to go to."""
 
     resume: Any = None
     update: Object | list[tuple[str, Any]] | None = None
@@ -349,7 +351,7 @@ class Command(Body):
 
 
 class RunTerms(Body):
-    """What is the same for a run that starts now, and for those of a cron."""
+    """The fields that a run has in common with the runs of a cron."""
 
     assistant_id: Label
     input: Any = None
@@ -362,7 +364,7 @@ class RunTerms(Body):
     interrupt_before: Nodes | None = None
     interrupt_after: Nodes | None = None
     durability: Durability = "sync"
-    checkpoint_during: bool | None = None  # the name of durability in older clients
+    checkpoint_during: bool | None = None  # older clients send this in place of durability
     webhook: str | None = None
 
     @model_validator(mode="after")
@@ -373,8 +375,10 @@ class RunTerms(Body):
 
 
 class RunBody(RunTerms):
-    """A run, in a thread or in one of its own, which goes with it unless ``on_completion`` keeps
-    it. Where ``checkpoint`` is, it starts from there; else from the thread's end.
+    """A run to start. It starts from ``checkpoint``; None is the thread's latest checkpoint.
+
+    A run without a thread gets a temporary thread, which is deleted after the run unless
+    ``on_completion`` is ``keep``.
     """
 
     command: Command | None = None
@@ -390,12 +394,12 @@ class RunBody(RunTerms):
     @model_validator(mode="after")
     def _one_input(self) -> Self:
         if self.command is not None and self.input is not None:
-            raise ValueError("give input or command, not both")
+            raise ValueError("input and command exclude each other; send only one of them")
         return self
 
 
 class BatchRunBody(RunBody):
-    """One of several runs that are asked for at once: in a thread, or without."""
+    """A run of a batch, in a thread or without one."""
 
     thread_id: UUID | None = None
 
@@ -403,7 +407,7 @@ class BatchRunBody(RunBody):
 
 
 class ProtocolRunBody(RunBody):
-    """A run that a command of the streaming protocol starts. Its events can be replayed."""
+    """A run that a command of the streaming protocol starts. Its events are stored for replay."""
 
     protocol: Literal[True] = True
     if_not_exists: IfNotExists = "create"
@@ -411,7 +415,7 @@ class ProtocolRunBody(RunBody):
 
 
 class RunCancel(Body):
-    """Which runs: those of a thread by their ids, or all of a status."""
+    """The runs to cancel: runs of a thread by their ids, or all runs with a status."""
 
     thread_id: UUID | None = None
     run_ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
@@ -421,5 +425,5 @@ class RunCancel(Body):
     def _one_way(self) -> RunCancel:
         by_ids = self.thread_id is not None and self.run_ids is not None
         if by_ids == (self.status is not None):
-            raise ValueError("give thread_id and run_ids, or else status")
+            raise ValueError("send either thread_id and run_ids, or status")
         return self

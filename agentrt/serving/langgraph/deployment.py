@@ -1,5 +1,5 @@
-"""Before an engine starts: what of a ``langgraph.json`` is not served, and whether its graphs can
-be made.
+"""Checks of a ``langgraph.json`` before an engine starts: which of its keys have no effect here,
+and whether its graphs can be made.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ _SERVED = {
     *("$schema", "graphs", "dependencies", "env", "auth", "http.cors", "webhooks"),
     *("checkpointer.ttl", "store.ttl"),
 }
-_OF_IMAGES = {
+_IMAGE_KEYS = {
     *("python_version", "node_version", "pip_config_file", "pip_installer", "base_image"),
     *("dockerfile_lines", "image_distro", "keep_pkg_tools", "api_version", "source"),
 }
-"""What only the making of a container image needs."""
+"""Keys that are only used to build a container image."""
 _ABSENT: Mapping[str, str] = {
-    "store.index": "items are not found by meaning; search by namespace and filter",
-    "http.app": "no routes of one's own; serve that application beside this one",
-    "http.configurable_headers": "no header becomes configurable; send it in the run's config",
-    "http.mount_prefix": "paths have no prefix; put a proxy in front that takes it away",
-    "ui": "no components of a user interface",
-    "encryption": "what is stored is not encrypted; encrypt the disk",
+    "store.index": "no semantic search in the store; search by namespace and filter",
+    "http.app": "no custom routes; run that application as a server of its own",
+    "http.configurable_headers": "headers do not set configurable; send values in the run's config",
+    "http.mount_prefix": "no path prefix; use a proxy that removes the prefix",
+    "ui": "no user interface components",
+    "encryption": "stored data is not encrypted; encrypt the disk",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A key of a project, or a graph, with what comes of it here. ``served`` None is: nothing is
-    missing, as it is for another tool.
+    """The effect of a key of ``langgraph.json``, or of a graph, on this server.
+
+    ``served`` is False if the key has no effect here. It is None if that is harmless, because the
+    key is meant for another tool.
     """
 
-    what: str
+    subject: str
     served: bool | None
     why: str = ""
 
 
 def key_findings(project: Path) -> list[Finding]:
-    """The keys of a ``langgraph.json``, each as this server takes it."""
+    """Return a finding for each key of the ``langgraph.json`` at ``project``."""
     settings = read_json(project)
     return [_finding(key, settings.get(key)) for key in _keys(settings)]
 
@@ -61,7 +63,7 @@ def key_findings(project: Path) -> list[Finding]:
 def _keys(settings: Mapping[str, Any]) -> Iterator[str]:
     for key, value in settings.items():
         if key in ("http", "store", "checkpointer") and isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner, given in value.items() if given)
+            yield from (f"{key}.{inner}" for inner, setting in value.items() if setting)
         elif value:
             yield key
 
@@ -70,28 +72,31 @@ def _finding(key: str, value: Any) -> Finding:
     if key == "dependencies" and (lacking := list(_not_installed(value))):
         return Finding(key, False, f"not installed here: {', '.join(lacking)}")
     if key == "python_version" and value != (ours := f"{version_info.major}.{version_info.minor}"):
-        return Finding(key, None, f"not read: this is Python {ours}")
+        return Finding(key, None, f"not used; this server runs Python {ours}")
     if key in _SERVED:
         return Finding(key, True)
-    if key in _OF_IMAGES:
-        return Finding(key, None, "for making an image; not read")
+    if key in _IMAGE_KEYS:
+        return Finding(key, None, "not used; only for building an image")
     if key.startswith("http.disable_"):
-        return Finding(key, False, "these paths stay; close them in a proxy")
-    return Finding(key, False, _ABSENT.get(key, "not known here"))
+        return Finding(key, False, "no effect; block the paths in a proxy")
+    return Finding(key, False, _ABSENT.get(key, "unknown key"))
 
 
 def _not_installed(dependencies: Any) -> Iterator[str]:
-    """The packages among the dependencies that are missing, or of another version."""
+    """Yield the dependencies whose package is missing or has another version."""
     for text in dependencies if isinstance(dependencies, list) else ():
         try:
             wanted = Requirement(text)
             if wanted.marker is None or wanted.marker.evaluate():
-                there = wanted.specifier.contains(version(wanted.name), prereleases=True)
-                if not there:
+                installed = version(wanted.name)
+                if not wanted.specifier.contains(installed, prereleases=True):
                     yield text
         except PackageNotFoundError:
             yield text
-        except (InvalidRequirement, TypeError):  # a folder, or what only an installer knows
+        except (
+            InvalidRequirement,
+            TypeError,
+        ):  # a folder, or a form that only installers understand
             continue
 
 
@@ -101,40 +106,44 @@ def _not_installed(dependencies: Any) -> Iterator[str]:
 async def prepared(
     served: Mapping[str, Served], stack: AsyncExitStack, *, users: bool
 ) -> tuple[dict[str, Served], list[Finding]]:
-    """What is served, with those graphs made that are the same for all runs, and findings
-    about the others. With ``users``, authentication hooks say who a request is from.
+    """Make the graphs that are the same for all runs, and try the factories of the others.
 
-    Raises `ProgramLoadError` for a graph that cannot be made for any run.
+    Returns ``served`` with the graphs that were made, and findings about factories that failed in
+    the trial. ``stack`` keeps the graphs open. ``users`` is whether authentication hooks identify
+    users. Raises `ProgramLoadError` for a graph that cannot be made for any run.
     """
-    ready, found = dict(served), []
-    for name, one in served.items():
-        if not isinstance(one, ServedGraph):
+    ready, findings = dict(served), []
+    for name, item in served.items():
+        if not isinstance(item, ServedGraph):
             continue
-        if not varies(name, one):
-            ready[name] = replace(one, value=await made(name, one, stack, Access()))
-        elif missed := await _trial(name, one, users=users):
-            found.append(Finding(f"graphs.{name}", True, missed))
-    return ready, found
+        if not varies(name, item):
+            ready[name] = replace(item, value=await made(name, item, stack, Access()))
+        elif fault := await _trial(name, item, users=users):
+            findings.append(Finding(f"graphs.{name}", True, fault))
+    return ready, findings
 
 
 async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
-    """Make a factory's graph once, as for showing its form. What it missed, if it needs more."""
-    asked = _Asked()
+    """Call a factory once, as for a request for the graph's schemas.
+
+    Returns a sentence about the config keys that the factory missed if it failed, else "".
+    """
+    configurable = _RecordingConfigurable()
     user = User("agentrt") if users else None
-    access = Access({"configurable": asked}, "assistants.read", None, user, InMemoryStore())
+    access = Access({"configurable": configurable}, "assistants.read", None, user, InMemoryStore())
     try:
         async with AsyncExitStack() as stack:
             await made(name, served, stack, access)
     except ProgramLoadError as error:
-        if not asked.missed or error.__cause__ is None:
+        if not configurable.missed or error.__cause__ is None:
             raise
-        keys = ", ".join(dict.fromkeys(asked.missed))
-        return f"its function fails for a run whose config or context has no {keys}"
+        keys = ", ".join(dict.fromkeys(configurable.missed))
+        return f"the function that makes it fails unless the config or context of a run has {keys}"
     return ""
 
 
-class _Asked(dict[str, Any]):
-    """A configurable without keys, which remembers those that were looked for."""
+class _RecordingConfigurable(dict[str, Any]):
+    """An empty configurable mapping that records the keys that a factory looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +154,6 @@ class _Asked(dict[str, Any]):
         raise KeyError(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The default: there is no key."""
+        """Record the key, and return the default."""
         self.missed.append(key)
         return default

@@ -1,5 +1,5 @@
-"""What is wrong when the database does not answer, or not in time, and whether its disk has room
-left.
+"""Outages of the database: which errors are outages and how they are answered, whether its disk has
+room left, and the time limit for reads.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from agentrt.errors import AgentrtError
 from agentrt.serving.langgraph.responses import later
 
 RESERVE_BYTES = 64 * 2**20
-"""What stays free on the database's disk, for the ends of the runs that have begun."""
+"""Bytes of the database's disk that stay free, so that runs that have begun can store their ends.
+"""
 RESERVE_SHARE = 0.02
-"""On a small disk, this part of it."""
+"""On a small disk, the share of the disk that stays free instead."""
 _AWAY_STATUS, _FULL_STATUS = 503, 507
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _READ_ONLY = "25006"
-"""PostgreSQL's code for a write to a standby, or to a database that was set so."""
+"""PostgreSQL's error code for a write to a standby, or to a database that is set to read-only."""
 _WRITES = ("POST", "PUT", "PATCH")
 _READING = ("search", "count", "history", "namespaces", "checkpoint", "versions")
 _ENDING = ("cancel", "prune")
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database, and nothing that was asked of it, is at fault: it is locked or full,
-    cannot be reached, takes no writes, or gives no connection. Each driver has its own classes, of
-    these names.
+    """Return whether the database is at fault, and not the statement: the database is locked, full,
+    unreachable or read-only, or has no free connection. The drivers' error classes differ, but have
+    the same names.
     """
-    if isinstance(error, HTTPException):  # it was made into an answer already
+    if isinstance(error, HTTPException):  # the error has been turned into a response already
         return error.status_code in (_FULL_STATUS, _AWAY_STATUS)
     names = {kind.__name__ for kind in type(error).__mro__}
     if getattr(getattr(error, "orig", error), "sqlstate", None) == _READ_ONLY:
@@ -47,30 +48,32 @@ def is_outage(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> HTTPException | None:
-    """The answer to a client in an outage of the database; None for any other error."""
+    """Return the response to a client in an outage of the database; None for any other error."""
     if isinstance(error, OSError | HTTPException) or not is_outage(error):
         return None
     if any(words in str(error) for words in _FULL):
         return HTTPException(
-            _FULL_STATUS, "the database's disk is full: free some space, and try again"
+            _FULL_STATUS, "the database's disk is full; free some space, and try again"
         )
     return later(_AWAY_STATUS, f"the database does not answer: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
-    """The driver's own words."""
+    """Return the first line of the driver's own error message."""
     cause = getattr(error, "orig", None) or error
     return str(cause).strip().partition("\n")[0]
 
 
 class DiskRoom:
-    """The disk of the SQLite ``file``; there is none to look at for PostgreSQL."""
+    """The free space on the disk of the SQLite database ``file``. ``file`` is None for PostgreSQL,
+    whose disk is not checked.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._folder = None if file is None else file.absolute().parent
 
     def shortage(self) -> str | None:
-        """What is wrong where the disk is nearly full."""
+        """Return a sentence that says that the disk is nearly full, or None."""
         if self._folder is None:
             return None
         disk = shutil.disk_usage(self._folder)
@@ -83,7 +86,10 @@ class DiskRoom:
         )
 
     async def guard(self, request: Request) -> None:
-        """A dependency of routes, which raises 507 for what would take room that is not there."""
+        """Raise 507 if the disk is nearly full and the request would write. A dependency of routes.
+
+        Requests that only read, or that end runs or delete threads, pass.
+        """
         last = request.url.path.rpartition("/")[2]
         if request.method in _WRITES and last not in (*_READING, *_ENDING):
             why = self.shortage()
@@ -91,18 +97,20 @@ class DiskRoom:
                 raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
 
-# -- reads that take too long are broken off -----------------------------------------------
+# -- the time limit for reads --------------------------------------------------------------
 
 
 READ_S = 5.0
-"""So long may a client's read take."""
+"""Seconds that a client's read may take."""
 _SILENCES = 4
-"""Its connection, its transaction and its statement may each take so long."""
+"""How many times `READ_S` to wait for a database that does not answer at all: the connection, the
+transaction and the statement may each take `READ_S`.
+"""
 _CANCELED = "57014"
-"""PostgreSQL's code for a statement over its ``statement_timeout``."""
+"""PostgreSQL's error code for a statement that exceeded its ``statement_timeout``."""
 
 READER: ContextVar[str | None] = ContextVar("agentrt_reader", default=None)
-"""The tenant that reads; None for the server itself."""
+"""The tenant for which the current task reads; None is the server itself, which has no limit."""
 
 
 class TooSlowError(AgentrtError):
@@ -111,30 +119,33 @@ class TooSlowError(AgentrtError):
 
 @dataclass(slots=True)
 class Deadline:
-    """When the reads of an SQLite connection are broken off: a progress handler that is called
-    every now and then, and a function's `check`.
+    """The deadline of an SQLite connection's reads.
+
+    It is the connection's progress handler, which SQLite calls regularly while a statement runs.
+    Our SQL functions call `check`.
     """
 
     _at: float = math.inf
 
     def start(self, seconds: float) -> None:
-        """A transaction begins, which may take so long."""
+        """Set the deadline ``seconds`` from now, at the start of a transaction."""
         self._at = time.monotonic() + seconds
 
     def __call__(self) -> bool:
-        """Whether the time is over, by which SQLite breaks off what it does."""
+        """Return whether the deadline has passed. SQLite then interrupts the statement."""
         return time.monotonic() > self._at
 
     def check(self) -> None:
-        """Raise `TooSlowError` when the time is over."""
+        """Raise `TooSlowError` if the deadline has passed."""
         if self():
-            raise TooSlowError("the time is over")
+            raise TooSlowError("the read took too long")
 
 
 @asynccontextmanager
 async def limited() -> AsyncIterator[None]:
-    """Raise 503 where a client's read was broken off, and where it gets no answer at all: what
-    breaks reads off is in the database, and may be out of reach. `outages` knows outages.
+    """Raise 503 if a client's read in the block was interrupted by the time limit, or if the
+    database does not answer at all. The time limit is enforced by the database, so an unreachable
+    database needs a limit on this side, too.
     """
     most_s = None if READER.get() is None else _SILENCES * READ_S
     try:
@@ -148,13 +159,14 @@ async def limited() -> AsyncIterator[None]:
         if not _is_late(error):
             raise
         raise _busy(
-            f"the database needs more than {READ_S:g} s for this; ask for less, or by another field"
+            f"the database needs more than {READ_S:g} s for this request; request less, or filter "
+            "by another field"
         ) from error
 
 
 def _is_late(error: OperationalError) -> bool:
-    broken_off = ("interrupted", "user-defined function raised exception")
-    return getattr(error.orig, "sqlstate", None) == _CANCELED or str(error.orig) in broken_off
+    interrupted = ("interrupted", "user-defined function raised exception")
+    return getattr(error.orig, "sqlstate", None) == _CANCELED or str(error.orig) in interrupted
 
 
 def _busy(why: str) -> HTTPException:

@@ -16,16 +16,16 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
 _INTEGERS = range(-(2**63), 2**64)
 _MAX_ERRORS = 5
-"""How many faults of a body are named."""
+"""Maximum number of faults of a body that an error message lists."""
 _RETRY_S = "5"
 _TIMES = {"created_at", "updated_at", "state_updated_at", "end_time", "next_run_date"}
-"""Columns of times, in seconds since 1970."""
+"""The columns that hold times, in seconds since 1970."""
 
 # -- responses ----------------------------------------------------------------------------
 
 
 class JSON(Response):
-    """A response with a value of a graph, or one of ours."""
+    """A JSON response; its content may hold values of graphs, such as messages."""
 
     media_type = "application/json"
 
@@ -34,14 +34,14 @@ class JSON(Response):
 
 
 def summary(errors: Sequence[Any]) -> str:
-    """What is wrong with a request, field by field."""
+    """Return a text that says what is wrong with a request, field by field."""
     parts = [f"{_field(error['loc'])}: {_fault(error)}" for error in errors[:_MAX_ERRORS]]
     left = len(errors) - _MAX_ERRORS
     return "; ".join(parts) + (f"; and {left} more" if left > 0 else "")
 
 
 def _field(location: Sequence[Any]) -> str:
-    """The path of a field; what is first says where in the request it is."""
+    """Return the path of a field, without the part of the request (such as ``body``) before it."""
     return ".".join(map(str, location[1:])) or str(location[0] if location else "request")
 
 
@@ -52,28 +52,32 @@ def _fault(error: Any) -> str:
     return message.removeprefix("Value error, ")
 
 
-def not_found(what: str, key: object) -> HTTPException:
-    """It does not exist, or belongs to another tenant: clients cannot tell which."""
-    return HTTPException(404, f"{what} {str(key)!r} not found")
+def not_found(kind: str, key: object) -> HTTPException:
+    """Return the error for an object that does not exist, or that belongs to another tenant.
+    Clients cannot tell these cases apart.
+    """
+    return HTTPException(404, f"{kind} {str(key)!r} not found")
 
 
 def conflict(detail: str) -> HTTPException:
-    """The present state does not allow it."""
+    """Return the error for a request that conflicts with the present state."""
     return HTTPException(409, detail)
 
 
 def invalid(detail: str) -> HTTPException:
-    """The request is well-formed, but cannot be carried out."""
+    """Return the error for a request that is well-formed, but cannot be carried out."""
     return HTTPException(422, detail)
 
 
 def later(status: int, detail: str) -> HTTPException:
-    """It cannot be done now; a client may ask again in a while."""
+    """Return the error for a request that the client may repeat after a few seconds."""
     return HTTPException(status, detail, {"Retry-After": _RETRY_S})
 
 
 def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
-    """A row as clients see it: without its ``hidden`` columns, and its times as texts."""
+    """Return a row in the form that clients get: without the ``hidden`` columns, and with times as
+    texts.
+    """
     return {
         name: timestamp(value) if name in _TIMES and value is not None else value
         for name, value in row._mapping.items()
@@ -85,45 +89,49 @@ def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """``value`` as JSON. Messages and models become objects; what has no JSON, its ``repr``."""
+    """Encode ``value`` as JSON. Messages and models become objects. A value that JSON cannot
+    express becomes its ``repr``.
+    """
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)
-    except TypeError:  # half of a surrogate pair, an integer of more than 64 bits
+    except TypeError:  # for example a lone surrogate, or an integer of more than 64 bits
         return orjson.dumps(_repaired(value, 0), default=_shown, option=_OPTIONS)
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as plain JSON values that every database takes: without NUL characters."""
+    """Convert ``value`` to plain JSON values without NUL characters, which PostgreSQL refuses."""
     encoded = encode(value)
     plain = orjson.loads(encoded)
     return _without_nul(plain) if rb"\u0000" in encoded else plain
 
 
 def timestamp(seconds: float) -> str:
-    """Seconds since 1970 as clients get them: in ISO 8601, in UTC."""
+    """Format seconds since 1970 in ISO 8601, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def error_json(error: BaseException) -> dict[str, str]:
-    """An error as clients see it."""
+    """Return an error in the form that clients get."""
     return {"error": type(error).__name__, "message": text_of(error)}
 
 
 def check_json(value: Any) -> None:
-    """Raise `ValueError` for JSON that a database or an encoder would refuse."""
+    """Raise `ValueError` for JSON that the database or the encoder would refuse."""
     try:
         encoded = orjson.dumps(value)
-    except TypeError as error:  # half of a surrogate pair, an integer of more than 64 bits
-        raise ValueError(f"JSON that cannot be stored: {error}") from None
+    except TypeError as error:  # for example a lone surrogate, or an integer of more than 64 bits
+        raise ValueError(f"the JSON cannot be stored: {error}") from None
     if rb"\u0000" in encoded and _without_nul(value) != value:
-        raise ValueError("JSON that cannot be stored: it has a NUL character")
+        raise ValueError("the JSON cannot be stored: a text contains a NUL character")
 
 
 def _plain(value: Any) -> Any:
-    """One step towards JSON, for types that orjson does not know."""
+    """Convert a value that orjson cannot encode to a simpler value, whose parts orjson encodes in
+    turn.
+    """
     try:
         return _step(value)
-    except Exception:  # whatever the code of its class raises
+    except Exception:  # the code of the value's class may raise anything
         return _shown(value)
 
 
@@ -151,7 +159,7 @@ def _step(value: Any) -> Any:
 
 
 def _repaired(value: Any, depth: int) -> Any:
-    """``value`` as plain values, with what JSON cannot express replaced."""
+    """Convert ``value`` to plain values, and replace texts and numbers that JSON cannot express."""
     if depth > _MAX_DEPTH:
         return _shown(value)
     if isinstance(value, str):
@@ -163,14 +171,14 @@ def _repaired(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         return {_repaired(str(k), 0): _repaired(v, depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_repaired(one, depth + 1) for one in value]
+        return [_repaired(item, depth + 1) for item in value]
     return _repaired(_plain(value), depth + 1)
 
 
 def _decimal(value: int) -> str:
     try:
         return str(value)
-    except ValueError:  # more digits than Python writes
+    except ValueError:  # the number has more digits than Python converts
         return hex(value)
 
 

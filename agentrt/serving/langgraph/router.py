@@ -1,4 +1,4 @@
-"""Opens the LangGraph API: its state, its queue of runs, and the routes over them."""
+"""Opens the LangGraph API: its state, its queue of runs, and its routes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from agentrt.serving.server import Server
 
 @asynccontextmanager
 async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter]:
-    """The routes of the LangGraph API. Runs that the last server left resume."""
+    """Open the LangGraph API, and yield its routes. Unfinished runs of the last server resume.
+
+    Raises `ConfigError` and `ProgramLoadError` as `open_tenant_state` does.
+    """
     _widen_default_executor()
     server.has_users = auth is not None
     async with AsyncExitStack() as stack:
@@ -44,8 +47,8 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         questions = ThreadQuestions(state, starts, auth)
         crons = Crons(state, starts)
         clock = CronClock(crons, state.storage.database, starts, auth)
-        by_the_clock = server.background.doing("runs by the clock", clock.look, LOOK_S)
-        await stack.enter_async_context(by_the_clock)
+        scheduled = server.background.doing("runs by the clock", clock.look, LOOK_S)
+        await stack.enter_async_context(scheduled)
         await stack.enter_async_context(sweeping(state, questions.expire))
         room = DiskRoom(state.storage.database.address.file)
         server.checks["disk"] = room.shortage
@@ -56,8 +59,9 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
 
 
 def _widen_default_executor() -> None:
-    """Let the synchronous nodes of all runs run at once: the engine, and not a small thread pool,
-    decides whose call waits. Threads are started as they are needed.
+    """Give the event loop a thread pool in which the synchronous nodes of all runs can run at the
+    same time, so that the engine decides which call waits, and not a small pool. The pool starts
+    threads only when it needs them.
     """
     pool = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="run")
     asyncio.get_running_loop().set_default_executor(pool)
@@ -99,12 +103,12 @@ def _routes(
 
 
 async def ok() -> JSON:
-    """The server answers."""
+    """Answer that the server is alive."""
     return JSON({"ok": True})
 
 
 async def info() -> JSON:
-    """Its version, and which parts of the API it has."""
+    """Return the server's version, and which parts of the API it has."""
     return JSON(
         {
             "version": __version__,

@@ -1,4 +1,4 @@
-"""Routes of the LangGraph API: how they are declared, and what is answered where one fails."""
+"""How the routes of the LangGraph API are declared, and how their errors are answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _ROUTES = "agentrt_routes"
 
 
 def route(method: str, path: str, status: int | None = None) -> Callable[[Handler], Handler]:
-    """Declare that a method of `Routes` answers requests to ``path``."""
+    """Declare that a method of a `Routes` class handles requests to ``path``. ``status`` is the
+    status code of a success; None is 200.
+    """
 
     def declared(handler: Handler) -> Handler:
         handler.__dict__.setdefault(_ROUTES, []).append((method, path, status))
@@ -31,10 +33,12 @@ def route(method: str, path: str, status: int | None = None) -> Callable[[Handle
 
 
 class Routes:
-    """A class whose methods answer requests. A path is matched in the order of the methods."""
+    """A base class whose methods handle requests. A request is compared with the paths in the order
+    of the methods.
+    """
 
     def add_to(self, router: APIRouter) -> None:
-        """Add all methods that were declared with `route`."""
+        """Add all methods that were declared with `route` to ``router``."""
         for name, handler in vars(type(self)).items():
             for method, path, status in getattr(handler, _ROUTES, ()):
                 router.add_api_route(
@@ -43,19 +47,19 @@ class Routes:
 
 
 def _path_thread(request: Request) -> UUID | None:
-    given = request.path_params.get("thread_id")
+    text = request.path_params.get("thread_id")
     try:
-        return None if given is None else UUID(given)
+        return None if text is None else UUID(text)
     except ValueError:
-        raise invalid(f"thread_id: {given!r} is no UUID") from None
+        raise invalid(f"thread_id: {text!r} is not a UUID") from None
 
 
 PathThread = Annotated[UUID | None, Depends(_path_thread)]
-"""The thread in the path, for a handler of several paths, some of which have none."""
+"""The thread id in the path; None if the path has none. For handlers of several paths."""
 
 
 class Route(APIRoute):
-    """A route of this API: a bad request is answered with one sentence."""
+    """A route of this API. It answers errors with ``{"detail": SENTENCE}``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -66,7 +70,7 @@ class Route(APIRoute):
                 return await handle(request)
             except RequestValidationError as error:
                 return JSON({"detail": summary(error.errors())}, 422)
-            except ProgramLoadError as error:  # a factory that cannot make its graph for this
+            except ProgramLoadError as error:  # a factory failed for the config of this request
                 return JSON({"detail": str(error)}, 500)
             except BusyError as error:
                 headers = {"Retry-After": str(error.retry_after)}
@@ -86,11 +90,11 @@ def _answer(error: HTTPException) -> JSON:
 
 
 async def _check_body(request: Request) -> None:
-    """Raise 422 for a body that is not JSON, or JSON that cannot be stored."""
+    """Raise 422 for a body that is not valid JSON, or whose JSON cannot be stored."""
     if not (body := await request.body()):
         return
     try:
-        orjson.loads(body)  # Python's own parser takes NaN
+        orjson.loads(body)  # Python's own parser accepts NaN
         check_json(await request.json())
     except (ValueError, RecursionError) as error:
-        raise invalid(f"the body is no JSON: {error}") from None
+        raise invalid(f"the body is not valid JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""States of threads, which are LangGraph's checkpoints, as clients see them."""
+"""The states of threads, which are LangGraph checkpoints, in the JSON form that clients get."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentrt.serving.langgraph.responses import to_json
 async def last_state(
     graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """A thread's last state, with what tasks have written to it since.
+    """Return a thread's latest state, including the pending writes of its tasks.
 
-    If these writes conflict, as when two tasks write a value that may have one writer, it is the
-    state without them.
+    If these writes conflict, for example because two tasks write a value that allows one writer,
+    return the state without the writes.
     """
     try:
         return await graph.aget_state(config, subgraphs=subgraphs)
@@ -30,7 +30,7 @@ async def last_state(
 
 
 async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
-    """The columns of a thread's row that come from its last checkpoint."""
+    """Return the columns of a thread's row that depend on its latest checkpoint."""
     state = await last_state(graph, thread_config(thread))
     interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
     return {
@@ -44,7 +44,7 @@ async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
 def state_json(
     state: StateSnapshot, thread: str, select: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """A snapshot of the thread as clients see it."""
+    """Return a snapshot of the thread in the form that clients get."""
     parent = state.parent_config
     whole = {
         "values": state.values,
@@ -62,14 +62,18 @@ def state_json(
 
 
 def checkpoint_json(config: RunnableConfig | None, thread: str | None = None) -> dict[str, Any]:
-    """Where a snapshot was taken; without an id, at the end of its namespace."""
-    found = _configurable(config)
+    """Return the checkpoint that a config names. A config without a checkpoint id names the latest
+    checkpoint of its namespace.
+    """
+    configurable = _configurable(config)
     checkpoint = {
-        "thread_id": found.get("thread_id", thread),
-        "checkpoint_ns": found.get("checkpoint_ns", ""),
+        "thread_id": configurable.get("thread_id", thread),
+        "checkpoint_ns": configurable.get("checkpoint_ns", ""),
     }
-    known = {key: found[key] for key in ("checkpoint_id", "checkpoint_map") if found.get(key)}
-    return checkpoint | known
+    for key in ("checkpoint_id", "checkpoint_map"):
+        if configurable.get(key):
+            checkpoint[key] = configurable[key]
+    return checkpoint
 
 
 def _configurable(config: RunnableConfig | None) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def _task_json(task: PregelTask, thread: str) -> dict[str, Any]:
 
 
 def _selected(whole: dict[str, Any], select: Sequence[str]) -> dict[str, Any]:
-    """The parts of a snapshot that were asked for; ``values.KEY`` is one value of the state."""
+    """Return the requested parts of a snapshot; ``values.KEY`` is a single value of the state."""
     chosen: dict[str, Any] = {}
     for name in select:
         key, _, inner = name.partition(".")

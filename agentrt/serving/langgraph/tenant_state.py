@@ -1,4 +1,4 @@
-"""The state of all tenants: assistants, threads and runs, over one storage and its graphs."""
+"""The state that all requests share: the storage, the graphs, and the rows of all tenants."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from agentrt.serving.langgraph.webhooks import Webhooks, open_webhooks
 from agentrt.serving.server import Server
 
 LINGER_S = 300.0
-"""How long a stateless run can still be joined after its end."""
+"""Seconds for which a stateless run can still be joined after its end."""
 REPLAY_S = 3600.0
-"""How long the stream of a resumable run can still be replayed after its end."""
+"""Seconds for which the stream of a resumable run can still be replayed after its end."""
 _SWEEP_S = 30.0
 KEEP_LOCK_S = 5.0
-"""How often it is asked whether the database is still this server's."""
+"""Seconds between checks that this server still has the lock of the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantState:
-    """What runs and request handlers work with."""
+    """The objects with which runs and request handlers work, for all tenants."""
 
     server: Server
     storage: Storage
@@ -60,8 +60,10 @@ class TenantState:
     async def thread(
         self, caller: Caller, key: UUID, action: str, about: Mapping[str, Any] | None = None
     ) -> sa.Row[Any]:
-        """A thread that the caller may do this with. Hooks get ``about`` beside the thread's id.
-        Raises 403, and 404.
+        """Return a thread after asking the hooks whether the caller may do ``action`` with it.
+
+        Hooks get ``about`` in addition to the thread's id. Raises 403 if a hook refuses, and 404
+        if the caller may not see the thread or it does not exist.
         """
         only = await caller.authorize("threads", action, {"thread_id": key, **(about or {})})
         return await self.threads.get(caller.tenant, key, only)
@@ -69,7 +71,9 @@ class TenantState:
     async def access_to(
         self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
     ) -> Access:
-        """What a thread's graph is made for: as in the thread's last run, for this caller."""
+        """Return the access with which to make a thread's graph: the config of the thread's last
+        run, and the caller's user.
+        """
         if not self.graphs.varies(graph_id):
             return Access()
         record = await self.runs.last_of(thread)
@@ -78,8 +82,8 @@ class TenantState:
         return replace(run_access(record, purpose), user=caller.user)
 
     async def clear_away(self, now: float) -> None:
-        """Delete temporary threads whose runs have ended a while ago, old streams, and items of
-        the store and threads whose time is over.
+        """Delete expired items of the store, expired threads, old streams, and temporary threads
+        whose runs ended `LINGER_S` seconds before ``now`` (seconds since 1970).
         """
         await self.storage.forget_items()
         if await sweep(self.storage.database, now):
@@ -93,7 +97,9 @@ class TenantState:
 async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     """Open the storage and the graphs of ``server``.
 
-    Until the block ends, chat models without an engine of their own use the server's.
+    Until the block ends, chat models without an engine of their own use the server's engine.
+    Raises `ConfigError` if the database cannot be opened, and `ProgramLoadError` for a graph that
+    cannot be made.
     """
     configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:
@@ -128,8 +134,8 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 async def sweeping(
     state: TenantState, expire: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Clear away what stateless runs have left, and ``expire`` what is over its time, in the
-    background until the block ends.
+    """Until the block ends, run `TenantState.clear_away` in the background, keep the database's
+    clock, and call ``expire`` when a question's deadline passes.
     """
 
     async def clear_away() -> None:

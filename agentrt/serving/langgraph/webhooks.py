@@ -1,7 +1,7 @@
-"""Calls a URL at a run's end: `webhook` of a run.
+"""Calls the ``webhook`` URL of a run when the run has ended.
 
-What is to be sent is written to the database in the transaction of the run's end: after a kill the
-next server sends it. A URL may thus be called twice; its ``run_id`` is the same.
+The body to send is stored in the same transaction as the run's end, so that the next server sends
+the body if this server is killed. A URL may therefore be called twice, with the same ``run_id``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ TRIES = 5
 TIMEOUT_S = 10.0
 LONGEST_REST_S = 30.0
 MOST = 1000
-"""How many are called at once; the others wait in the database."""
+"""Maximum number of webhooks that are called at the same time; the others wait in the database."""
 LOOK_S = 30.0
-"""How often those that wait are looked for."""
+"""Seconds between searches for webhooks that wait in the database."""
 _AGAIN = (408, 425, 429)
 
 _log = logging.getLogger(__name__)
 
 
 class NotTakenError(Exception):
-    """The other side did not take it, and may later."""
+    """The receiver did not accept the call, but may accept a later one."""
 
 
 class Webhooks:
@@ -60,14 +60,16 @@ class Webhooks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def check(self, url: str | None) -> None:
-        """Raise `ValueError` for a URL that may not be called."""
+        """Raise `ValueError` for a URL that the rules for webhooks do not allow."""
         if url is not None:
             self._rules.read(url)
 
     def note(
         self, record: RunRecord, began: float, values: Any, fault: Mapping[str, str] | None
     ) -> list[sa.Insert]:
-        """What is stored with the run's end, if it has a webhook."""
+        """Return the statement that stores the webhook's body with the run's end; none without a
+        webhook. ``began`` is when the run began, in seconds since 1970.
+        """
         if not record.kwargs.get("webhook"):
             return []
         body = {"values": values, "run_started_at": timestamp(began)}
@@ -76,13 +78,13 @@ class Webhooks:
         return [sa.insert(webhooks).values(**row, body=encode(body).decode())]
 
     async def look(self) -> None:
-        """Begin to send what waits in the database, as far as there is room."""
-        # Twice as many, since some are being sent now.
+        """Start to call the webhooks that wait in the database, up to `MOST` at the same time."""
+        # Read twice as many rows, because up to half of them are being sent now.
         for row in await self._database.rows(sa.select(webhooks.c.run_id).limit(2 * MOST)):
             self.begin(row.run_id)
 
     def begin(self, run_id: str) -> None:
-        """Send a run's end, unless that is under way or there is no room."""
+        """Start to call a run's webhook, unless the call is under way or `MOST` others are."""
         if run_id in self._tasks or len(self._tasks) >= MOST:
             return
         with tracking.outside():
@@ -95,16 +97,16 @@ class Webhooks:
         del self._tasks[run_id]
         self._server.under_way.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._server.background.failed("webhooks", error)  # `look` finds it again
+            self._server.background.failed("webhooks", error)  # `look` tries it again
 
     async def _send(self, run_id: str) -> None:
-        found = sa.select(webhooks).where(webhooks.c.run_id == run_id)
-        row = await self._database.first(found)
+        row = await self._database.first(sa.select(webhooks).where(webhooks.c.run_id == run_id))
         run = await self._database.first(sa.select(runs).where(runs.c.run_id == run_id))
         if row is not None and run is not None:
-            one, own = run_json(run), json.loads(row.body)
-            times = {"run_ended_at": one["updated_at"], "webhook_sent_at": timestamp(time.time())}
-            await self._try(row.url, run_id, encode({**one, **own, **times}))
+            fields, stored = run_json(run), json.loads(row.body)
+            ended_at, sent_at = fields["updated_at"], timestamp(time.time())
+            times = {"run_ended_at": ended_at, "webhook_sent_at": sent_at}
+            await self._try(row.url, run_id, encode({**fields, **stored, **times}))
         await self._database.write(sa.delete(webhooks).where(webhooks.c.run_id == run_id))
 
     async def _try(self, url: str, run_id: str, body: bytes) -> None:
@@ -123,14 +125,17 @@ class Webhooks:
             )
 
     async def post(self, url: str, body: bytes) -> None:
-        """Post once. The address that was checked is the one that is called, whatever the host's
-        name means a moment later; nobody is followed elsewhere, and no answer is read.
+        """Post ``body`` to ``url`` once.
+
+        The request goes to the address that was checked, even if the host's name is resolved
+        differently a moment later. Redirects are not followed, and the response's body is not read.
+        Raises `NotTakenError` if another try may succeed, and `ValueError` if not.
         """
         target = self._rules.read(url)
         host = host_of(target)
         addresses = await resolve(host, port_of(target))
-        for one in addresses:
-            self._rules.check_address(host, one)
+        for address in addresses:
+            self._rules.check_address(host, address)
         request = self._client.build_request(
             "POST",
             target.copy_with(host=addresses[0]),
@@ -151,7 +156,7 @@ class Webhooks:
             raise ValueError(f"{host} answered {answer.status_code}")
 
     async def close(self) -> None:
-        """Leave what is not sent to the next server."""
+        """Stop all calls; the next server makes them again."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -160,14 +165,14 @@ class Webhooks:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host. Raises `OSError`."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-    return [str(address[0]) for *_, address in found]
+    """Return the IP addresses of a host. Raises `OSError` if it has none."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+    return [str(address[0]) for *_, address in infos]
 
 
 def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """A client that keeps nothing between requests. A connection, too, is for one: the pool would
-    lend it to another host of that address.
+    """Return an HTTP client that keeps neither cookies nor connections between requests. A pool
+    would reuse a connection for another host with the same address.
     """
     unshared = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     nothing = CookieJar(DefaultCookiePolicy(allowed_domains=()))
@@ -178,7 +183,7 @@ def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.Async
 
 @asynccontextmanager
 async def open_webhooks(server: Server, database: Database) -> AsyncIterator[Webhooks]:
-    """Call webhooks until the block ends."""
+    """Open the webhooks of ``server``, and call waiting ones until the block ends."""
     async with new_client() as client:
         hooks = Webhooks(server, database, client)
         async with server.background.doing("webhooks", hooks.look, LOOK_S):

@@ -14,7 +14,12 @@ from langgraph.store.memory import InMemoryStore
 
 from agentrt.errors import ToolArgumentsError
 from agentrt.integrations._compat.langgraph import QUESTIONS
-from agentrt.integrations.langgraph.graphs import Access, Graph, graph_program
+from agentrt.integrations.langgraph.graphs import (
+    Access,
+    Graph,
+    program_of_graph,
+    program_result,
+)
 from agentrt.integrations.langgraph.inputs import Fields, input_fields
 from agentrt.integrations.langgraph.threads import answer, thread_config
 from agentrt.interrupts.answers import AnswerForm
@@ -147,22 +152,23 @@ class _Thread:
 
     def program(self) -> Program:
         """Return the program that runs the graph."""
-        return graph_program(self._graph, self._name, self._config, drive=self._drive)
+        return program_of_graph(self._run, self._name)
 
     def _with_thread(self, graph: Graph) -> Graph:
         return graph.copy(
             update={"checkpointer": InMemorySaver(), "store": graph.store or self._store}
         )
 
-    async def _drive(self, ctx: Context, graph_input: Any) -> Any:
+    async def _run(self, ctx: Context, graph_input: Any) -> Any:
         async with AsyncExitStack() as stack:
             graph = self._graph
             if self._factory is not None:
                 access = Access(self._config, "threads.create_run", store=self._store)
                 graph = self._with_thread(await made(self._name, self._factory, stack, access))
-            return await self._run(ctx, graph, graph_input)
+            values = await self._until_answered(ctx, graph, graph_input)
+        return await program_result(self._graph, self._config, values)
 
-    async def _run(self, ctx: Context, graph: Graph, graph_input: Any) -> Any:
+    async def _until_answered(self, ctx: Context, graph: Graph, graph_input: Any) -> Any:
         while True:
             result = await graph.ainvoke(graph_input, self._config, durability="exit")
             open_ones = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()

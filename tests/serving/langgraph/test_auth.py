@@ -248,7 +248,7 @@ def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
     assert User({"identity": "ann", "org": 1})["org"] == 1
     assert User(Person()).role == "boss"
     assert User({"identity": "ann"}).to_json() == {"identity": "ann", "permissions": []}
-    with pytest.raises(ConfigError, match="no identity"):
+    with pytest.raises(ConfigError, match="without identity"):
         User({})
     with pytest.raises(KeyError):
         User("ann")["org"]
@@ -257,11 +257,11 @@ def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
 @pytest.mark.parametrize(
     ("auth", "message"),
     [
-        ("./hooks.py:auth", "must be as"),
+        ("./hooks.py:auth", "must have the form"),
         ({"path": "hooks.py"}, "no such file"),
         ({"path": "./nowhere.py:auth"}, "no such file"),
-        ({"path": "./hooks.py:KEYS"}, "no langgraph_sdk.Auth"),
-        ({"path": "./hooks.py:auth", "openapi": {}}, "openapi: not supported"),
+        ({"path": "./hooks.py:KEYS"}, "is not a langgraph_sdk.Auth"),
+        ({"path": "./hooks.py:auth", "openapi": {}}, "openapi are not supported"),
     ],
 )
 def test_an_auth_section_that_cannot_be_is_told(tmp_path: Path, auth: Any, message: str) -> None:

@@ -68,7 +68,7 @@ async def test_default_assistants_have_the_configs(
         ('{"tell": []}', "tell"),
         ('{"tell": {"recursion_limit": 0}}', "tell.recursion_limit"),
         ('{"tell": {"teapot": 1}}', "tell.teapot: not supported here"),
-        ('{"tell": {"configurable": {"run_id": 1}}}', "run_id: set by the server"),
+        ('{"tell": {"configurable": {"run_id": 1}}}', "the keys run_id are reserved"),
     ],
 )
 def test_configs_that_cannot_be_used_are_named(

@@ -98,6 +98,6 @@ async def test_a_run_that_has_not_ended_has_no_result() -> None:
     live = LiveRun(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]  # nothing is written
     live.done.set()
     waiting = result_response(live, {}, keep_alive_s=10)
-    with pytest.raises(ConnectionAbortedError, match="the server ends before run r does"):
+    with pytest.raises(ConnectionAbortedError, match="the server stopped before the end of run r"):
         async for _ in waiting.body_iterator:
             pass

@@ -56,7 +56,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
                 await connection.execute(sa.text("PRAGMA query_only=0"))
 
     monkeypatch.setattr(Database, "writing", writing)
-    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
     yield Disk
     Disk.full = Disk.read_only = False
 
@@ -80,7 +80,7 @@ async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str
 @pytest.mark.parametrize(
     ("fault", "status", "words", "cancelled"),
     [
-        ("full", 507, "disk is full: free some space", False),
+        ("full", 507, "disk is full; free some space", False),
         ("read_only", 503, "does not answer: attempt to write a readonly database", True),
     ],
 )
@@ -156,7 +156,7 @@ async def test_a_bug_at_the_end_is_the_runs_error(
     found: Any = await client.runs.wait(thread, "steps", input=IN, raise_error=False)
     assert found["__error__"] == {"error": "ValueError", "message": "what no database can hold"}
     assert (await client.threads.get(thread))["status"] == "error"
-    assert "it has no end of its own" in caplog.text
+    assert "the end could not be stored" in caplog.text
 
 
 async def test_a_disk_that_is_nearly_full_takes_nothing_new(

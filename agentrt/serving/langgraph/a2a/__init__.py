@@ -1,1 +1,1 @@
-"""Each assistant as an agent of the Agent2Agent protocol (A2A): its card, messages and tasks."""
+"""The Agent2Agent protocol (A2A): each assistant is an agent with a card, messages and tasks."""

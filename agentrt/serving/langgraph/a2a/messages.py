@@ -1,5 +1,5 @@
-"""Messages of the Agent2Agent protocol as a graph's input, a run's values as a task's parts, and
-which tasks there are.
+"""Converts messages of the Agent2Agent protocol to inputs of graphs, and values of runs to parts of
+tasks; and finds tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.tenant_state import TenantState
 
 _ROLES = {"human": Role.ROLE_USER, "ai": Role.ROLE_AGENT}
 _ERROR = "__error__"
-_WAITS, _FAILED = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_FAILED
+_INPUT_REQUIRED, _FAILED = TaskState.TASK_STATE_INPUT_REQUIRED, TaskState.TASK_STATE_FAILED
 _STATES = {
     "pending": TaskState.TASK_STATE_SUBMITTED,
     "running": TaskState.TASK_STATE_WORKING,
@@ -35,24 +35,30 @@ _STATES = {
     "interrupted": TaskState.TASK_STATE_CANCELED,
 }
 _MOST_MESSAGES = 1000
-"""Of a task's history; the last ones."""
+"""Maximum number of messages of a task's history; older messages are left out."""
 _MOST_DATA = 64 * 1024
-"""Bytes of JSON that become the protocol's types, a value at a time; more stays a text."""
+"""Maximum size of a JSON value, in bytes, that becomes a data part. A larger value
+becomes a text.
+"""
 _EXACT = 2**53
-"""Up to here a float is the integer that was sent."""
+"""The bound up to which a float represents every integer exactly."""
 DONE = TaskState.TASK_STATE_COMPLETED
 ENDED = (DONE, TaskState.TASK_STATE_CANCELED, _FAILED)
 
 
-# -- what a client sends ------------------------------------------------------------------
+# -- messages of clients ------------------------------------------------------------------
 
 
 def input_of(message: Message) -> dict[str, Any]:
-    """What a run gets: texts and files as one of its ``messages``, objects as its other values."""
+    """Return the input for a run: texts and files become an element of ``messages``, and the keys
+    of data parts become the other values.
+
+    Raises `ContentTypeNotSupportedError` for a data part that is not an object.
+    """
     values: dict[str, Any] = {}
     for data in map(_narrowed, get_data_parts(message.parts)):
         if not isinstance(data, dict):
-            raise ContentTypeNotSupportedError("a data part is a JSON object")
+            raise ContentTypeNotSupportedError("a data part must be a JSON object")
         values.update(data)
     texts = get_text_parts(message.parts)
     blocks = [_block(part) for part in message.parts if not part.HasField("data")]
@@ -64,20 +70,30 @@ def input_of(message: Message) -> dict[str, Any]:
 
 
 def answer_in(message: Message) -> Any:
-    """The answer to a question: an object's ``resume``, else the object, else the text."""
+    """Return the answer in a message: the ``resume`` of its first data part, else that data part,
+    else its text.
+    """
     for data in map(_narrowed, get_data_parts(message.parts)):
         return data["resume"] if isinstance(data, dict) and "resume" in data else data
     return "\n".join(get_text_parts(message.parts))
 
 
-def question_of(resume: Any, asked: Sequence[str]) -> str:
-    """The id of the question that is answered. A second answer to it is refused."""
+def question_of(resume: Any, questions: Sequence[str]) -> str:
+    """Return the id of a question that ``resume`` answers, of the open ``questions``. The run that
+    answers it must claim this question, so that a second answer is refused.
+
+    Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which it
+    answers.
+    """
     if is_answer_map(resume) and resume:
         return str(next(iter(resume)))
-    if len(asked) > 1:
-        wanted = ", ".join(asked)
-        raise InvalidParamsError(f"{len(asked)} are asked: resume is an object by the ids {wanted}")
-    return asked[0]
+    if len(questions) > 1:
+        ids = ", ".join(questions)
+        raise InvalidParamsError(
+            f"the task has {len(questions)} open questions; send resume as an object with the "
+            f"answers by the ids {ids}"
+        )
+    return questions[0]
 
 
 def _block(part: Part) -> dict[str, Any]:
@@ -93,24 +109,30 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _narrowed(value: Any) -> Any:
-    """JSON as it was: the protocol's types know no integers."""
+    """Restore the integers of JSON that the protocol's types have turned into floats."""
     if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
         return int(value)
     if isinstance(value, dict):
         return {key: _narrowed(inner) for key, inner in value.items()}
-    return [_narrowed(one) for one in value] if isinstance(value, list) else value
+    return [_narrowed(item) for item in value] if isinstance(value, list) else value
 
 
-# -- what a client gets -------------------------------------------------------------------
+# -- tasks in the form that clients get ---------------------------------------------------
 
 
 def state_of(status: str, *, waits: bool) -> TaskState:
-    """The state of a task whose last run has this status. ``waits``: for an answer."""
-    return _WAITS if waits else _STATES.get(status, _FAILED)
+    """Return the state of a task whose last run has this status. ``waits`` is whether the task
+    waits for an answer.
+    """
+    return _INPUT_REQUIRED if waits else _STATES.get(status, _FAILED)
 
 
 def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | None = None) -> Task:
-    """The task of that id, as its last run (a row) left it."""
+    """Return the task with the id ``key``, from the ``row`` of its last run.
+
+    ``waits`` is whether the task waits for an answer. ``history`` is the maximum number of
+    messages; None is the server's limit.
+    """
     context, values = row["thread_id"], None
     with contextlib.suppress(orjson.JSONDecodeError, TypeError):
         values = orjson.loads(row["result"])
@@ -140,20 +162,24 @@ def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | Non
 
 
 def artifact_of(run: str, parts: Iterable[Part]) -> Artifact:
-    """What a run gives, or a piece of it."""
-    what = "what the agent said, or all its values"
+    """Return the artifact with a run's result, or with a piece of it."""
+    description = "the agent's last message, or all values of its graph"
     key = str(uuid5(UUID(run), "artifact"))
-    return Artifact(artifact_id=key, name="Assistant Response", description=what, parts=parts)
+    return Artifact(
+        artifact_id=key, name="Assistant Response", description=description, parts=parts
+    )
 
 
 def parts_of(content: Any) -> list[Part]:
-    """The content of a message."""
+    """Convert the content of a message to parts."""
     blocks = content if isinstance(content, list) else [content]
     return [_part(block) for block in blocks if block not in ("", None)]
 
 
 def piece_of(event: str, data: bytes) -> list[Part]:
-    """The piece of an agent's message that an event of its run's stream is."""
+    """Return the parts of an agent's message that an event of its run's stream carries; empty if it
+    carries none.
+    """
     if event != "messages":
         return []
     chunk = orjson.loads(data)[0]
@@ -163,16 +189,18 @@ def piece_of(event: str, data: bytes) -> list[Part]:
 
 
 def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
-    """What a state says: the questions that are asked, what went wrong."""
-    if state == _WAITS:
-        return [_part(one.get("value")) for one in values.get(INTERRUPT, ())]
+    """Return the parts of a task's status: the open questions, or the error."""
+    if state == _INPUT_REQUIRED:
+        return [_part(interrupt.get("value")) for interrupt in values.get(INTERRUPT, ())]
     if state == _FAILED and isinstance(error := values.get(_ERROR), dict):
         return [new_text_part(str(error.get("message") or error.get("error")))]
     return []
 
 
 def _output(values: Any) -> list[Part]:
-    """The agent's last message; of a graph without messages, all that it has."""
+    """Return the parts of the agent's last message; for a graph without messages, of all its
+    values.
+    """
     if isinstance(values, dict):
         for message in reversed(_listed(values)):
             if message.get("type") == "ai" and (parts := parts_of(message.get("content"))):
@@ -189,9 +217,8 @@ def _messages(values: Mapping[str, Any], task: str, context: str) -> Iterable[Me
 
 
 def _listed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    listed = values.get("messages")
-    found = listed if isinstance(listed, list) else []
-    return [one for one in found if isinstance(one, dict)]
+    messages = values.get("messages")
+    return [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
 
 
 def _part(value: Any) -> Part:
@@ -205,33 +232,33 @@ def _part(value: Any) -> Part:
     return new_data_part(value)
 
 
-# -- which tasks there are: the runs of a thread, by their tasks ---------------------------
+# -- finding tasks ------------------------------------------------------------------------
 
 
 _MOST_RUNS = 1000
-"""The last so many runs of a thread are listed, as tasks."""
+"""Maximum number of a thread's newest runs that are searched for tasks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A task: its id, its last run, and the ids of the questions that this asks."""
+class TaskRecord:
+    """A task: its id, the row of its last run, and the ids of that run's open questions."""
 
     key: str
     row: Mapping[str, Any]
-    asked: Sequence[str]
+    questions: Sequence[str]
 
     @property
     def state(self) -> TaskState:
-        """How it stands."""
-        return state_of(self.row["status"], waits=bool(self.asked))
+        """The task's state."""
+        return state_of(self.row["status"], waits=bool(self.questions))
 
     def as_task(self, history: int | None = None) -> Task:
-        """As clients get it, with the last so many messages."""
-        return task_of(self.key, self.row, waits=bool(self.asked), history=history)
+        """Return the task in the form that clients get, with at most ``history`` messages."""
+        return task_of(self.key, self.row, waits=bool(self.questions), history=history)
 
 
 class CallerContext(ServerCallContextBuilder):
-    """Tells of a request who asks, and whom."""
+    """Builds the SDK's context of a request, with the caller and the assistant."""
 
     def build(self, request: Request) -> ServerCallContext:
         state = {
@@ -243,13 +270,13 @@ class CallerContext(ServerCallContextBuilder):
 
 
 class KnownTasks:
-    """Finds tasks, with the rights of their caller."""
+    """Finds tasks that the caller of a request may see."""
 
     def __init__(self, state: TenantState) -> None:
         self._state = state
 
-    async def find(self, context: ServerCallContext, key: str) -> Found:
-        """The task of that id. Raises `TaskNotFoundError`."""
+    async def find(self, context: ServerCallContext, key: str) -> TaskRecord:
+        """Return the task with the id ``key``. Raises `TaskNotFoundError`."""
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:
             thread, run = UUID(first), UUID(second)
@@ -261,53 +288,55 @@ class KnownTasks:
                 raise
             raise TaskNotFoundError(f"task {key[:100]!r} not found") from error
         if row.assistant_id != assistant:
-            raise TaskNotFoundError(f"task {key[:100]!r} is another assistant's")
+            raise TaskNotFoundError(f"task {key[:100]!r} belongs to another assistant")
         key, about = f"{thread}:{run}", {"a2a": {"task_id": f"{thread}:{run}"}}
         if (later := await self._state.runs.last_about(str(thread), about)) is not None:
             row = await self._state.runs.get(caller.tenant, thread, UUID(later))
         newest = await self._state.runs.last_of(str(thread))
         is_open = row.status == "success" and newest is not None and newest.run_id == row.run_id
-        asked = [one["id"] for one in interrupts_in(of_thread.interrupts)] if is_open else []
-        known = {**row._mapping, "updated_at": datetime.fromtimestamp(row.updated_at, UTC)}
-        return Found(key, known, asked)
+        interrupts = interrupts_in(of_thread.interrupts) if is_open else ()
+        fields = {**row._mapping, "updated_at": datetime.fromtimestamp(row.updated_at, UTC)}
+        return TaskRecord(key, fields, [interrupt["id"] for interrupt in interrupts])
 
     async def listed(
         self, context: ServerCallContext, thread: UUID, wanted: ListTasksRequest
     ) -> list[str]:
-        """The ids of a thread's tasks of this assistant, the last one first."""
+        """Return the ids of a thread's tasks that belong to the request's assistant and meet the
+        conditions, the newest first.
+        """
         caller = caller_of(context)
         of_thread = await self._state.thread(caller, thread, "read")
         assistant = await self._assistant(context)
         runs = await self._state.runs.statuses(str(thread), _MOST_RUNS)
         asks = bool(of_thread.interrupts) and runs[0].status == "success" if runs else False
         last: dict[str, Any] = {}
-        for one in runs:
-            last.setdefault(_task_in(one) or f"{thread}:{one.run_id}", one)
+        for run in runs:
+            last.setdefault(_task_in(run) or f"{thread}:{run.run_id}", run)
         since = wanted.status_timestamp_after.ToDatetime(UTC)
-        found = []
-        for one in runs:
-            key = f"{thread}:{one.run_id}"
-            if one.assistant_id != assistant or _task_in(one) is not None:
+        keys = []
+        for run in runs:
+            key = f"{thread}:{run.run_id}"
+            if run.assistant_id != assistant or _task_in(run) is not None:
                 continue
             state = state_of(last[key].status, waits=asks and last[key] is runs[0])
             at = datetime.fromtimestamp(last[key].updated_at, UTC)
             if wanted.status in (0, state) and at >= since:
-                found.append(key)
-        return found
+                keys.append(key)
+        return keys
 
     async def _assistant(self, context: ServerCallContext) -> str:
         name = context.state["assistant_id"]
-        found = await self._state.assistants.find(caller_of(context).tenant, name)
-        return str(found["assistant_id"])
+        assistant = await self._state.assistants.find(caller_of(context).tenant, name)
+        return str(assistant["assistant_id"])
 
 
 def caller_of(context: ServerCallContext) -> Caller:
-    """Who asks."""
+    """Return the caller of a request."""
     caller: Caller = context.state["caller"]
     return caller
 
 
 def _task_in(run: Any) -> str | None:
-    """The task that a run goes on with."""
+    """Return the id of the task that a run continues, or None."""
     about = run.metadata.get("a2a")
     return about.get("task_id") if isinstance(about, dict) else None

@@ -1,6 +1,6 @@
-"""Each assistant as an agent of the Agent2Agent protocol (A2A): its requests, and its card.
+"""The routes of the Agent2Agent protocol (A2A): each assistant is an agent with a card.
 
-The SDK is imported at the first request, in a thread, so that nobody else waits for it.
+The SDK is imported at the first request, in a thread, so that other requests do not wait for it.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _MODES = [_JSON, _TEXT]
 
 
 def is_installed() -> bool:
-    """Whether the SDK is there: it is an extra."""
+    """Return whether the A2A SDK, an optional dependency, is installed."""
     return find_spec("a2a") is not None
 
 
 class AgentRoutes(Routes):
-    """The agents of a server."""
+    """The routes of a server's agents."""
 
     def __init__(
         self, state: TenantState, queue: RunQueue, starts: StartRoutes, runs: RunRoutes
     ) -> None:
         self._state = state
-        self._made_of = state, queue, starts, runs
-        self._made: JsonRpcDispatcher | None = None
-        self._making = asyncio.Lock()
+        self._parts = state, queue, starts, runs
+        self._opened: JsonRpcDispatcher | None = None
+        self._opening = asyncio.Lock()
 
     @route("POST", _AGENT)
     async def request(self, assistant_id: str, request: Request) -> Response:
-        """A request by JSON-RPC."""
+        """Handle a JSON-RPC request."""
         dispatcher = await self._dispatcher()
         response: Response = await dispatcher.handle_requests(request)
         return response
@@ -60,44 +60,49 @@ class AgentRoutes(Routes):
     async def card(
         self, request: Request, caller: CallerDep, assistant_id: str | None = None
     ) -> JSON:
-        """What an agent can do. Where one graph is served, no name is needed."""
-        await self._dispatcher()  # the SDK is there now
+        """Return an agent's card. The agent's name may be left out if the server has a single
+        graph.
+        """
+        await self._dispatcher()  # imports the SDK
         from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 
         served = self._state.server.served
         if assistant_id is None and len(served) != 1:
-            raise invalid(f"assistant_id: name one, as {', '.join(served) or 'none is served'}")
+            raise invalid(
+                f"the server has {len(served)} graphs, so the path must name an assistant: "
+                f"/a2a/NAME with one of {', '.join(served)}"
+            )
         name = assistant_id or next(iter(served))
         assistant = await self._state.assistants.runnable(caller, name)
         fields = await self._state.assistants.inputs(caller, name)
         url = f"{str(request.base_url).rstrip('/')}/a2a/{assistant['assistant_id']}"
-        what = assistant["description"] or f"takes {', '.join(fields) or 'any input'}"
-        card = _card_of(assistant["name"], what, url)
+        description = assistant["description"] or f"takes {', '.join(fields) or 'any input'}"
+        card = _card_of(assistant["name"], description, url)
         if self._state.server.keys is not None:
-            _ask_for_key(card)
+            _require_key(card)
         return JSON(agent_card_to_dict(card))
 
     async def _dispatcher(self) -> JsonRpcDispatcher:
-        async with self._making:
-            if self._made is None:
-                self._made = await asyncio.to_thread(self._make)
-        return self._made
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await asyncio.to_thread(self._open)
+        return self._opened
 
-    def _make(self) -> JsonRpcDispatcher:
+    def _open(self) -> JsonRpcDispatcher:
         from a2a.server.routes.jsonrpc_dispatcher import JsonRpcDispatcher
 
         from agentrt.serving.langgraph.a2a.messages import CallerContext
         from agentrt.serving.langgraph.a2a.tasks import Tasks
 
-        # It logs each request that is wrong, some with a traceback.
+        # The SDK would log each invalid request, in part with a traceback.
         logging.getLogger("a2a").setLevel(logging.CRITICAL)
         return JsonRpcDispatcher(
-            Tasks(*self._made_of), context_builder=CallerContext(), enable_v0_3_compat=True
+            Tasks(*self._parts), context_builder=CallerContext(), enable_v0_3_compat=True
         )
 
 
-def _ask_for_key(card: AgentCard) -> None:
-    """Say that requests have a key, and how."""
+def _require_key(card: AgentCard) -> None:
+    """Add to a card that requests need an API key as a bearer token."""
     from a2a.types import HTTPAuthSecurityScheme, StringList
 
     scheme = HTTPAuthSecurityScheme(scheme="bearer")
@@ -105,12 +110,12 @@ def _ask_for_key(card: AgentCard) -> None:
     card.security_requirements.add().schemes["bearer"].CopyFrom(StringList())
 
 
-def _card_of(name: str, what: str, url: str) -> AgentCard:
+def _card_of(name: str, description: str, url: str) -> AgentCard:
     from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 
     return AgentCard(
         name=name,
-        description=what,
+        description=description,
         version=__version__,
         supported_interfaces=[
             AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version=version)
@@ -119,5 +124,5 @@ def _card_of(name: str, what: str, url: str) -> AgentCard:
         capabilities=AgentCapabilities(streaming=True),
         default_input_modes=_MODES,
         default_output_modes=_MODES,
-        skills=[AgentSkill(id=name, name=name, description=what, tags=["langgraph"])],
+        skills=[AgentSkill(id=name, name=name, description=description, tags=["langgraph"])],
     )

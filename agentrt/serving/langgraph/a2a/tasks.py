@@ -1,7 +1,8 @@
-"""The tasks of the Agent2Agent protocol (A2A): a message starts a run in a thread, its context.
+"""The tasks of the Agent2Agent protocol (A2A). A message starts a run in a thread, which is the
+message's context.
 
-A task is a run, and the runs that answer its questions. The SDK reads requests and writes answers,
-in the protocol's versions 0.3 and 1.0.
+A task is a run, together with the runs that answer its questions. The SDK parses requests and
+formats responses, in versions 0.3 and 1.0 of the protocol.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from fastapi import HTTPException
 from pydantic import ValidationError
 
 from agentrt.serving.langgraph.a2a import messages as values
-from agentrt.serving.langgraph.a2a.messages import Found, KnownTasks, caller_of
+from agentrt.serving.langgraph.a2a.messages import KnownTasks, TaskRecord, caller_of
 from agentrt.serving.langgraph.bodies import Command, RunBody
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tasks(RequestHandler):
-    """Carries out what clients ask of an assistant, with the rights of their caller."""
+    """Handles the requests of A2A clients to an assistant, with the rights of their caller."""
 
     def __init__(
         self, state: TenantState, queue: RunQueue, starts: StartRoutes, runs: RunRoutes
@@ -77,8 +78,8 @@ class Tasks(RequestHandler):
             key, live = await self._start(params, context)
             if not params.configuration.return_immediately:
                 await live.done.wait()
-            found = await self._known.find(context, key)
-            return found.as_task(_history(params.configuration))
+            task = await self._known.find(context, key)
+            return task.as_task(_history(params.configuration))
 
     @validate_request_params
     async def on_message_send_stream(
@@ -94,11 +95,13 @@ class Tasks(RequestHandler):
         self, params: SubscribeToTaskRequest, context: ServerCallContext
     ) -> AsyncGenerator[Event]:
         with _errors():
-            found = await self._known.find(context, params.id)
-            live = self._queue.get(found.row["run_id"])
+            task = await self._known.find(context, params.id)
+            live = self._queue.get(task.row["run_id"])
             if live is None:
-                raise UnsupportedOperationError("the task does not run: there is nothing to follow")
-            async for event in self._followed(context, found.key, live, live.log.last):
+                raise UnsupportedOperationError(
+                    "the task is not running, so it has no events to follow; get the task instead"
+                )
+            async for event in self._followed(context, task.key, live, live.log.last):
                 yield event
 
     @validate_request_params
@@ -112,36 +115,36 @@ class Tasks(RequestHandler):
     ) -> ListTasksResponse:
         with _errors():
             if not params.context_id:
-                raise UnsupportedOperationError("tasks are listed by their contextId: give one")
+                raise UnsupportedOperationError("tasks can only be listed for a contextId; set it")
             thread = _uuid("contextId", params.context_id)
             every = await self._known.listed(context, thread, params)
             size = min(max(params.page_size, 0) or _PAGE, _PAGE)
             start = _start_of(params.page_token)
-            found = [await self._known.find(context, key) for key in every[start : start + size]]
-            tasks = [one.as_task(_history(params)) for one in found]
+            records = [await self._known.find(context, key) for key in every[start : start + size]]
+            tasks = [record.as_task(_history(params)) for record in records]
             if not params.include_artifacts:
-                for one in tasks:
-                    one.ClearField("artifacts")
-            more = str(start + size) if start + size < len(every) else ""
+                for task in tasks:
+                    task.ClearField("artifacts")
+            next_token = str(start + size) if start + size < len(every) else ""
             return ListTasksResponse(
-                tasks=tasks, next_page_token=more, page_size=size, total_size=len(every)
+                tasks=tasks, next_page_token=next_token, page_size=size, total_size=len(every)
             )
 
     @validate_request_params
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         with _errors():
-            found = await self._known.find(context, params.id)
-            run, thread = UUID(found.row["run_id"]), UUID(found.row["thread_id"])
-            if found.asked:
-                await self._withdraw(context, found)
-            elif found.state not in values.ENDED:
+            task = await self._known.find(context, params.id)
+            run, thread = UUID(task.row["run_id"]), UUID(task.row["thread_id"])
+            if task.questions:
+                await self._withdraw(context, task)
+            elif task.state not in values.ENDED:
                 try:
                     await self._runs.cancel(thread, run, caller_of(context), wait=True)
                 except HTTPException as error:
-                    if error.status_code != 404:  # it has ended meanwhile
+                    if error.status_code != 404:  # 404 means that the run has ended meanwhile
                         raise
             else:
-                raise TaskNotCancelableError("the task has ended: there is nothing to stop")
+                raise TaskNotCancelableError("the task has ended and cannot be canceled")
             return (await self._known.find(context, params.id)).as_task(0)
 
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> AgentCard:
@@ -160,99 +163,108 @@ class Tasks(RequestHandler):
     async def _start(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> tuple[str, LiveRun]:
-        """The id of the task of a message, and the run that it starts."""
+        """Start the run of a message, and return the id of its task and the run."""
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
-        given: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
+        fields: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
         answers = None
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
         if message.task_id:
-            found = await self._known.find(context, message.task_id)
-            if message.context_id not in ("", found.row["thread_id"]):
-                raise InvalidParamsError("contextId is not that of the task")
-            if found.state in values.ENDED:
-                raise UnsupportedOperationError("the task has ended: leave taskId out")
-            thread = UUID(found.row["thread_id"])
-            given["metadata"] = {"a2a": {"task_id": found.key}}
-            if found.asked:
+            task = await self._known.find(context, message.task_id)
+            if message.context_id not in ("", task.row["thread_id"]):
+                raise InvalidParamsError(
+                    f"contextId {message.context_id[:100]!r} is not the context of the task; use "
+                    f"{task.row['thread_id']}, or leave contextId out"
+                )
+            if task.state in values.ENDED:
+                raise UnsupportedOperationError(
+                    "the task has ended; leave taskId out to start a new task"
+                )
+            thread = UUID(task.row["thread_id"])
+            fields["metadata"] = {"a2a": {"task_id": task.key}}
+            if task.questions:
                 resume = values.answer_in(message)
-                answers = values.question_of(resume, found.asked)
-                given["command"] = Command(resume=resume)
-        if "command" not in given:
-            given["input"] = await self._input(params, context)
-        run = RunBody(assistant_id=context.state["assistant_id"], **given)
+                answers = values.question_of(resume, task.questions)
+                fields["command"] = Command(resume=resume)
+        if "command" not in fields:
+            fields["input"] = await self._input(params, context)
+        run = RunBody(assistant_id=context.state["assistant_id"], **fields)
         row, live = await self._starts.start(caller, thread, run, answers)
         return message.task_id or f"{thread}:{row._mapping['run_id']}", live
 
     async def _input(self, params: SendMessageRequest, context: ServerCallContext) -> Any:
-        given = values.input_of(params.message)
-        if "messages" not in given:
-            return given
+        input = values.input_of(params.message)
+        if "messages" not in input:
+            return input
         name = context.state["assistant_id"]
-        known = await self._state.assistants.inputs(caller_of(context), name)
-        if known and "messages" not in known:
-            wanted = ", ".join(known)
-            raise InvalidParamsError(f"{name} takes no messages: give {wanted} as data")
-        is_text = given.keys() == {"messages"} and isinstance(given["messages"][0]["content"], str)
-        # A program's input is one value, and a text is one.
-        return given["messages"][0]["content"] if is_text and not known else given
+        fields = await self._state.assistants.inputs(caller_of(context), name)
+        if fields and "messages" not in fields:
+            names = ", ".join(fields)
+            raise InvalidParamsError(f"{name} takes no messages; send a data part with {names}")
+        is_text = input.keys() == {"messages"} and isinstance(input["messages"][0]["content"], str)
+        # The input of a program has no fields: it is a single value, such as a text.
+        return input["messages"][0]["content"] if is_text and not fields else input
 
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int
     ) -> AsyncIterator[Event]:
-        """The events of a task's stream, until the run's end."""
+        """Yield the events of a task's stream until its run ends. ``after`` is the number of the
+        run's event after which the stream begins.
+        """
         thread, run = live.record.thread_id, live.record.run_id
         yield (await self._known.find(context, key)).as_task(0)
         about: dict[str, Any] = {"task_id": key, "context_id": thread}
         working = TaskStatus(state=TaskState.TASK_STATE_WORKING, timestamp=datetime.now(UTC))
         yield TaskStatusUpdateEvent(**about, status=working)
         begun = after > 0
-        with suppress(FellBehindError):  # who is too slow for the pieces gets the whole
-            async for one in live.log.follow(after):
-                if parts := values.piece_of(one.event, one.data):
+        with suppress(FellBehindError):  # a slow client gets the whole artifact below
+            async for event in live.log.follow(after):
+                if parts := values.piece_of(event.event, event.data):
                     artifact = values.artifact_of(run, parts)
                     yield TaskArtifactUpdateEvent(**about, artifact=artifact, append=begun)
                     begun = True
         await live.done.wait()
         task = (await self._known.find(context, key)).as_task(0)
-        for artifact in task.artifacts:  # the whole takes the place of its pieces
+        for artifact in task.artifacts:  # the whole artifact replaces its pieces
             yield TaskArtifactUpdateEvent(**about, artifact=artifact, last_chunk=True)
         yield TaskStatusUpdateEvent(**about, status=task.status)
 
-    async def _withdraw(self, context: ServerCallContext, found: Found) -> None:
-        """Cancel a task that waits for an answer: nobody is asked any more."""
-        caller, thread = caller_of(context), UUID(found.row["thread_id"])
+    async def _withdraw(self, context: ServerCallContext, task: TaskRecord) -> None:
+        """Cancel a task that waits for an answer, and remove its questions."""
+        caller, thread = caller_of(context), UUID(task.row["thread_id"])
         await self._state.thread(caller, thread, "update")
-        result = str(found.row["result"]).encode()
-        end = self._state.runs.end(found.row["run_id"], "interrupted", result, CANCEL_REASON)
+        result = str(task.row["result"]).encode()
+        end = self._state.runs.end(task.row["run_id"], "interrupted", result, CANCEL_REASON)
         await self._state.threads.update_state(
             str(thread), {"status": "idle", "interrupts": {}}, end
         )
 
 
-def _history(given: Any) -> int | None:
-    """How many messages are wanted; None for all."""
-    return max(0, given.history_length) if given.HasField("history_length") else None
+def _history(params: Any) -> int | None:
+    """Return the maximum number of messages that the client requests; None is all."""
+    return max(0, params.history_length) if params.HasField("history_length") else None
 
 
 def _start_of(token: str) -> int:
-    """Where the page of a list begins that a token of ours names."""
+    """Return the offset of the page that a page token names."""
     if token and not (token.isdecimal() and len(token) < 10):
-        raise InvalidParamsError(f"pageToken {token[:100]!r} is none of this server's")
+        raise InvalidParamsError(
+            f"unknown pageToken {token[:100]!r}; use the nextPageToken of an earlier response"
+        )
     return int(token or 0)
 
 
-def _uuid(what: str, text: str) -> UUID:
+def _uuid(field: str, text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise InvalidParamsError(f"{what} {text[:100]!r} is no UUID") from None
+        raise InvalidParamsError(f"{field} {text[:100]!r} is not a UUID") from None
 
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Raise what goes wrong as an error of the protocol."""
+    """Raise errors as errors of the protocol."""
     try:
         yield
     except A2AError:

@@ -1,1 +1,1 @@
-"""Assistants: the graphs of the server, and the configs that they run with."""
+"""Assistants: the graphs of the server, with the configs and contexts of their runs."""

@@ -1,11 +1,12 @@
 """The graphs of the server, each with the server's checkpointer and its tenant's store.
 
-What a factory makes depends on the run's config: it is called for each run, and whenever a
-graph's form or a thread's state is asked for. All other graphs are made once.
+A factory with parameters may make a different graph for each run, so it is called for each run, and
+for each request for the graph's schemas or a thread's state. All other graphs are made once.
 
-A native program is a graph of one node. Its calls of the model stream their tokens to clients that
-ask for messages. `Context.human` becomes an interrupt of LangGraph: the run ends with the question,
-and the run that answers it starts the function again from its top, as LangGraph does with a node.
+A native program (``@program``) becomes a graph with a single node. Its calls stream their tokens to
+clients that request messages. `Context.human` becomes an interrupt of LangGraph: the run ends with
+the question, and the run that answers it calls the function again from its beginning, as LangGraph
+does with a node.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ _INPUT = "input"
 
 
 def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
-    """``program`` as a graph of LangGraph's functional API. Its questions expire by ``clock``."""
+    """Turn ``program`` into a graph of LangGraph's functional API. Its questions expire by
+    ``clock``.
+    """
 
-    async def run(given: dict[str, Any]) -> Any:
+    async def run(input: dict[str, Any]) -> Any:
         outer = _PROGRAM.get()
         live = runtime.emitter(runtime.runs[outer.program_id])
         emitter = _GraphEmitter(live, TokenStream(get_config()), clock)
         context = Context(outer.program_id, outer.program_type, emitter)
         try:
-            return await program(context, given[_INPUT])
+            return await program(context, input[_INPUT])
         except (GraphInterrupt, BaseExceptionGroup) as error:
             interrupts = _interrupts_in(error)
             if interrupts is None:
@@ -70,17 +73,19 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
 
 
 def enter_program(context: Context) -> None:
-    """Make ``context`` the program that the calling task runs."""
+    """Make ``context`` the context of the native program that the current task runs."""
     _PROGRAM.set(context)
 
 
-def native_input(given: Any) -> dict[str, Any]:
-    """A program's input as its graph takes it; None is an input too."""
-    return {_INPUT: given}
+def native_input(value: Any) -> dict[str, Any]:
+    """Wrap the input of a native program for its graph. None is a valid input."""
+    return {_INPUT: value}
 
 
 class _GraphEmitter(ForwardingEmitter):
-    """Asks humans through LangGraph's interrupts, and streams the ``tokens`` of calls."""
+    """An emitter that asks humans by LangGraph's interrupts, and streams the ``tokens``
+    of calls.
+    """
 
     def __init__(self, inner: Emitter, tokens: TokenStream, clock: SteadyClock) -> None:
         super().__init__(inner)
@@ -104,27 +109,29 @@ class _GraphEmitter(ForwardingEmitter):
     async def human(
         self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
-        asked: dict[str, Any] = {"question": text}
+        payload: dict[str, Any] = {"question": text}
         if form.schema is not None:
-            asked["schema"] = form.schema
+            payload["schema"] = form.schema
         if timeout is not None:
-            asked |= deadline_for(timeout, self._clock)
-        answer = await self._answer(asked if len(asked) > 1 else text)
+            payload |= deadline_for(timeout, self._clock)
+        answer = await self._answer(payload if len(payload) > 1 else text)
         if answer == EXPIRED:
             raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
-        # Without a schema, clients of LangGraph may answer with any JSON.
+        # Without a schema, clients may answer with any JSON.
         return answer if form.schema is None else form.accept(answer)
 
     async def questions(self) -> list[Interrupt]:
-        """All questions that the program has asked and that are not answered."""
+        """Return all questions that the program has asked and that are not answered."""
         results = await asyncio.gather(*self._asking, return_exceptions=True)
         interrupts = [result for result in results if isinstance(result, GraphInterrupt)]
         return [each for interrupted in interrupts for each in interrupted.args[0]]
 
     async def _answer(self, payload: Any) -> Any:
-        """The answer to a question. Each question is a task of LangGraph's, so that several have
-        ids of their own, and can be answered in any order. A program that is cancelled because
-        another question ended it has asked nevertheless.
+        """Return the answer to a question.
+
+        Each question is a LangGraph task, so that several questions have different ids and can be
+        answered in any order. The task is shielded, so that a question counts as asked even if the
+        program is cancelled because of another question.
         """
         asking: asyncio.Future[Any] = asyncio.ensure_future(question(payload))
         asking.add_done_callback(_note_exception)
@@ -133,13 +140,13 @@ class _GraphEmitter(ForwardingEmitter):
 
 
 def _note_exception(asking: asyncio.Future[Any]) -> None:
-    """Tell asyncio that the exception is known: a program may end without waiting for it."""
+    """Mark the exception as retrieved, because a program may end without awaiting the question."""
     if not asking.cancelled():
         asking.exception()
 
 
 def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
-    """The interrupts that a program has ended with, or None where it has failed."""
+    """Return the interrupts that ended a program, or None if ``error`` contains any other error."""
     if isinstance(error, GraphInterrupt):
         return [error]
     if not isinstance(error, BaseExceptionGroup):
@@ -152,7 +159,7 @@ def _interrupts_in(error: BaseException) -> list[GraphInterrupt] | None:
 
 @task
 async def question(payload: Any) -> Any:
-    """Ask a human, as a task of the program's graph."""
+    """Ask a human, in a task of the program's graph."""
     return interrupt(payload)
 
 
@@ -160,8 +167,8 @@ async def question(payload: Any) -> Any:
 
 
 class TokenStream:
-    """Gives the tokens of a program's calls to the message streams of its node's ``config``, as
-    LangGraph gives those of a chat model.
+    """Sends the tokens of a program's calls to the message streams of its node's ``config``, as
+    LangGraph does for chat models.
     """
 
     def __init__(self, config: RunnableConfig) -> None:
@@ -170,11 +177,11 @@ class TokenStream:
 
     @property
     def wanted(self) -> bool:
-        """Whether a client asked for messages."""
+        """Whether a client has requested messages."""
         return bool(self._streams)
 
     async def of(self, pieces: AsyncIterator[Answer]) -> AsyncGenerator[Answer, None]:
-        """The pieces of a call's answer as they come, each of them streamed."""
+        """Yield the pieces of a call's answer as they come, and stream each of them."""
         call, maker = uuid4(), ChunkMaker()
         for stream in self._streams:
             stream.on_chat_model_start({}, [], run_id=call, metadata=dict(self._metadata))
@@ -199,9 +206,10 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The graphs by their ``graph_id``, the name that clients use.
+    """The graphs of the server, by the ``graph_id`` that clients use.
 
-    ``fixed`` are made; ``factories`` make one whenever it is needed; ``native`` are programs.
+    ``fixed`` are the graphs that are made once. ``factories`` make a graph for each use. ``native``
+    are the names of native programs.
     """
 
     fixed: Mapping[str, Graph]
@@ -213,14 +221,14 @@ class Graphs:
         return name in self.fixed or name in self.factories
 
     def names(self) -> list[str]:
-        """All names."""
+        """Return the names of all graphs."""
         return [*self.fixed, *self.factories]
 
     @asynccontextmanager
     async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
-        """The graph ``name`` with the store of ``tenant``, as long as the block lasts.
+        """Open the graph ``name`` with the store of ``tenant``, until the block ends.
 
-        Raises 404 if it is not served, and `ProgramLoadError` if it cannot be made.
+        Raises 404 if the graph is not served, and `ProgramLoadError` if it cannot be made.
         """
         if name not in self:
             raise not_found("graph", name)
@@ -232,17 +240,19 @@ class Graphs:
             yield graph.copy(update={"checkpointer": self.storage.saver, "store": store})
 
     def varies(self, name: str) -> bool:
-        """Whether what the graph is made for changes it."""
+        """Return whether a graph may differ between runs."""
         return name in self.factories
 
     def is_native(self, name: str) -> bool:
-        """Whether it is a ``@program`` function."""
+        """Return whether a graph is a native program, a ``@program`` function."""
         return name in self.native
 
 
 @asynccontextmanager
 async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]:
-    """Every graph and program that ``server`` serves. Raises `ProgramLoadError`."""
+    """Open all graphs and programs that ``server`` serves. Raises `ProgramLoadError` for a graph
+    that cannot be made.
+    """
     fixed: dict[str, Graph] = {}
     factories: dict[str, ServedGraph] = {}
     async with AsyncExitStack() as stack:
@@ -253,7 +263,9 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
                 fixed[name] = await opened_graph(
                     name, served, server.runtime, stack, storage.database.clock
                 )
-        native = frozenset(n for n, one in server.served.items() if isinstance(one, ServedProgram))
+        native = frozenset(
+            n for n, item in server.served.items() if isinstance(item, ServedProgram)
+        )
         yield Graphs(fixed, factories, native, storage)
 
 
@@ -264,10 +276,11 @@ async def opened_graph(
     stack: AsyncExitStack,
     clock: SteadyClock | None = None,
 ) -> Graph:
-    """What is served under ``name``, as a graph for any run; a program's questions expire by the
-    ``clock``, or by the runtime's. A factory makes it as for showing its form.
+    """Open the graph or program that is served under ``name``, as a graph.
 
-    Raises `ProgramLoadError`.
+    ``stack`` closes it. A factory is called as for a request for the graph's schemas. The questions
+    of a program expire by ``clock``, by default the runtime's. Raises `ProgramLoadError` for a
+    graph that cannot be made.
     """
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime, clock or runtime.steady)
@@ -275,19 +288,23 @@ async def opened_graph(
 
 
 def varies(name: str, served: ServedGraph) -> bool:
-    """Whether it is a factory that takes what a graph is for. Raises `ProgramLoadError`."""
+    """Return whether a graph is a factory with parameters, which may make different graphs. Raises
+    `ProgramLoadError` for a factory with unknown parameters.
+    """
     try:
         return is_factory(served.value) and Factory(served.value).varies
     except ProgramLoadError as error:
-        raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
+        raise ProgramLoadError(f"{served.source}: {name!r} is not a graph: {error}") from None
 
 
 async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Access) -> Graph:
-    """The graph that is served under ``name``. Raises `ProgramLoadError`."""
+    """Make the graph that is served under ``name``; ``stack`` closes it. Raises `ProgramLoadError`
+    if it cannot be made.
+    """
     try:
         return await open_graph(served.value, stack, access)
     except ProgramLoadError as error:
-        raise ProgramLoadError(f"{served.source}: {name!r} is no graph: {error}") from None
+        raise ProgramLoadError(f"{served.source}: {name!r} is not a graph: {error}") from None
     except AgentrtError as error:
         raise ProgramLoadError(f"{served.source}: {error}") from error
     except Exception as error:
@@ -298,8 +315,8 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
 
 
 def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
-    """The JSON schemas of a graph; None for what has none. What a config may have as configurable
-    is what a context may have.
+    """Return the JSON schemas of a graph; None for a type without a schema. The schema of the
+    config's ``configurable`` is that of the context.
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {
@@ -312,20 +329,20 @@ def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
 
 
 def input_schema_of(graph: Any) -> dict[str, Any] | None:
-    """The JSON schema of what a graph takes."""
+    """Return the JSON schema of a graph's input, or None."""
     return _schema(lambda: graph.get_input_jsonschema())
 
 
-def _schema(asked: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """A schema, or None if pydantic cannot say it."""
+def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the schema that ``make`` returns, or None if pydantic cannot make it."""
     try:
-        return asked()
-    except Exception:  # whatever a type of the user's makes pydantic raise
+        return make()
+    except Exception:  # a type of the user may raise anything
         return None
 
 
 def _state_schema(graph: Any, name: str | None) -> dict[str, Any]:
-    """All values of a state, which may be more than a graph gives at its end."""
+    """Return the schema of a graph's state, which may have more values than its output."""
     values: Any = {key: (graph.channels[key].ValueType, None) for key in graph.stream_channels_list}
     model = create_model(graph.get_name("state", name=name), **values)
     schema: dict[str, Any] = model.model_json_schema()
@@ -333,6 +350,8 @@ def _state_schema(graph: Any, name: str | None) -> dict[str, Any]:
 
 
 def subgraphs_of(graph: Graph, namespace: str | None, recurse: bool) -> dict[str, Any]:
-    """The schemas of the graphs inside a graph, by their namespaces."""
-    found = graph.get_subgraphs(namespace=namespace, recurse=recurse)
-    return {name: schemas_of(inner) for name, inner in found}
+    """Return the schemas of a graph's subgraphs by their namespaces. ``namespace`` selects a
+    subgraph, and ``recurse`` adds the subgraphs of subgraphs.
+    """
+    subgraphs = graph.get_subgraphs(namespace=namespace, recurse=recurse)
+    return {name: schemas_of(subgraph) for name, subgraph in subgraphs}

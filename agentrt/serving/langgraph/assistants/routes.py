@@ -1,6 +1,6 @@
-"""Assistants, which are graphs with a config of their own, in versions.
+"""Assistants: graphs with a config and a context, in versions. Rows and routes.
 
-Each graph has a default assistant, whose id anybody can compute from the graph's name.
+Each graph has a default assistant, whose id follows from the graph's name.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 """The UUID namespace of default assistants in LangGraph's own servers."""
 _MAX_VERSIONS = 1000
 _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
-"""The columns that a version has."""
+"""The columns that a version of an assistant has."""
 
 
 class Assistants(Routes):
-    """The assistants of all tenants, and the routes to them and to their graphs.
+    """The assistants of all tenants, and the routes for them and their graphs.
 
-    ``forget_threads`` deletes those threads of an assistant that a caller may delete. ``configs``
-    are those of default assistants, by their graphs.
+    ``configs`` are the configs of default assistants, by their graphs. ``forget_threads`` deletes
+    the threads of an assistant that a caller may delete; it is set later, because threads need this
+    object.
     """
 
     forget_threads: Callable[[Caller, str], Awaitable[None]]
@@ -72,7 +73,7 @@ class Assistants(Routes):
 
     @route("POST", "/assistants")
     async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
-        """A new assistant."""
+        """Create an assistant."""
         key = body.assistant_id or uuid4()
         name = body.name or "Untitled"
         value = _for_hooks(key, body, name=name, if_exists=body.if_exists)
@@ -82,21 +83,21 @@ class Assistants(Routes):
         content = {name: getattr(body, name) for name in _CONTENT}
         content["name"] = name
         content["metadata"] = caller.metadata_after("assistants.create", value)
-        content["config"], content["context"] = in_both(body.config.given(), body.context)
+        content["config"], content["context"] = in_both(body.config.fields_set(), body.context)
         try:
             async with self._database.writing() as connection:
                 await add_assistant(connection, caller.tenant, str(key), content)
                 await self._quotas.added(connection, assistants, caller.tenant)
         except IntegrityError:
-            there = await self._first(caller.tenant, str(key), only)
-            if body.if_exists == "raise" or there is None:
+            existing = await self._first(caller.tenant, str(key), only)
+            if body.if_exists == "raise" or existing is None:
                 raise conflict(f"assistant {key} exists already") from None
-            return JSON(there)
+            return JSON(existing)
         return JSON(await self.find(caller.tenant, str(key)))
 
     @route("POST", "/assistants/search")
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
-        """Assistants that match."""
+        """Return a page of the assistants that meet the conditions."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
         columns = [assistants.c[name] for name in dict.fromkeys(body.select or assistants.c.keys())]
         rows, headers = await self._database.page(
@@ -106,20 +107,22 @@ class Assistants(Routes):
 
     @route("POST", "/assistants/count")
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
-        """How many match."""
+        """Return the number of assistants that meet the conditions."""
         conditions = await self._matching(caller, body, 0, 0)
         return JSON(await self._database.count(assistants, conditions))
 
     @route("GET", _A)
     async def get(self, assistant_id: str, caller: CallerDep) -> JSON:
-        """One assistant, by its id or its graph's name."""
+        """Return an assistant by its id, or the default assistant of a graph by the
+        graph's name.
+        """
         return JSON(await self._read(caller, assistant_id))
 
     @route("PATCH", _A)
     async def patch(
         self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
     ) -> JSON:
-        """A new version of an assistant."""
+        """Change an assistant, which makes a new version of it."""
         value = _for_hooks(assistant_id, body, name=body.name)
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
@@ -136,7 +139,9 @@ class Assistants(Routes):
             last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
             number = ((await connection.execute(last)).scalar() or 0) + 1
             if number > _MAX_VERSIONS:
-                raise conflict(f"assistant {key} has {_MAX_VERSIONS} versions; make a new one")
+                raise conflict(
+                    f"assistant {key} has {_MAX_VERSIONS} versions already; create a new one"
+                )
             content["version"] = number
             row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}
             await connection.execute(sa.insert(versions).values(row))
@@ -147,42 +152,51 @@ class Assistants(Routes):
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Forget an assistant with its versions and crons; its threads stay unless asked for."""
+        """Delete an assistant with its versions and crons, and with ``delete_threads``
+        its threads.
+        """
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)
-        found = await self.find(tenant, key, only)
+        assistant = await self.find(tenant, key, only)
         if key in map(default_assistant, self._graphs.names()):
-            raise conflict(f"assistant {key} comes with the graph {found['graph_id']!r}")
+            raise conflict(
+                f"assistant {key} is the default assistant of the graph {assistant['graph_id']!r}, "
+                "which cannot be deleted"
+            )
         if delete_threads:
             await self.forget_threads(caller, key)
         await self._database.write(
             *(
-                sa.delete(one).where(*matching(one, tenant, {"assistant_id": key}))
-                for one in (assistants, versions, crons)
+                sa.delete(table).where(*matching(table, tenant, {"assistant_id": key}))
+                for table in (assistants, versions, crons)
             )
         )
         return Response(status_code=204)
 
     @route("GET", f"{_A}/graph")
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
-        """The nodes and edges of an assistant's graph; with ``xray``, of those inside, too."""
+        """Return the nodes and edges of an assistant's graph, and with ``xray`` of its
+        subgraphs.
+        """
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
-            raise invalid("xray: true, false, or a depth of up to 32")
+            raise invalid(f"xray {xray}: use true, false, or a depth from 0 to 32")
         async with self._graph(caller, assistant_id) as (_, graph):
             drawn = (await graph.aget_graph(xray=xray)).to_json()
         for node in drawn["nodes"]:
             if isinstance(node.get("data"), dict):
-                node["data"].pop("id", None)  # where its class is in LangGraph's own modules
+                node["data"].pop("id", None)  # the path of a class inside LangGraph
         return JSON(drawn)
 
     @route("GET", f"{_A}/schemas")
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
-        """The JSON schemas of an assistant's graph."""
+        """Return the JSON schemas of an assistant's graph."""
         async with self._graph(caller, str(assistant_id)) as (name, graph):
             return JSON({"graph_id": name, **schemas_of(graph, name)})
 
     async def inputs(self, caller: Caller, name: str) -> list[str]:
-        """The names of what an assistant's graph takes, for a run of the caller."""
+        """Return the names of the input fields of an assistant's graph. Raises as
+        `runnable` does.
+        """
         async with self._graph_of(caller, await self.runnable(caller, name)) as (_, graph):
             schema = input_schema_of(graph) or {}
             return list(schema.get("properties") or ())
@@ -196,7 +210,7 @@ class Assistants(Routes):
         namespace: str | None = None,
         recurse: bool = False,
     ) -> JSON:
-        """The schemas of the graphs inside, or of those from one of them on."""
+        """Return the schemas of the subgraphs, or of the subgraph with this namespace."""
         async with self._graph(caller, assistant_id) as (_, graph):
             return JSON(subgraphs_of(graph, namespace, recurse))
 
@@ -204,7 +218,7 @@ class Assistants(Routes):
     async def versions(
         self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
     ) -> JSON:
-        """An assistant's versions, the last one first."""
+        """Return a page of an assistant's versions, the newest first."""
         only = await caller.authorize("assistants", "read", {"assistant_id": assistant_id})
         key = str(assistant_id)
         await self.find(caller.tenant, key, only)
@@ -216,7 +230,7 @@ class Assistants(Routes):
 
     @route("POST", f"{_A}/latest")
     async def latest(self, assistant_id: UUID, body: bodies.Latest, caller: CallerDep) -> JSON:
-        """Make a version the one that is used."""
+        """Make the assistant use one of its versions."""
         value = {"assistant_id": assistant_id, "version": body.version}
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
@@ -248,7 +262,11 @@ class Assistants(Routes):
         return conditions
 
     async def find(self, tenant: str, name: str, only: Filter | None = None) -> dict[str, Any]:
-        """The assistant of that id, or the default one of the graph of that name. Raises 404."""
+        """Return the assistant with the id ``name``, or the default assistant of the graph
+        ``name``.
+
+        Raises 404 if it does not exist or ``only`` does not allow it.
+        """
         key = self._id_of(name)
         await self._add_defaults(tenant)
         assistant = await self._first(tenant, key, only)
@@ -257,9 +275,11 @@ class Assistants(Routes):
         return assistant
 
     async def runnable(self, caller: Caller, name: str) -> dict[str, Any]:
-        """The assistant of that id or graph, for a run of the caller. Hooks decide who may read it,
-        unless it comes with a graph: then everybody may run it, as on LangGraph's own server.
-        Raises 403 and 404.
+        """Return the assistant with the id or of the graph ``name``, for a run of the caller.
+
+        Everybody may run default assistants, as on LangGraph's own server. For others, hooks decide
+        whether the caller may read them. Raises 403 if a hook refuses, and 404 if there is no such
+        assistant.
         """
         if self._id_of(name) in map(default_assistant, self._graphs.names()):
             return await self.find(caller.tenant, name)
@@ -271,14 +291,16 @@ class Assistants(Routes):
         return None if row is None else as_json(row)
 
     def _id_of(self, name: str) -> str:
-        """The id that clients mean by ``name``: a graph's name, or an id. Raises 422."""
+        """Return the id of the assistant ``name``, which is a graph's name or an id. Raises 422 if
+        it is neither.
+        """
         if name in self._graphs:
             return default_assistant(name)
         try:
             return str(UUID(name))
         except ValueError:
             raise invalid(
-                f"assistant {name!r}: neither an id nor a graph's name; {self._known()}"
+                f"assistant {name!r} is neither an id nor a graph's name; {self._known()}"
             ) from None
 
     def _check_graph(self, graph_id: str) -> None:
@@ -295,7 +317,7 @@ class Assistants(Routes):
 
     @asynccontextmanager
     async def _graph(self, caller: Caller, name: str) -> AsyncIterator[tuple[str, Graph]]:
-        """An assistant's graph, and its name."""
+        """Open an assistant's graph, and yield the graph's name and the graph."""
         async with self._graph_of(caller, await self._read(caller, name)) as opened:
             yield opened
 
@@ -309,25 +331,27 @@ class Assistants(Routes):
             yield assistant["graph_id"], graph
 
     async def _add_defaults(self, tenant: str) -> None:
-        """Give a new tenant the default assistants of all graphs."""
+        """Insert the default assistants of all graphs for a tenant, if they are missing."""
         if tenant in self._known_tenants:
             return
         if len(tenant) > LONGEST_TENANT:
-            raise invalid(f"a tenant's name has at most {LONGEST_TENANT} characters")
+            raise invalid(
+                f"the tenant's name has {len(tenant)} characters; use at most {LONGEST_TENANT}"
+            )
         content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
         c = assistants.c
-        with suppress(IntegrityError):  # on PostgreSQL, where another request was faster
+        with suppress(IntegrityError):  # on PostgreSQL, another request may be faster
             async with self._database.writing() as connection:
                 known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
-                there = {row.assistant_id: row for row in await connection.execute(known)}
+                existing = {row.assistant_id: row for row in await connection.execute(known)}
                 for name in self._graphs.names():
                     key = default_assistant(name)
                     config, context = in_both(self._configs.get(name, {}), {})
                     own = {"graph_id": name, "name": name, "config": config, "context": context}
-                    if key not in there:
+                    if key not in existing:
                         await add_assistant(connection, tenant, key, {**own, **content})
-                    elif there[key].version == 1 and there[key].config != config:
-                        # Nobody has changed it, and the configs of graphs are others now.
+                    elif existing[key].version == 1 and existing[key].config != config:
+                        # No client has changed it, but the server's config for the graph has.
                         for table in (assistants, versions):
                             mine = (table.c.tenant == tenant, table.c.assistant_id == key)
                             changed = {"config": config, "context": context}
@@ -338,17 +362,17 @@ class Assistants(Routes):
 
 
 def _for_hooks(
-    key: UUID, body: bodies.AssistantCreate | bodies.AssistantPatch, **more: Any
+    key: UUID, body: bodies.AssistantCreate | bodies.AssistantPatch, **fields: Any
 ) -> dict[str, Any]:
-    """What hooks get of an assistant that is to be created or changed."""
-    config = {} if body.config is None else body.config.given()
+    """Return the fields that hooks get about an assistant to create or change."""
+    config = {} if body.config is None else body.config.fields_set()
     about = {"assistant_id": key, "graph_id": body.graph_id, "config": config}
-    return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **more}
+    return {**about, "context": body.context, "metadata": dict(body.metadata or {}), **fields}
 
 
 @cache
 def default_assistant(graph_id: str) -> str:
-    """The id of a graph's default assistant."""
+    """Return the id of a graph's default assistant."""
     return str(uuid5(_NAMESPACE, graph_id))
 
 
@@ -356,15 +380,15 @@ def default_assistant(graph_id: str) -> str:
 
 
 def as_json(row: sa.Row[Any], select: Sequence[str] | None = None) -> dict[str, Any]:
-    """An assistant, or a version of one, as clients see it."""
-    one = row_json(row, "tenant")
-    return {key: one[key] for key in select} if select else one
+    """Return an assistant, or a version of an assistant, in the form that clients get."""
+    assistant = row_json(row, "tenant")
+    return {key: assistant[key] for key in select} if select else assistant
 
 
 async def add_assistant(
     connection: AsyncConnection, tenant: str, key: str, content: Mapping[str, Any]
 ) -> None:
-    """Write a new assistant and its first version."""
+    """Insert a new assistant and its first version. Raises `IntegrityError` if the id is taken."""
     now = time.time()
     row = {"tenant": tenant, "assistant_id": key, "version": 1, "created_at": now, **content}
     await connection.execute(sa.insert(assistants).values(**row, updated_at=now))
@@ -374,10 +398,15 @@ async def add_assistant(
 def changed_settings(
     old: Mapping[str, Any], body: bodies.AssistantPatch
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config and the context: what is given of one is in both, and replaces what was there."""
+    """Return the config and the context of a changed assistant.
+
+    A new config replaces the old config, and its ``configurable`` replaces the old context. A new
+    context replaces the old context and the old config's ``configurable``. Then `in_both` adds the
+    keys of each to the other.
+    """
     config, context = old["config"], old["context"]
     if body.config is not None:
-        config = body.config.given()
+        config = body.config.fields_set()
         context = config.get("configurable", context)
     if body.context is not None:
         context = body.context
@@ -387,6 +416,6 @@ def changed_settings(
 
 
 def set_latest(tenant: str, key: str, content: Mapping[str, Any]) -> sa.Update:
-    """Have an assistant be what a version of it is."""
+    """Return the update that gives an assistant the ``content`` of one of its versions."""
     changed = sa.update(assistants).where(*matching(assistants, tenant, {"assistant_id": key}))
     return changed.values(**content, updated_at=time.time())

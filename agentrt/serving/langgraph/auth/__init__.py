@@ -1,1 +1,1 @@
-"""Who a request is from, and what the hooks of a project let them do and see."""
+"""Authentication and authorization hooks: the user of a request, and what the user may see."""

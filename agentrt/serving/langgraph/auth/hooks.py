@@ -1,9 +1,10 @@
-"""Authentication and authorization hooks, as LangGraph defines them: `langgraph_sdk.Auth`.
+"""Authentication and authorization hooks in LangGraph's form (`langgraph_sdk.Auth`).
 
     {"graphs": {"agent": "./agent.py:graph"}, "auth": {"path": "./auth.py:auth"}}
 
-The authenticate hook says who a request is from; the most specific of the ``on`` hooks says
-whether they may do it, and which objects they see. All of this is inside the request's tenant.
+The authenticate hook identifies the user of a request. The most specific of the ``on`` hooks
+decides whether the user may do the request, and which objects the user sees. Users never see
+objects of another tenant than that of the request's API key.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ _log = logging.getLogger(__name__)
 
 
 class User:
-    """A user as the authenticate hook gives it: a name, a mapping, or an object."""
+    """A user, from the name, mapping or object that the authenticate hook returns.
+
+    Raises `ConfigError` if the user has no identity.
+    """
 
     is_authenticated = True
 
-    def __init__(self, given: Any) -> None:
-        self._given = {"identity": given} if isinstance(given, str) else given
+    def __init__(self, user: Any) -> None:
+        self._user = {"identity": user} if isinstance(user, str) else user
         if not self._get("identity"):
-            raise ConfigError("the authenticate hook gave no identity; it is a text")
+            raise ConfigError(
+                "the authenticate hook returned a user without identity; return a name, or a user "
+                "whose identity is a text"
+            )
 
     def _get(self, key: str) -> Any:
-        if isinstance(self._given, Mapping):
-            return self._given.get(key)
-        return getattr(self._given, key, None)
+        if isinstance(self._user, Mapping):
+            return self._user.get(key)
+        return getattr(self._user, key, None)
 
     @property
     def identity(self) -> str:
@@ -56,12 +63,12 @@ class User:
 
     @property
     def display_name(self) -> str:
-        """For people."""
+        """The user's name for people."""
         return str(self._get("display_name") or self.identity)
 
     @property
     def permissions(self) -> Sequence[str]:
-        """What the user may do, in words of the hooks."""
+        """The user's permissions, in the words of the project's hooks."""
         return list(self._get("permissions") or ())
 
     def __getattr__(self, name: str) -> Any:
@@ -79,17 +86,17 @@ class User:
         return self._get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given if isinstance(self._given, Mapping) else vars(self._given))
+        return iter(self._user if isinstance(self._user, Mapping) else vars(self._user))
 
     def to_json(self) -> dict[str, Any]:
-        """What a graph finds about its user in its config."""
+        """Return the user as a graph gets it in its config."""
         known = {key: self[key] for key in self if key in self}
         return {**known, "identity": self.identity, "permissions": list(self.permissions)}
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request is from: a tenant, and a user of it if there are hooks."""
+    """The tenant of a request and, if there are hooks, its user."""
 
     tenant: str
     user: User | None
@@ -97,21 +104,23 @@ class Caller:
 
     @classmethod
     def of_config(cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None) -> Caller:
-        """Whoever asked for a run, from the `config` that was stored with it."""
+        """Return the caller that started a run, from the `config` that was stored with the run."""
         user = (config or {}).get("langgraph_auth_user")
         return cls(tenant, None if user is None else User(user), auth)
 
     @property
     def identity(self) -> str:
-        """The user's id; "anonymous" where nobody says who a request is from."""
+        """The user's id; "anonymous" without authentication hooks."""
         return "anonymous" if self.user is None else self.user.identity
 
     async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
-        """Ask the hooks whether the user may do this, and return the filter for what they see.
+        """Ask the hooks whether the user may do ``action``, and return the filter for the objects
+        that the user sees, or None for all objects.
 
-        ``value`` is what LangGraph's own server gives to hooks. A hook may change it: the metadata
-        of what is created or changed (`metadata_after`), and all of an operation of the store.
-        Raises 403 where a hook refuses, and 500 for a filter that is not understood.
+        ``value`` describes the request in the form of LangGraph's own server. A hook may change
+        the metadata of an object that is created or changed (`metadata_after`), and all fields of
+        an operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, and
+        500 for an unknown filter.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
@@ -124,7 +133,7 @@ class Caller:
             action=cast("Any", action),
         )
         try:
-            verdict = await _asked(hook, ctx=context, value=value)
+            verdict = await _call(hook, ctx=context, value=value)
         except AssertionError as error:  # LangGraph's documentation refuses by ``assert``
             refused = str(error) or f"{user.identity} may not {action} {resource}"
             raise HTTPException(403, refused) from error
@@ -138,8 +147,8 @@ class Caller:
             raise hook_fault(f"{resource}.{action}", str(error)) from error
 
     def metadata_after(self, hook: str, value: Mapping[str, Any]) -> dict[str, Any]:
-        """The metadata in ``value`` as the hook of this name has left them, as plain JSON. Raises
-        500 for metadata that cannot be stored.
+        """Return the metadata in ``value`` after the hook named ``hook`` has run, as plain JSON.
+        Raises 500 for metadata that cannot be stored.
         """
         metadata = value.get("metadata")
         if self.auth is None and isinstance(metadata, dict):
@@ -147,13 +156,13 @@ class Caller:
         try:
             plain = {} if metadata is None else plain_json(metadata)
         except (TypeError, ValueError) as error:
-            raise hook_fault(hook, f"set metadata that are not JSON: {error}") from error
+            raise hook_fault(hook, f"set metadata that cannot be JSON: {error}") from error
         if not isinstance(plain, dict):
-            raise hook_fault(hook, f"set metadata to {metadata!r}; metadata are a dict")
+            raise hook_fault(hook, f"set metadata to {metadata!r}; use a dict")
         return plain
 
     def config(self) -> dict[str, Any]:
-        """The user, for a run's configurable."""
+        """Return the configurable keys of a run that identify its user."""
         if self.user is None:
             return {}
         return {
@@ -164,7 +173,11 @@ class Caller:
 
 
 def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that sets ``request.state.caller``. Raises what the hook raises."""
+    """Return a FastAPI dependency that calls the authenticate hook and sets
+    ``request.state.caller``.
+
+    The dependency raises the hook's errors.
+    """
 
     async def dependency(request: Request) -> None:
         READER.set(tenant := tenant_of(request))
@@ -174,17 +187,17 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Caller:
-    """Who a request is from. Raises what the hook raises."""
+    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook."""
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
-        user = User(await _asked(hook, **_arguments(hook, await _facts(request))))
+        user = User(await _call(hook, **_arguments(hook, await _facts(request))))
     return Caller(tenant, user, auth)
 
 
-async def _asked(hook: Any, **about: Any) -> Any:
-    """What a hook says. What it refuses by the SDK's own exception is refused by FastAPI's."""
+async def _call(hook: Any, **arguments: Any) -> Any:
+    """Call a hook, and raise the SDK's `HTTPException` as FastAPI's."""
     try:
-        return await hook(**about)
+        return await hook(**arguments)
     except HookHTTPException as error:
         raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
 
@@ -195,17 +208,19 @@ def _caller(request: Request) -> Caller:
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]
-"""The parameter of a request handler that says who the request is from."""
+"""The parameter of a request handler that gets the caller of the request."""
 
 
 def hook_fault(hook: str, fault: str) -> HTTPException:
-    """A hook of this name, such as ``threads.read``, did something that cannot be carried out."""
+    """Log and return the error for a hook whose result cannot be used. ``hook`` is its name, such
+    as ``threads.read``, and ``fault`` completes a sentence that begins with the hook.
+    """
     _log.error("the authorization hook for %s %s", hook, fault)
     return HTTPException(500, f"the authorization hook for {hook} {fault}")
 
 
 async def _facts(request: Request) -> dict[str, Any]:
-    """All that an authenticate hook may ask for, by name."""
+    """Return the arguments that an authenticate hook may have, by name."""
     try:
         body = await request.json() if await request.body() else {}
     except ValueError:
@@ -218,7 +233,7 @@ async def _facts(request: Request) -> dict[str, Any]:
         "method": request.method,
         "path_params": dict(request.path_params),
         "query_params": dict(request.query_params),
-        # Hooks look them up by bytes, as LangGraph's own server has them, or by texts.
+        # LangGraph's own server has header names as bytes; hooks may also look them up as texts.
         "headers": {**dict(headers), **{name.decode("latin-1"): value for name, value in headers}},
         "authorization": request.headers.get("authorization"),
     }
@@ -226,16 +241,19 @@ async def _facts(request: Request) -> dict[str, Any]:
 
 def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(hook).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(facts)
     unknown = sorted(
         name
-        for name, one in parameters.items()
-        if name not in facts and one.default is one.empty and one.kind is not one.VAR_POSITIONAL
+        for name, parameter in parameters.items()
+        if name not in facts
+        and parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_POSITIONAL
     )
     if unknown:
         raise ConfigError(
-            f"the authenticate hook asks for {', '.join(unknown)}; there is {', '.join(facts)}"
+            f"the authenticate hook has the unknown parameters {', '.join(unknown)}; it may have "
+            f"{', '.join(facts)}"
         )
     return {name: facts[name] for name in parameters if name in facts}
 
@@ -244,25 +262,28 @@ def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_auth(project: Path) -> Auth | None:
-    """The `Auth` that a ``langgraph.json`` names, if it names one.
+    """Load the `Auth` object that the ``langgraph.json`` at ``project`` names; None if it names
+    none.
 
-    Raises `ProgramLoadError` if that is something else, and for settings that we do not have.
+    Raises `ProgramLoadError` if it cannot be loaded or is not an `Auth`, and for unknown settings.
     """
     section = read_json(project).get("auth")
     if section is None:
         return None
     if not isinstance(section, dict) or not isinstance(section.get("path"), str):
-        raise ProgramLoadError(f"{project}: auth must be as {_FORM}")
-    if more := sorted(section.keys() - _KEYS):
-        raise ProgramLoadError(f"{project}: auth: {', '.join(more)}: not supported; see {_FORM}")
+        raise ProgramLoadError(f"{project}: auth must have the form {_FORM}")
+    if unknown := sorted(section.keys() - _KEYS):
+        raise ProgramLoadError(
+            f"{project}: auth: the keys {', '.join(unknown)} are not supported; use {_FORM}"
+        )
     file, colon, variable = section["path"].rpartition(":")
     path = project.parent / file
     if not (file and colon and variable and path.is_file()):
-        raise ProgramLoadError(f"{project}: auth {section['path']!r}: no such file; see {_FORM}")
-    found = getattr(_import(path), variable, None)
-    if not isinstance(found, Auth):
-        raise ProgramLoadError(f"{path}: {variable!r} is no langgraph_sdk.Auth")
-    return found
+        raise ProgramLoadError(f"{project}: auth {section['path']!r}: no such file; use {_FORM}")
+    auth = getattr(_import(path), variable, None)
+    if not isinstance(auth, Auth):
+        raise ProgramLoadError(f"{path}: {variable!r} is not a langgraph_sdk.Auth object")
+    return auth
 
 
 def _import(path: Path) -> Any:
@@ -275,5 +296,7 @@ def _import(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ProgramLoadError(f"{path}: it raised {type(error).__name__}: {error}") from error
+        raise ProgramLoadError(
+            f"importing {path} raised {type(error).__name__}: {error}"
+        ) from error
     return module

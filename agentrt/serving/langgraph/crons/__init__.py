@@ -1,1 +1,1 @@
-"""Crons: runs that start by the clock."""
+"""Crons: schedules that start runs."""

@@ -1,7 +1,8 @@
-"""Starts the runs of crons in time.
+"""Starts the runs of crons when they are due.
 
-A run is entered in the transaction that sets its cron's next time, so no time has two runs,
-whenever the server is killed. Times that passed while it was down are one run.
+A run is stored in the same transaction that sets its cron's next time, so that each time has at
+most one run, even if the server is killed. For all times that pass while no server runs, a cron has
+a single run.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.tenants import BusyError
 
 LOOK_S = 1.0
-"""How often it is looked whether a cron is due; a run that found no room is tried again then."""
+"""Seconds between searches for crons that are due. A run that had no room is tried again then."""
 _NO_ROOM = (429, 503, 507)
 
 _log = logging.getLogger(__name__)
 
 
 class CronClock:
-    """Starts what is due. A server has one, as a background task."""
+    """Starts the runs of crons that are due. It is a background task of the server."""
 
     def __init__(
         self, crons: Crons, database: Database, starts: StartRoutes, auth: Auth | None
@@ -43,22 +44,24 @@ class CronClock:
         self._auth = auth
 
     async def look(self) -> None:
-        """Start what is due now."""
+        """Start the runs that are due now."""
         await self.start_due(self._crons.clock())
 
     async def start_due(self, now: float) -> bool:
-        """Start a run of each cron that is due. False if there was no room for some."""
+        """Start a run of each cron that is due at ``now`` (seconds since 1970). Returns False if a
+        run had no room.
+        """
         started = [await self._start(key, now) for key in await self.due(now)]
         return all(started)
 
     async def due(self, now: float) -> list[str]:
-        """The ids of those that are due, the longest first."""
+        """Return the ids of the crons that are due, those with the earliest time first."""
         c = crons.c
         query = sa.select(c.cron_id).where(c.enabled, c.next_run_date <= now)
         return [row[0] for row in await self._database.rows(query.order_by(c.next_run_date))]
 
     async def find_due(self, key: str, now: float) -> sa.Row[Any] | None:
-        """The cron, if it is due still."""
+        """Return a cron if it is still due, else None."""
         c = crons.c
         where = (c.cron_id == key, c.enabled, c.next_run_date <= now)
         return await self._database.first(sa.select(crons).where(*where))
@@ -74,21 +77,23 @@ class CronClock:
                 return True
             body = CronBody.model_validate_json(row.payload)
             thread = None if row.thread_id is None else UUID(row.thread_id)
-            # Hooks are asked as if whoever made the cron had started the run.
+            # Ask the hooks as if the user who created the cron had started the run.
             caller = Caller.of_config(row.tenant, json.loads(row.user), self._auth)
             await self._starts.start(caller, thread, body.run(thread), claim=claim)
         except BusyError:
             return False
-        except Exception as error:  # hooks and factories are the user's, and may raise anything
+        except Exception as error:  # hooks and factories may raise anything
             if getattr(error, "status_code", None) in _NO_ROOM or is_outage(error):
                 return False
-            _log.warning("cron %s: a run was not started: %r", key, error)
+            _log.warning(
+                "cron %s: the run for this time failed to start and is skipped: %r", key, error
+            )
             await self._database.write(claim)
         return True
 
     async def _waits(self, cron: sa.Row[Any]) -> bool:
-        """Whether a run of the cron has not begun: it stands for later times, too, or they would
-        pile up where its runs take longer than the time between them.
+        """Return whether a run of the cron is still waiting. Then no further run is started,
+        because runs would pile up if they take longer than the time between them.
         """
         c = runs.c
         own = (c.tenant == cron.tenant, c.kwargs.contains(cron.cron_id, autoescape=True))
@@ -96,9 +101,11 @@ class CronClock:
 
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
-    """Set a cron's next time: whoever does it first starts the run."""
+    """Return the update that sets a cron's next time, and that changes no row if another server has
+    done so already.
+    """
     following = None
-    with suppress(ValueError, ZoneInfoNotFoundError):  # it is due no more, as by its last year
+    with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time
         following = next_time(row.schedule, row.timezone, now, row.end_time)
     c = crons.c
     this = (c.cron_id == row.cron_id, c.enabled, c.next_run_date == row.next_run_date)

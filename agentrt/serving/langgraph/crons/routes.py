@@ -1,6 +1,4 @@
-"""Crons, which are runs by the clock: their bodies, their rows, and the routes that make and change
-them.
-"""
+"""Crons, which start runs by a schedule: their bodies, their rows, and their routes."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import sqlalchemy as sa
 from croniter import croniter
-from fastapi import Body as Given
+from fastapi import Body as RequestBody
 from fastapi import HTTPException, Response
 from langgraph_sdk.schema import CronSortBy, MultitaskStrategy, OnCompletionBehavior
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -30,18 +28,19 @@ from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _HOUR = 1
-"""The field of a schedule."""
+"""The position of the hour among the fields of a schedule."""
 
 
 def next_time(
     schedule: str, timezone: str | None, after: float, end: float | None = None
 ) -> float | None:
-    """When ``schedule`` is due next (seconds since 1970), if that is before ``end``.
+    """Return when ``schedule`` is next due after ``after``, or None if that is later than ``end``.
+    All times are in seconds since 1970.
 
-    A time of day that a change to winter time repeats is due the first time only, and one that a
-    change to summer time skips is due when the clocks have changed. A schedule of every hour
-    (``*``) is due in each hour that passes. Raises `ValueError` for what is no cron expression, and
-    for one that is never due.
+    A time of day that the change to winter time repeats is due only once, at its first occurrence.
+    A time of day that the change to summer time skips is due right after the change. A schedule
+    with every hour (``*``) is due in each hour that passes. Raises `ValueError` for an invalid cron
+    expression, and for one that is never due.
     """
     zone = ZoneInfo(timezone or "UTC")
     times = croniter(schedule, datetime.fromtimestamp(after, zone))
@@ -56,9 +55,9 @@ _zones = cache(available_timezones)
 
 
 def _known_zone(name: str | None) -> str | None:
-    # Looked up by name in a set: `ZoneInfo` would look for a file of that name.
+    # Look the name up in a set, because `ZoneInfo` would open a file with that name.
     if name is not None and name not in _zones():
-        raise ValueError(f"there is no time zone {name!r}; one is such as Europe/Berlin")
+        raise ValueError(f"unknown time zone {name!r}; use an IANA name such as Europe/Berlin")
     return name
 
 
@@ -66,12 +65,14 @@ def _zoned(time: datetime | None) -> datetime | None:
     if time is None:
         return None
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises where that is beyond the year 9999
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises for a time after the year 9999 in UTC
     return zoned
 
 
 class CronBody(RunTerms):
-    """Runs by the clock: what they are, and when. A time without a zone is in UTC."""
+    """A cron to create: its schedule and the fields of its runs. A time without a time zone is in
+    UTC.
+    """
 
     schedule: Annotated[str, Field(min_length=1, max_length=256)]
     timezone: Annotated[str | None, AfterValidator(_known_zone)] = None
@@ -89,22 +90,22 @@ class CronBody(RunTerms):
         return self
 
     def end(self) -> float | None:
-        """The time after which no run starts (seconds since 1970)."""
+        """Return the time after which no run starts, in seconds since 1970; None is no limit."""
         return None if self.end_time is None else self.end_time.timestamp()
 
     def next_time(self, now: float) -> float | None:
-        """When a run is due next."""
+        """Return when a run is next due after ``now``, or None; in seconds since 1970."""
         return next_time(self.schedule, self.timezone, now, self.end())
 
     def payload(self) -> Object:
-        """What the client gave, as JSON."""
+        """Return the fields that the client set, as JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def run(self, thread: UUID | None) -> RunBody:
-        """One of its runs, in ``thread`` or in a thread of its own."""
+        """Return the body of a run of the cron, in ``thread``; None is a new thread for the run."""
         names = {*RunTerms.model_fields, "multitask_strategy"}
-        given = self.model_dump(include=names, exclude_unset=True)
-        return RunBody(**given, on_completion=self.on_run_completed if thread is None else None)
+        fields = self.model_dump(include=names, exclude_unset=True)
+        return RunBody(**fields, on_completion=self.on_run_completed if thread is None else None)
 
 
 _CHANGEABLE = set(CronBody.model_fields) - {
@@ -112,20 +113,22 @@ _CHANGEABLE = set(CronBody.model_fields) - {
 }  # fmt: skip
 
 
-def changed(payload: Object, given: Object) -> CronBody:
-    """A cron's body with what a client changes; metadata are merged. Raises 422."""
-    if unknown := sorted(given.keys() - _CHANGEABLE):
+def changed(payload: Object, changes: Object) -> CronBody:
+    """Return a cron's body with a client's changes; metadata are merged. Raises 422 for invalid
+    changes.
+    """
+    if unknown := sorted(changes.keys() - _CHANGEABLE):
         raise invalid(f"{', '.join(unknown)}: not supported here")
-    metadata = {**payload.get("metadata", {}), **(given.get("metadata") or {})}
+    metadata = {**payload.get("metadata", {}), **(changes.get("metadata") or {})}
     try:
-        return CronBody.model_validate({**payload, **given, "metadata": metadata})
+        return CronBody.model_validate({**payload, **changes, "metadata": metadata})
     except ValidationError as error:
-        faults = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
         raise invalid(summary(faults)) from None
 
 
 class CronCount(Body):
-    """Which crons."""
+    """The conditions for crons to count."""
 
     assistant_id: Label | None = None
     thread_id: UUID | None = None
@@ -141,7 +144,7 @@ CronField = Literal[
 
 
 class CronSearch(CronCount, SortedPage):
-    """Which crons, some at a time."""
+    """The conditions for crons to search, and the page and the fields to return."""
 
     sort_by: CronSortBy = "created_at"
     select: list[CronField] | None = Field(default=None, max_length=64)
@@ -154,14 +157,16 @@ _CRON = "/runs/crons/{cron_id}"
 
 
 def cron_json(row: sa.Row[Any]) -> dict[str, Any]:
-    """A cron as clients see it."""
+    """Return a cron in the form that clients get."""
     user = json.loads(row.user).get("langgraph_auth_user_id", "")
     about = {"user_id": user, "payload": json.loads(row.payload)}
     return row_json(row, "tenant", "user") | about
 
 
 class Crons(Routes):
-    """The crons of all tenants."""
+    """The crons of all tenants, and their routes. ``clock`` returns the time in seconds
+    since 1970.
+    """
 
     def __init__(
         self, state: TenantState, starts: StartRoutes, clock: Callable[[], float] = time.time
@@ -176,12 +181,14 @@ class Crons(Routes):
     @route("POST", "/runs/crons")
     @route("POST", "/threads/{thread_id}/runs/crons")
     async def create(self, body: CronBody, caller: CallerDep, thread: PathThread) -> JSON:
-        """Runs by the clock, in one thread or each in a thread of its own."""
+        """Create a cron whose runs are in a thread, or each in a new thread."""
         if thread is not None:
             await self._state.thread(caller, thread, "read", {"metadata": dict(body.metadata)})
         assistant = await self._starts.assistant(caller, thread, body.run(thread))
         key = uuid4()
-        body = _known_by(key, body.model_copy(update={"assistant_id": assistant["assistant_id"]}))
+        body = _with_cron_id(
+            key, body.model_copy(update={"assistant_id": assistant["assistant_id"]})
+        )
         self._check_time_is_left(body)
         value: dict[str, Any] = {
             "cron_id": key,
@@ -198,41 +205,44 @@ class Crons(Routes):
 
     @route("POST", "/runs/crons/search")
     async def search(self, body: CronSearch, caller: CallerDep) -> JSON:
-        """Crons that match."""
+        """Return a page of the crons that meet the conditions."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
         rows, headers = await self._database.page(crons, conditions, "cron_id", body)
-        found = [cron_json(row) for row in rows]
+        found_crons = [cron_json(row) for row in rows]
         if body.select:
-            found = [{key: one[key] for key in body.select} for one in found]
-        return JSON(found, headers=headers)
+            found_crons = [{key: cron[key] for key in body.select} for cron in found_crons]
+        return JSON(found_crons, headers=headers)
 
     @route("POST", "/runs/crons/count")
     async def count(self, body: CronCount, caller: CallerDep) -> JSON:
-        """How many match."""
+        """Return the number of crons that meet the conditions."""
         conditions = await self._matching(caller, body, 0, 0)
         return JSON(await self._database.count(crons, conditions))
 
     @route("GET", _CRON)
     async def read(self, cron_id: UUID, caller: CallerDep) -> JSON:
-        """One cron."""
+        """Return a cron."""
         only = await caller.authorize("crons", "read", {"cron_id": cron_id})
         return JSON(cron_json(await self.get(caller.tenant, cron_id, only)))
 
     @route("PATCH", _CRON)
     async def patch(
-        self, cron_id: UUID, given: Annotated[Object, Given()], caller: CallerDep
+        self, cron_id: UUID, changes: Annotated[Object, RequestBody()], caller: CallerDep
     ) -> JSON:
-        """Change a cron; its next run is counted from now."""
-        if not given:
-            raise HTTPException(400, "the body is empty: say what is to be changed")
+        """Change a cron. Its next time is computed from now."""
+        if not changes:
+            raise HTTPException(400, "the body is empty; send the fields to change")
         settings_of = ("schedule", "end_time", "enabled", "on_run_completed")
-        value: dict[str, Any] = {"cron_id": cron_id, **{key: given.get(key) for key in settings_of}}
-        metadata = given.get("metadata")
-        value["payload"] = dict(given)
+        value: dict[str, Any] = {
+            "cron_id": cron_id,
+            **{key: changes.get(key) for key in settings_of},
+        }
+        metadata = changes.get("metadata")
+        value["payload"] = dict(changes)
         value["metadata"] = dict(metadata) if isinstance(metadata, dict) else {}
         only = await caller.authorize("crons", "update", value)
         row = cron_json(await self.get(caller.tenant, cron_id, only))
-        body = _known_by(cron_id, changed(row["payload"], given))
+        body = _with_cron_id(cron_id, changed(row["payload"], changes))
         thread = None if row["thread_id"] is None else UUID(row["thread_id"])
         await self._starts.assistant(caller, thread, body.run(thread))
         self._check_time_is_left(body)
@@ -244,7 +254,7 @@ class Crons(Routes):
 
     @route("DELETE", _CRON, 204)
     async def delete(self, cron_id: UUID, caller: CallerDep) -> Response:
-        """Delete a cron; the runs that it has started go on."""
+        """Delete a cron. Runs that it has started continue."""
         only = await caller.authorize("crons", "delete", {"cron_id": cron_id})
         await self.get(caller.tenant, cron_id, only)
         this = _is(caller.tenant, cron_id, only)
@@ -256,7 +266,9 @@ class Crons(Routes):
     async def add(
         self, caller: Caller, key: UUID, thread: UUID | None, body: CronBody, metadata: Any
     ) -> sa.Row[Any]:
-        """A new cron. Raises 507 where the tenant has as many as it may."""
+        """Insert a new cron, and return its row. Raises 507 if the tenant has reached its limit of
+        crons.
+        """
         now = self.clock()
         row = {
             "cron_id": str(key),
@@ -273,7 +285,7 @@ class Crons(Routes):
         return await self.get(caller.tenant, key)
 
     async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
-        """The cron, or 404."""
+        """Return a cron's row. Raises 404 if it does not exist or ``only`` does not allow it."""
         row = await self._database.first(sa.select(crons).where(*_is(tenant, key, only)))
         if row is None:
             raise not_found("cron", key)
@@ -286,11 +298,11 @@ class Crons(Routes):
         value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
         value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
         only = await caller.authorize("crons", "search", value)
-        # Crons of a thread are seen by those who find the thread.
+        # A user sees the crons of the threads that the user sees.
         of_thread = await caller.authorize("threads", "search", {"metadata": {}})
         if assistant is not None:
-            found = await self._state.assistants.find(caller.tenant, assistant)
-            assistant = found["assistant_id"]
+            row = await self._state.assistants.find(caller.tenant, assistant)
+            assistant = row["assistant_id"]
         conditions = matching(
             crons,
             caller.tenant,
@@ -325,11 +337,13 @@ class Crons(Routes):
 
     def _check_time_is_left(self, body: CronBody) -> None:
         if body.next_time(self.clock()) is None:
-            raise invalid("end_time: no run would start before it")
+            raise invalid(
+                f"end_time {body.end_time}: no run would start before this time; set a later one"
+            )
 
 
-def _known_by(key: UUID, body: CronBody) -> CronBody:
-    """The body with the cron's id in the config of its runs."""
+def _with_cron_id(key: UUID, body: CronBody) -> CronBody:
+    """Return the body with the cron's id in the config of its runs."""
     configurable = {**body.config.configurable, "cron_id": str(key)}
     config = body.config.model_copy(update={"configurable": configurable})
     return body.model_copy(update={"config": config})

@@ -1,1 +1,1 @@
-"""What the API keeps in its database: connections, tables, and the rows of threads and runs."""
+"""The database of the LangGraph API: connections, tables, and the rows of threads and runs."""

@@ -1,8 +1,8 @@
-"""Where we reach into the tables of LangGraph's checkpointers and stores.
+"""The tables of LangGraph's checkpointers and stores that we read and change directly.
 
-A checkpointer's interface can neither delete single checkpoints nor change what was written to
-one, so rollback and recovery work on its tables. ``tests/serving/langgraph/test_compat.py`` names
-the versions that this was tested with, and fails when something here is gone or has changed.
+A checkpointer's interface can neither delete single checkpoints nor change their pending writes, so
+rollback and recovery work on the tables. ``tests/serving/langgraph/test_compat.py`` names the
+tested versions, and fails when a part that is used here has changed or disappeared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrt.serving.langgraph.database.connections import Database
 # -- checkpoint tables --------------------------------------------------------------------
 
 Task = tuple[str, str, str]
-"""The namespace and the id of a checkpoint, and a task of it."""
+"""A task of a checkpoint: the checkpoint's namespace and id, and the task's id."""
 _TASK = ("checkpoint_ns", "checkpoint_id", "task_id")
 _metadata = sa.MetaData()
 
@@ -33,7 +33,7 @@ def _writes(name: str, value: str) -> sa.Table:
     return sa.Table(
         name,
         _metadata,
-        *[sa.Column(one, sa.String) for one in strings],
+        *[sa.Column(column, sa.String) for column in strings],
         sa.Column("idx", sa.Integer),
         sa.Column(value, sa.LargeBinary, key="value"),
     )
@@ -50,7 +50,7 @@ _blobs = sa.Table(
     _metadata,
     *[sa.Column(name, sa.String) for name in ("thread_id", "checkpoint_ns", "channel", "version")],
 )
-"""PostgreSQL's values of checkpoints, each of which several may have."""
+"""The values of channels in PostgreSQL, which several checkpoints may share."""
 store = sa.Table(
     "store",
     _metadata,
@@ -61,12 +61,14 @@ POSTGRES_WRITES = _writes("checkpoint_writes", "blob")
 
 
 def writes_table(database: Database) -> sa.Table:
-    """The table of what tasks have written to checkpoints."""
+    """Return the table of pending writes, which tasks have written to checkpoints."""
     return SQLITE_WRITES if database.address.file is not None else POSTGRES_WRITES
 
 
 class Write(NamedTuple):
-    """A row of that table. ``value`` is None where it cannot be overwritten."""
+    """A pending write: a row of `writes_table`. ``value`` is None in rows that are never replaced,
+    because only their presence matters here.
+    """
 
     checkpoint_ns: str
     checkpoint_id: str
@@ -79,20 +81,23 @@ class Write(NamedTuple):
 
     @property
     def task(self) -> Task:
-        """The task that wrote it."""
+        """The task that wrote the row."""
         return self.checkpoint_ns, self.checkpoint_id, self.task_id
 
     @property
     def replaceable(self) -> bool:
-        """Whether the task may write this again: LangGraph gives such rows negative numbers."""
+        """Whether a later attempt of the task replaces the row. LangGraph gives such rows a
+        negative ``idx``.
+        """
         return self.idx < 0
 
 
 class Origin(BaseModel):
-    """Where a thread stood. ``rows`` is what was written to checkpoints from ``since`` on.
+    """The condition of a thread before a run's first start.
 
-    ``checkpoint_id`` is the graph's own last checkpoint, if it has one, and ``latest`` the last one
-    of all, or "".
+    ``checkpoint_id`` is the latest checkpoint of the graph itself, without its subgraphs, or None.
+    ``latest`` is the latest checkpoint of the graph and its subgraphs, or "". ``rows`` are the
+    pending writes of the checkpoints from ``since`` on.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
@@ -106,7 +111,7 @@ class Origin(BaseModel):
 async def writes_since(
     connection: AsyncConnection, database: Database, thread: str, since: str
 ) -> list[Write]:
-    """What was written to the checkpoints of a thread and its subgraphs, from one on."""
+    """Return the pending writes of a thread's checkpoints, from checkpoint id ``since`` on."""
     c = writes_table(database).c
     value = sa.case((c.idx < 0, c.value)).label("value")
     columns = (*(c[name] for name in _TASK), c.idx, c.task_path, c.channel, c.type, value)
@@ -115,7 +120,7 @@ async def writes_since(
 
 
 async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool = False) -> str:
-    """The id of a thread's last checkpoint; with ``own`` of the graph itself, not a subgraph."""
+    """Return the id of a thread's latest checkpoint, or "". ``own`` leaves out subgraphs."""
     c = checkpoints.c
     query = sa.select(sa.func.max(c.checkpoint_id)).where(c.thread_id == thread)
     if own:
@@ -124,7 +129,7 @@ async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool
 
 
 async def namespaces_since(connection: AsyncConnection, thread: str, after: str) -> set[str]:
-    """The namespaces with a checkpoint after one."""
+    """Return the namespaces of a thread that have checkpoints after checkpoint id ``after``."""
     c = checkpoints.c
     query = sa.select(c.checkpoint_ns).where(c.thread_id == thread, c.checkpoint_id > after)
     return set((await connection.execute(query.distinct())).scalars())
@@ -133,7 +138,7 @@ async def namespaces_since(connection: AsyncConnection, thread: str, after: str)
 async def delete_after(
     connection: AsyncConnection, database: Database, thread: str, last: str
 ) -> None:
-    """Delete a thread's checkpoints after ``last``, and what was written to them."""
+    """Delete a thread's checkpoints after checkpoint id ``last``, and their pending writes."""
     for table in (writes_table(database), checkpoints):
         later = (table.c.thread_id == thread, table.c.checkpoint_id > last)
         await connection.execute(sa.delete(table).where(*later))
@@ -146,7 +151,9 @@ async def restore_writes(
     now: Iterable[Write],
     then: Iterable[Write],
 ) -> None:
-    """Replace the rows ``now`` by the rows ``then``."""
+    """Restore pending writes: delete the rows ``now``, and insert the replaceable rows ``then``.
+    Rows that are in both and that are never replaced stay.
+    """
     table = writes_table(database)
     lasting = {(row.task, row.idx) for row in then if not row.replaceable}
     for row in now:
@@ -159,14 +166,16 @@ async def restore_writes(
 
 
 def tables_of_threads(database: Database) -> list[sa.Table]:
-    """All tables that have rows of a thread."""
+    """Return all tables of the checkpointer that have rows of threads."""
     tables = [writes_table(database), checkpoints]
     return tables if database.address.file is not None else [*tables, _blobs]
 
 
 async def keep_latest(database: Database, thread: str) -> bool:
-    """Delete all but the last checkpoint of a thread and of each of its subgraphs. False, and
-    nothing is deleted, where the state is in the past ones: a graph with a `DeltaChannel`.
+    """Delete all checkpoints of a thread except the latest of the graph and of each subgraph.
+
+    Returns False, and deletes nothing, if the graph has a `DeltaChannel`: then the state is spread
+    over earlier checkpoints.
     """
     c = checkpoints.c
     of_deltas = sa.cast(c.metadata, sa.Text).contains("counters_since_delta_snapshot")
@@ -197,20 +206,21 @@ _UNUSED_BLOBS = sa.text("""
 """)
 
 
-# -- stores that keep namespaces apart ----------------------------------------------------
+# -- versions of the store ----------------------------------------------------------------
 
 SQLITE, POSTGRES = "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres"
 FIRST_SAFE = "3.1.1"
-"""The first version of either that does not find ("docs-2",) for the prefix ("docs",)."""
+"""The first version of both packages whose search for the prefix ("docs",) leaves out ("docs-2",).
+"""
 
 
 def check_store_version(package: str) -> None:
-    """Raise `ConfigError` for an installed version whose store mixes namespaces."""
+    """Raise `ConfigError` if the installed version returns items of other namespaces."""
     installed = version(package)
     if Version(installed) < Version(FIRST_SAFE):
         raise ConfigError(
-            f"{package} {installed} finds items of other namespaces, such as those of the tenant "
-            f"'acme-corp' for 'acme': install {package}>={FIRST_SAFE}"
+            f"{package} {installed} returns items of other namespaces, such as the tenant "
+            f"'acme-corp' for 'acme'; install {package}>={FIRST_SAFE}"
         )
 
 
@@ -231,13 +241,14 @@ CREATE TEMP TRIGGER agentrt_after AFTER INSERT ON main.store BEGIN
     DELETE FROM agentrt_created;
 END;
 """
-"""For the connection of the store: LangGraph writes whole seconds without a zone, and a new
-creation with each change. Temporary, so that the database stays one that all others can write.
+"""Triggers for the connection of the store. Without them, LangGraph stores times in whole seconds
+without a time zone, and changes ``created_at`` with each update. They are temporary, so that other
+programs can still write to the database.
 """
 
 
 def rising_clock() -> Callable[[], str]:
-    """The time now, in UTC, later with each call: in the order of the writes."""
+    """Return a function that returns the time now in UTC, later with each call."""
     last = datetime.fromtimestamp(0, UTC)
 
     def now() -> str:

@@ -1,8 +1,8 @@
-"""Where we reach into aiosqlite: connections that use their threads only where it pays, and one
-whose transactions share their commits.
+"""Connections of aiosqlite that use a thread only for slow statements, and a writing connection
+whose transactions share commits.
 
-``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when what is overridden is
-gone.
+They override private methods of aiosqlite.
+``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when these methods disappear.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import aiosqlite
 from aiosqlite.context import contextmanager
 
 _CHUNK = 64
-"""Rows that a cursor fetches at once."""
+"""Number of rows that a cursor fetches at once."""
 _SAVEPOINT = "agentrt_turn"
 _LARGEST_DIRECT = 64 * 2**10
-"""Bytes of the values of a statement that needs no thread."""
-_UNDONE = "the transaction was undone with others"
+"""Maximum size of a statement's values, in bytes, for execution in the event loop's thread."""
+_UNDONE = "the transaction was undone because another one of its group failed"
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """A connection that reads. It passes to its thread what may wait for the disk, and does the
-    rest at once: each way to the thread and back takes a turn of the event loop.
+    """A connection for reads. It passes calls to its thread only if they may wait for the disk,
+    because each way to the thread and back costs a turn of the event loop.
 
-    While it is ``direct``, it executes statements at once: they are about single rows.
+    While ``direct`` is True, it executes statements in the event loop's thread. That is for
+    statements about single rows.
     """
 
     def __init__(self, path: str, *, timeout: float) -> None:
@@ -47,7 +48,7 @@ class SqliteConnection(aiosqlite.Connection):
 
     def _is_quick(self, function: Any, args: tuple[Any, ...]) -> bool:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if name in ("cursor", "rollback"):  # it only reads
+        if name in ("cursor", "rollback"):  # on this connection, a rollback has nothing to undo
             return True
         if isinstance(owner, sqlite3.Cursor):
             return self.direct or name == "close" or args[:1] == ("BEGIN",)
@@ -55,7 +56,7 @@ class SqliteConnection(aiosqlite.Connection):
 
 
 class CommitGroup:
-    """Transactions that are committed together."""
+    """A group of transactions that are committed together."""
 
     def __init__(self) -> None:
         self.is_ending = False
@@ -63,25 +64,29 @@ class CommitGroup:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None) -> None:
-        """Record that the group is on the disk, or the error that undid all of it."""
+        """Record that the group is on the disk, or the error that undid the whole group."""
         self._error = error
         self._over.set()
 
     async def stored(self) -> None:
-        """Wait until the group is on the disk. Raises the error that undid it."""
+        """Wait until the group is on the disk. Raises the error that undid the group."""
         await self._over.wait()
         if self._error is not None:
             raise type(self._error)(*self._error.args) from self._error
 
 
 class CommitGroups:
-    """The one connection by which a process writes to an SQLite file.
+    """The only connection by which a process writes to an SQLite file.
 
-    Transactions take turns, each in a savepoint. Those that arrive while others are being committed
-    form the next group: it has a single commit, and so waits for the disk once. A transaction is
-    stored when its group is (`CommitGroup.stored`); other connections do not see it earlier. A
-    transaction that fails is undone alone. Where SQLite undoes all that is not committed, as for a
-    full disk, each transaction of the group gets the error.
+    Transactions take turns, each in a savepoint. Transactions that arrive while others are being
+    committed form the next group, which has a single commit and so waits for the disk once. A
+    transaction is stored when its group is stored (`CommitGroup.stored`); other connections do not
+    see it earlier. A transaction that fails is undone alone. If SQLite undoes everything that is
+    not committed, for example because the disk is full, all transactions of the group get the
+    error.
+
+    ``prepare`` is called with each new connection. ``timeout`` is how many seconds to wait for
+    another process's write.
     """
 
     def __init__(
@@ -96,7 +101,7 @@ class CommitGroups:
         self._commits: set[asyncio.Task[None]] = set()
 
     async def open(self) -> SqliteConnection:
-        """Return the connection, which the first call opens."""
+        """Return the connection. The first call opens it."""
         async with self._opening:
             if self._connection is None:
                 connection = SqliteConnection(self._path, timeout=self._timeout)
@@ -109,7 +114,9 @@ class CommitGroups:
         return self._connection
 
     async def close(self) -> None:
-        """Commit what has ended, and close the connection. It may be opened again."""
+        """Commit all transactions that have ended, and close the connection. `open` opens
+        it again.
+        """
         while self._commits:
             await asyncio.wait(list(self._commits))
         async with self._turns:
@@ -118,7 +125,7 @@ class CommitGroups:
                 await connection.close()
 
     async def begin(self) -> CommitGroup:
-        """Begin a transaction when its turn has come, and return its group. Unless this raises,
+        """Wait for this transaction's turn, begin it, and return its group. Unless this raises,
         `end` or `abandon` must follow.
         """
         await self._turns.acquire()
@@ -134,7 +141,7 @@ class CommitGroups:
         return self._group
 
     def end(self) -> None:
-        """End the transaction: it is committed with its group."""
+        """End the transaction. It is committed with its group."""
         try:
             self._do(f"RELEASE {_SAVEPOINT}")
         except BaseException:
@@ -143,7 +150,9 @@ class CommitGroups:
         self._pass_on()
 
     def abandon(self) -> asyncio.Future[None]:
-        """Undo the transaction, once its last statement is over, which may be under way."""
+        """Undo the transaction after its current statement, and return a future that is
+        done then.
+        """
         loop = asyncio.get_running_loop()
         undone: asyncio.Future[None] = loop.create_future()
 
@@ -192,7 +201,9 @@ class CommitGroups:
                 self._do(f"RELEASE {_SAVEPOINT}")
 
     def _pass_on(self) -> None:
-        """Let the next transaction begin. The group is committed after those that wait now."""
+        """Let the next transaction begin. The group is committed after the transactions that wait
+        now.
+        """
         group = self._group
         assert group is not None
         if not self._raw.in_transaction:
@@ -207,7 +218,7 @@ class CommitGroups:
 
     async def _commit(self, group: CommitGroup) -> None:
         async with self._turns:
-            if self._group is not group:  # an error has ended it
+            if self._group is not group:  # an error has ended the group
                 return
             self._group = None
             error: Exception | None = sqlite3.OperationalError(_UNDONE)
@@ -222,11 +233,12 @@ class CommitGroups:
 
 
 class WritingConnection:
-    """A connection of `CommitGroups`, as SQLAlchemy and LangGraph's checkpointer use aiosqlite's.
+    """A connection that takes turns in `CommitGroups`. It has the methods of an aiosqlite
+    connection that SQLAlchemy and LangGraph's checkpointer use.
 
-    A transaction begins with ``BEGIN IMMEDIATE`` or `begin`. Its `commit` returns before the
-    transaction is stored: wait for its ``group``. While the connection is ``direct``, statements
-    are executed at once, unless their values are large.
+    A transaction begins with ``BEGIN IMMEDIATE`` or `begin`. `commit` returns before the
+    transaction is stored, so wait for its ``group`` afterwards. While ``direct`` is True,
+    statements without large values are executed in the event loop's thread.
     """
 
     def __init__(self, groups: CommitGroups, connection: SqliteConnection) -> None:
@@ -238,7 +250,7 @@ class WritingConnection:
         self.direct = False
 
     async def begin(self) -> None:
-        """Begin a transaction when its turn has come."""
+        """Wait for the transaction's turn, and begin it."""
         self.group = await self._groups.begin()
         self._is_open = True
 
@@ -257,13 +269,15 @@ class WritingConnection:
     close = rollback
 
     def stop(self) -> None:
-        """Undo the transaction, if one is open, and do not wait for that."""
+        """Undo the transaction, if one is open, without waiting."""
         if self._is_open:
             self._is_open = False
             self._groups.abandon()
 
     async def create_function(self, *args: Any, **kwargs: Any) -> None:
-        """Leave out SQLAlchemy's functions: statements that write use none of them."""
+        """Do nothing. SQLAlchemy adds functions to each connection, but our writes use none of
+        them.
+        """
 
     def cursor(self) -> aiosqlite.Cursor:
         """Return a new cursor."""
@@ -288,8 +302,8 @@ class WritingConnection:
 
 
 class Turns:
-    """A stand-in for the lock of LangGraph's checkpointer: each block is a transaction of
-    ``connection``, and stored at its end.
+    """A replacement for the lock of LangGraph's checkpointer. Each block is a transaction of
+    ``connection``, which is stored at the block's end.
     """
 
     def __init__(self, connection: WritingConnection) -> None:
@@ -315,7 +329,7 @@ class Turns:
 
 
 def _size(values: Any) -> int:
-    """How many bytes or characters the values of a statement have."""
+    """Return the size of a statement's values, in bytes or characters."""
     if isinstance(values, str | bytes):
         return len(values)
     if isinstance(values, list | tuple):

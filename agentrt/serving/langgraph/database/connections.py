@@ -1,6 +1,6 @@
 """The database of the LangGraph API: an SQLite file, or PostgreSQL.
 
-One server at a time uses it: two would run each other's runs.
+Only one server at a time may use a database, because two servers would run each other's runs.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Connections that read; that write to PostgreSQL. SQLite has one writer."""
-_FORMS = "give sqlite:FILE or postgresql://USER@HOST/NAME"
+"""Number of connections for reads, and for writes to PostgreSQL. SQLite has a single writer."""
+_FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
 _CLOCK = "clock"
 _STEPS = 10_000
-"""So many steps of SQLite's virtual machine pass until it is asked whether it may go on."""
+"""Number of steps of SQLite's virtual machine between two checks of a read's deadline."""
 _BUSY_S = 30.0
-"""How long SQLite waits for another connection's write."""
+"""Seconds that SQLite waits for another connection's write."""
 _TURNS = 256
-"""Transactions that may wait for their turn to write to SQLite."""
+"""Maximum number of transactions that wait for their turn to write to SQLite."""
 
 TIMEOUTS = {
     "connect_timeout": 10,
@@ -52,32 +52,36 @@ TIMEOUTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How long connections to PostgreSQL wait for a host that is silent, as libpq has it."""
+"""How long connections to PostgreSQL wait for a silent host: options of libpq, in seconds and, for
+``tcp_user_timeout``, in milliseconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What ``--database`` names: an SQLite file, or else a PostgreSQL URL."""
+    """The database that ``--database`` names: an SQLite ``file``, or with ``file`` None a
+    PostgreSQL ``url``.
+    """
 
     file: Path | None
     url: str
     writer: CommitGroups | None = field(default=None, compare=False, repr=False)
-    """What writes to the file."""
+    """The only connection that writes to the SQLite file; None for PostgreSQL."""
 
     @classmethod
-    def parse(cls, given: str) -> Address:
-        """Parse the option. Raises `ConfigError` for anything else."""
-        if given.startswith(("postgresql://", "postgres://")):
-            return cls(None, "postgresql://" + given.partition("://")[2])
-        kind, _, name = given.partition(":")
+    def parse(cls, option: str) -> Address:
+        """Parse the value of ``--database``. Raises `ConfigError` for an invalid value."""
+        if option.startswith(("postgresql://", "postgres://")):
+            return cls(None, "postgresql://" + option.partition("://")[2])
+        kind, _, name = option.partition(":")
         if kind != "sqlite" or name in ("", ":memory:") or name.startswith("//"):
-            raise ConfigError(f"--database {given!r}: {_FORMS}")
-        path = file_named(name, f"--database {given}")
+            raise ConfigError(f"invalid --database {option!r}; {_FORMS}")
+        path = file_named(name, f"--database {option}")
         writer = CommitGroups(str(path), _add_functions, timeout=_BUSY_S)
         return cls(path, f"sqlite+aiosqlite:///{path}", writer)
 
     def __str__(self) -> str:
-        """Without the password."""
+        """Return the value of ``--database`` without the password."""
         if self.file is not None:
             return f"sqlite:{self.file}"
         head, at, tail = self.url.rpartition("@")
@@ -86,7 +90,7 @@ class Address:
 
 
 def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
-    """What reads, and what writes."""
+    """Create the SQLAlchemy engines for reads and for writes."""
     if address.writer is None:
         url = address.url.replace("postgresql://", "postgresql+psycopg://", 1)
         reads, writes = (_engine(url, n, 2 * READ_S, TIMEOUTS) for n in (READS, _WRITES))
@@ -98,7 +102,9 @@ def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:
 def _engine(
     url: str, connections: int, wait_s: float, connect_args: Mapping[str, Any], **options: Any
 ) -> AsyncEngine:
-    """An engine with so many connections; who finds none free waits ``wait_s`` at most."""
+    """Create an engine with at most ``connections`` connections. A task waits at most ``wait_s``
+    seconds for a free connection.
+    """
     return create_async_engine(
         url,
         json_serializer=dumps,
@@ -113,7 +119,7 @@ def _engine(
 
 
 def _limit_statements(reads: AsyncEngine) -> None:
-    """PostgreSQL breaks a client's statement off by itself."""
+    """Make PostgreSQL stop statements of clients after `READ_S` seconds."""
 
     @sa.event.listens_for(reads.sync_engine, "begin")
     def began(connection: Any) -> None:
@@ -122,8 +128,8 @@ def _limit_statements(reads: AsyncEngine) -> None:
 
 
 def _sqlite_reads(address: Address) -> AsyncEngine:
-    """An engine that only reads. While it works for a client, SQLite asks a function of ours
-    whether it may go on.
+    """Create the engine for reads of SQLite. A progress handler stops reads of clients after
+    `READ_S` seconds.
     """
 
     async def connect() -> SqliteConnection:
@@ -151,7 +157,9 @@ def _sqlite_reads(address: Address) -> AsyncEngine:
 
 
 def _add_functions(connection: Any, check: Callable[[], None] = lambda: None) -> None:
-    """Give a connection of SQLite the functions of our queries; ``check`` stops slow ones."""
+    """Add the SQL functions of our queries to a connection of SQLite. They call ``check``, which
+    raises to stop a slow query.
+    """
     functions = (
         (CONTAINS, 2, json_contains),
         (filters.EQUALS, 3, filters.equals_in_sqlite),
@@ -163,10 +171,11 @@ def _add_functions(connection: Any, check: Callable[[], None] = lambda: None) ->
 
 
 def _sqlite_writes(address: Address, writer: CommitGroups) -> AsyncEngine:
-    """An engine whose transactions take turns on the connection of ``writer``.
+    """Create the engine for writes to SQLite, whose transactions take turns on the connection of
+    ``writer``.
 
-    A transaction that reads first and writes later fails at once if another has written in
-    between; one that begins as a writer waits for its turn.
+    Each transaction begins as a writer. A transaction that begins with a read would fail at its
+    first write if another transaction has written in between.
     """
 
     async def connect() -> WritingConnection:
@@ -183,8 +192,8 @@ def _sqlite_writes(address: Address, writer: CommitGroups) -> AsyncEngine:
 
 @asynccontextmanager
 async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[Any]:
-    """Have SQLite's statements need no thread until the block's end, if that is ``wanted``. The
-    block gets the driver's connection.
+    """Yield the driver's connection. If ``wanted``, execute SQLite's statements in the event loop's
+    thread until the block ends.
     """
     raw: Any = (await connection.get_raw_connection()).driver_connection
     is_sqlite = isinstance(raw, SqliteConnection | WritingConnection)
@@ -201,15 +210,16 @@ async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[An
 
 
 LOCK_WAIT_S = 5.0
-"""How long a server that was killed may still have its database locked."""
-_LOCK_KEY = 0x6167656E  # of PostgreSQL's advisory locks; any number that is always the same
+"""Seconds to wait for a lock, because a killed server may keep its lock for a moment."""
+_LOCK_KEY = 0x6167656E  # the number of PostgreSQL's advisory lock; arbitrary, but never changed
 _LOCK_TRIES = 20
 
 
 class Database:
-    """Access to the tables. SQLite has one connection that writes, and several that read;
-    PostgreSQL has a ``lock``. What is due some time from now is due by the ``clock``, whose last
-    reading is among the tables.
+    """Access to the tables.
+
+    SQLite has a single connection for writes, and several for reads. PostgreSQL has a ``lock``.
+    Deadlines and start times are by the ``clock``, whose last reading is stored in the database.
     """
 
     def __init__(
@@ -229,8 +239,9 @@ class Database:
 
     @asynccontextmanager
     async def reading(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
-        """A connection for queries only, with ``rows`` for single rows, as in `writing`. Raises
-        503 where these take too long.
+        """Open a connection for queries only. ``rows`` is as in `writing`.
+
+        Raises 503 if a query of a client takes longer than `READ_S` seconds.
         """
         async with (
             limited(),
@@ -241,8 +252,10 @@ class Database:
 
     @asynccontextmanager
     async def writing(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
-        """A transaction: stored when this returns, or rolled back if the block raises. With
-        ``rows``, its statements are about single rows, and so quick that SQLite's need no thread.
+        """Open a transaction. It is stored when this returns, and rolled back if the block raises.
+
+        ``rows`` says that all statements are about single rows. Then SQLite is so quick that it
+        executes them in the event loop's thread.
         """
         group = None
         async with self._writes.begin() as connection, _direct(connection, rows) as raw:
@@ -256,19 +269,21 @@ class Database:
                 raise OperationalError("COMMIT", None, error) from error
 
     async def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        """All rows of a query."""
+        """Return all rows of a query. Raises 503 as `reading` does."""
         async with self.reading() as connection:
             rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
             return rows
 
     async def first(self, query: sa.Select[Any], *, quick: bool = False) -> sa.Row[Any] | None:
-        """The first row of a query, if there is one; ``quick`` for a small row by its key."""
+        """Return the first row of a query, or None. ``quick`` is for a small row that is found by
+        its key.
+        """
         async with self.reading(rows=quick) as connection:
             row: sa.Row[Any] | None = (await connection.execute(query)).first()
             return row
 
     async def count(self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]]) -> int:
-        """How many rows meet all ``conditions``."""
+        """Return the number of rows that meet all ``conditions``."""
         row = await self.first(sa.select(sa.func.count()).select_from(table).where(*conditions))
         return 0 if row is None else int(row[0])
 
@@ -280,9 +295,12 @@ class Database:
         page: Any,
         columns: Sequence[sa.ColumnElement[Any]] | None = None,
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
-        """A page of rows in the order that ``page`` asks for (a search body), ties by ``key``; and
-        headers: how many there are up to here, and one more if there are more; and where the next
-        page begins, if there is one. The rows have these ``columns``, or all.
+        """Return a page of rows, and headers for the response.
+
+        ``page`` is the body of a search; rows that are equal in its order are ordered by the column
+        ``key``. The rows have these ``columns``; None is all. The header ``X-Pagination-Next`` is
+        the offset of the next page, if there is one. ``X-Pagination-Total`` is the number of rows
+        up to the end of this page, plus 1 if there is a next page.
         """
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()
@@ -307,7 +325,9 @@ class Database:
                 await connection.execute(statement)
 
     async def keep_clock(self, after_s: float = KEEP_S) -> None:
-        """Keep what the clock shows, if the time of day was set, or it was kept so long ago."""
+        """Store the clock's reading if the time of day was set, or if the stored reading is older
+        than ``after_s`` seconds.
+        """
         reading, last = self.clock.reading(), self._kept
         if reading.shift != last.shift or reading.now > last.now + after_s:
             await self.write(_keep(reading))
@@ -318,10 +338,10 @@ class Database:
 async def open_database(
     address: Address, machine: MachineClocks | None = None
 ) -> AsyncIterator[Database]:
-    """Open the database, on a ``machine`` with these clocks, and create the tables that are
-    missing.
+    """Open the database, and create missing tables. ``machine`` has the clocks of the machine.
 
-    Raises `ConfigError` if it cannot be opened, or is in use by another server.
+    Raises `ConfigError` if the database cannot be opened, is in use by another server, or has
+    tables of another version.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -343,7 +363,9 @@ async def open_database(
             raise ConfigError(f"--database {address}: {first_line(error)}") from error
         database = Database(address, reads, writes, clock, lock)
         yield database
-        with contextlib.suppress(SQLAlchemyError, OSError):  # it is as if it had been killed
+        with contextlib.suppress(
+            SQLAlchemyError, OSError
+        ):  # the clock then continues as after a kill
             await database.keep_clock(0.0)
 
 
@@ -351,17 +373,17 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
     async with engine.begin() as connection:
         await connection.run_sync(tables.metadata.create_all)
         is_version = about.c.key == "version"
-        found = (await connection.execute(sa.select(about.c.value).where(is_version))).scalar()
-        if found is None:
+        stored = (await connection.execute(sa.select(about.c.value).where(is_version))).scalar()
+        if stored is None:
             await connection.execute(
                 sa.insert(about).values(key="version", value=str(tables.VERSION))
             )
-        elif found != str(tables.VERSION):
+        elif stored != str(tables.VERSION):
             raise ConfigError(
-                f"--database {address}: its tables are of version {found}, and this agentrt has "
-                f"version {tables.VERSION}; name another database"
+                f"--database {address}: its tables have version {stored}, and this agentrt needs "
+                f"version {tables.VERSION}; use another database"
             )
-        # Where nothing may be written, that is said now, and not by the first run.
+        # A write now shows whether the database is read-only, before the first run needs it.
         await connection.execute(sa.update(about).where(is_version).values(value=about.c.value))
 
 
@@ -369,7 +391,9 @@ async def _make_tables(engine: AsyncEngine, address: Address) -> None:
 
 
 async def _clock_of(engine: AsyncEngine, machine: MachineClocks | None) -> SteadyClock:
-    """The clock of the database, taken up where its last server left it."""
+    """Return the clock of the database, which continues from the reading that the last server
+    stored.
+    """
     async with engine.begin() as connection:
         query = sa.select(about.c.value).where(about.c.key == _CLOCK)
         kept = (await connection.execute(query)).scalar()
@@ -388,7 +412,7 @@ def _keep(reading: Reading) -> sa.Executable:
 
 
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
-    """Lock a file beside the database; the lock goes when this process does."""
+    """Lock a file next to the database. The lock ends with this process."""
     for _ in range(_LOCK_TRIES):
         try:
             stack.enter_context(lock_beside(path))
@@ -399,7 +423,9 @@ async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
 
 
 class AdvisoryLock:
-    """PostgreSQL's lock of the tables, on a connection of its own, which ends with this process."""
+    """An advisory lock of PostgreSQL on our tables. It has its own connection, which ends with this
+    process.
+    """
 
     def __init__(self, engine: AsyncEngine, address: Address) -> None:
         self._engine = engine
@@ -407,7 +433,7 @@ class AdvisoryLock:
         self._connection: AsyncConnection | None = None
 
     async def take(self) -> None:
-        """Take it. Raises `ConfigError` if another server has it."""
+        """Take the lock. Raises `ConfigError` if another server holds it."""
         self._connection = connection = await self._engine.connect()
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         try_lock = sa.select(sa.func.pg_try_advisory_lock(_LOCK_KEY))
@@ -419,7 +445,7 @@ class AdvisoryLock:
         raise _in_use(str(self._address))
 
     async def keep(self) -> None:
-        """Take it again if its connection broke: it is lost then."""
+        """Take the lock again if its connection has broken, which loses the lock."""
         try:
             assert self._connection is not None
             await self._connection.execute(sa.select(1))
@@ -428,15 +454,16 @@ class AdvisoryLock:
             await self.take()
 
     async def release(self) -> None:
-        """Give it up, with its connection."""
+        """Release the lock, and close its connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError):
-                await connection.invalidate()  # it may be broken, and must not be lent again
+                await connection.invalidate()  # a broken connection must not go back to the pool
                 await connection.close()
 
 
 def _in_use(name: str) -> ConfigError:
     return ConfigError(
-        f"--database {name}: another server uses it; stop that one, or name another database"
+        f"--database {name}: another server uses this database; stop that server, or use another "
+        "database"
     )

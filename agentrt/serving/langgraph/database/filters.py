@@ -1,17 +1,18 @@
-"""Filters that authorization hooks return: what an item must have so that a user may see it.
+"""Filters that authorization hooks return: the conditions on an item that a user may see.
 
-They are those of LangGraph's own server: ``{"owner": "ann"}``, ``{"owner": {"$eq": "ann"}}``,
-``{"members": {"$contains": "ann"}}``, with ``$and`` and ``$or`` over two or more filters. Several
-keys are a conjunction. A value equals another if both are the same JSON, all the way down: `true`
-is not 1, and a list is not one of its elements. A filter that is not understood is an error. It is
-never "no filter", and never "nothing".
+The forms are those of LangGraph's own server: ``{"owner": "ann"}``, ``{"owner": {"$eq": "ann"}}``,
+``{"members": {"$contains": "ann"}}``, and ``$and`` and ``$or`` with two or more filters. All keys
+of a filter must match. Two values are equal if they are the same JSON at every depth: `true` is not
+1, and a list does not equal its only element. An unknown form is an error. It neither allows nor
+refuses all items.
 
-The same filter is a condition of SQL, for what lies in our tables, and a function of Python.
+Each filter works in two ways: as an SQL condition for rows of our tables, and as a Python function
+for other items.
 
-PostgreSQL compares JSON by its operators. SQLite has none, so that a function of Python would be
-called for each row of a table. The conditions at the end say the same in SQLite's own functions,
-for the values that both compare alike: texts, integers, true, false, null, and objects of these. A
-row whose text cannot have a value is left out before its JSON is parsed.
+PostgreSQL has operators that compare JSON. SQLite has none, so it would call a Python function for
+each row. The conditions at the end of this module use SQLite's own functions in place of Python,
+for values that these compare in the same way: texts, integers, true, false, null, and objects of
+these. Before SQLite parses a row's JSON, they check whether its text can contain the value at all.
 """
 
 from __future__ import annotations
@@ -39,73 +40,73 @@ _FORMS = (
 
 
 class FilterError(ValueError):
-    """A hook returned a filter that is not understood."""
+    """A hook returned an unknown form of a filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """An item whose ``key`` has this value, as plain JSON."""
+    """A filter for items whose ``key`` has this value, which is plain JSON."""
 
     key: str
     value: Any
 
     def allows(self, item: Mapping[str, Any]) -> bool:
-        """Whether a user who has this filter may see ``item``."""
+        """Return whether a user with this filter may see ``item``."""
         return self.key in item and same_json(item[self.key], self.value)
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
-        """The filter as a condition for a column of JSON objects."""
+        """Return the filter as an SQL condition on a column of JSON objects."""
         equal = json_equals(column, self.key, json.dumps(self.value))
-        if isinstance(self.value, dict | list):  # and nothing beside
+        if isinstance(self.value, dict | list):  # SQLite's own functions cannot compare these
             return equal
         conditions, sufficient = same_in_sqlite(column, (self.key,), self.value)
         return sa.and_(*conditions, off_sqlite(equal) if sufficient else equal)
 
     def implied(self, identity: str) -> dict[str, Any]:
-        """The values that a new item needs so that the user ``identity`` may see it."""
+        """Return the values that a new item needs so that the user ``identity`` may see it."""
         return {self.key: self.value}
 
 
 @dataclass(frozen=True, slots=True)
 class HasAll:
-    """An item whose ``key`` is a list that has all these elements."""
+    """A filter for items whose ``key`` is a list that has all these elements."""
 
     key: str
     values: tuple[Any, ...]
 
     def allows(self, item: Mapping[str, Any]) -> bool:
-        """Whether a user who has this filter may see ``item``."""
-        there = item.get(self.key)
-        return isinstance(there, list) and all(
-            any(same_json(element, value) for element in there) for value in self.values
+        """Return whether a user with this filter may see ``item``."""
+        elements = item.get(self.key)
+        return isinstance(elements, list) and all(
+            any(same_json(element, value) for element in elements) for value in self.values
         )
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
-        """The filter as a condition for a column of JSON objects."""
+        """Return the filter as an SQL condition on a column of JSON objects."""
         has_all = json_has_all(column, self.key, json.dumps(self.values))
         return sa.and_(*(part for value in self.values for part in likely(column, value)), has_all)
 
     def implied(self, identity: str) -> dict[str, Any]:
-        """The values that a new item needs so that the user ``identity`` may see it."""
+        """Return the values that a new item needs so that the user ``identity`` may see it."""
         return {self.key: list(self.values)}
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An item that each of several filters allows."""
+    """A filter for items that all of several filters allow."""
 
     parts: tuple[Filter, ...]
 
     def allows(self, item: Mapping[str, Any]) -> bool:
-        """Whether a user who has this filter may see ``item``."""
+        """Return whether a user with this filter may see ``item``."""
         return all(part.allows(item) for part in self.parts)
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
-        """The filter as a condition for a column of JSON objects."""
+        """Return the filter as an SQL condition on a column of JSON objects."""
         return sa.and_(sa.true(), *(part.condition(column) for part in self.parts))
 
     def implied(self, identity: str) -> dict[str, Any]:
-        """The values that a new item needs so that the user ``identity`` may see it."""
+        """Return the values that a new item needs so that the user ``identity`` may see it."""
         needed: dict[str, Any] = {}
         for part in self.parts:
             needed |= part.implied(identity)
@@ -114,22 +115,23 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """An item that at least one of several filters allows."""
+    """A filter for items that at least one of several filters allows."""
 
     parts: tuple[Filter, ...]
 
     def allows(self, item: Mapping[str, Any]) -> bool:
-        """Whether a user who has this filter may see ``item``."""
+        """Return whether a user with this filter may see ``item``."""
         return any(part.allows(item) for part in self.parts)
 
     def condition(self, column: Any) -> sa.ColumnElement[bool]:
-        """The filter as a condition for a column of JSON objects."""
+        """Return the filter as an SQL condition on a column of JSON objects."""
         return sa.or_(sa.false(), *(part.condition(column) for part in self.parts))
 
     def implied(self, identity: str) -> dict[str, Any]:
-        """The values that a new item needs so that the user ``identity`` may see it: those of the
-        first part that names the user. Another part, such as ``{"shared": True}``, would show the
-        item to others.
+        """Return the values that a new item needs so that the user ``identity`` may see it.
+
+        They are the values of the first part that names the user, because another part, such as
+        ``{"shared": True}``, could show the item to other users. Without such a part, return {}.
         """
         for part in self.parts:
             needed = part.implied(identity)
@@ -142,19 +144,23 @@ Filter = Equals | HasAll | Every | Either
 
 
 def visible(column: Any, only: Filter | None) -> list[sa.ColumnElement[bool]]:
-    """The conditions for the rows whose JSON in ``column`` a filter allows."""
+    """Return the conditions for the rows whose JSON in ``column`` the filter ``only`` allows; None
+    allows all rows.
+    """
     return [] if only is None else [only.condition(column)]
 
 
 def stamped(metadata: Mapping[str, Any], only: Filter | None, identity: str) -> dict[str, Any]:
-    """Metadata of a new item, with what it needs so that its user may see it."""
+    """Return the metadata of a new item, with the values that it needs so that the user
+    ``identity`` may see it.
+    """
     if only is None or only.allows(metadata):
         return dict(metadata)
     return {**metadata, **only.implied(identity)}
 
 
 def required_texts(only: Filter) -> Iterator[tuple[str, str]]:
-    """The keys and texts that every allowed item has. There may be more conditions."""
+    """Yield keys and texts that every allowed item has. Further conditions may exist."""
     match only:
         case Equals(key, str(value)):
             yield key, value
@@ -167,11 +173,14 @@ def required_texts(only: Filter) -> Iterator[tuple[str, str]]:
 
 
 def parse_filter(returned: Any) -> Filter | None:
-    """The filter that a hook has returned; None where it filters nothing. Raises `FilterError`."""
+    """Return the filter of a hook's result; None allows all items.
+
+    Raises `FilterError` for an unknown form.
+    """
     if returned is None or returned is True:
         return None
     if not isinstance(returned, Mapping):
-        raise FilterError(f"returned {_shown(returned)}, which is no filter: {_FORMS}")
+        raise FilterError(f"returned {_shown(returned)}, which is not a filter; {_FORMS}")
     return _parsed(returned) if returned else None
 
 
@@ -182,14 +191,14 @@ def _parsed(filters: Mapping[Any, Any]) -> Filter:
 
 def _parts(key: Any, wanted: Any) -> Iterator[Filter]:
     if key in (_AND, _OR):
-        alternatives = tuple(_parsed(one) for one in _filters_of(key, wanted))
+        alternatives = tuple(_parsed(part) for part in _filters_of(key, wanted))
         yield Every(alternatives) if key == _AND else Either(alternatives)
     elif not isinstance(key, str) or key.startswith("$"):
-        raise FilterError(f"returned a filter with {_shown(key)}, which is not known: {_FORMS}")
+        raise FilterError(f"returned a filter with the unknown key {_shown(key)}; {_FORMS}")
     elif not isinstance(wanted, Mapping):
         yield Equals(key, _plain(key, wanted))
     elif not wanted:
-        raise FilterError(f"filters {key!r} by an empty object: {_FORMS}")
+        raise FilterError(f"filters {key!r} by an empty object; {_FORMS}")
     else:
         for operator, operand in wanted.items():
             yield _compared(key, operator, operand)
@@ -197,9 +206,9 @@ def _parts(key: Any, wanted: Any) -> Iterator[Filter]:
 
 def _filters_of(key: str, wanted: Any) -> Sequence[Mapping[Any, Any]]:
     fits = isinstance(wanted, list | tuple) and len(wanted) > 1
-    if not fits or not all(isinstance(one, Mapping) for one in wanted):
+    if not fits or not all(isinstance(part, Mapping) for part in wanted):
         raise FilterError(
-            f"returned a filter whose {key} is {_shown(wanted)}: {key} takes a list of two or more "
+            f"returned a filter whose {key} is {_shown(wanted)}; {key} needs a list of two or more "
             "filters"
         )
     filters: Sequence[Mapping[Any, Any]] = wanted
@@ -213,7 +222,8 @@ def _compared(key: str, operator: Any, operand: Any) -> Filter:
         values = operand if isinstance(operand, list | tuple) else [operand]
         return HasAll(key, tuple(_plain(key, value) for value in values))
     raise FilterError(
-        f"filters {key!r} by {_shown(operator)}: use $eq or $contains, and $eq also for an object"
+        f"filters {key!r} by the unknown operator {_shown(operator)}; use $eq or $contains, "
+        "and $eq also for an object"
     )
 
 
@@ -223,7 +233,9 @@ def _shown(value: Any) -> str:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """The value as it is in JSON."""
+    """Return a value of a hook as plain JSON. Raises `FilterError` for values without a
+    JSON form.
+    """
     try:
         return plain_json(value)
     except (TypeError, ValueError) as error:
@@ -231,8 +243,8 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def plain_json(value: Any) -> Any:
-    """A value of a hook as plain JSON: ids and times are texts. Raises `TypeError` or `ValueError`
-    for what JSON does not have.
+    """Convert a value of a hook to plain JSON, with UUIDs and times as texts. Raises `TypeError` or
+    `ValueError` for values without a JSON form.
     """
     return json.loads(json.dumps(value, allow_nan=False, default=_as_text))
 
@@ -249,7 +261,9 @@ def _as_text(value: Any) -> str:
 
 
 def same_json(a: Any, b: Any) -> bool:
-    """Whether two values are the same JSON. `true` is not 1, but 1 is 1.0, as in PostgreSQL."""
+    """Return whether two values are the same JSON. `true` is not 1, but 1 is 1.0, as in
+    PostgreSQL.
+    """
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
@@ -260,7 +274,9 @@ def same_json(a: Any, b: Any) -> bool:
 
 
 class json_equals(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """Whether a key of a JSON column has a value, which is JSON text."""
+    """The condition that the value at a key of a JSON column equals a value, which is passed as
+    JSON text.
+    """
 
     type = sa.Boolean()
     inherit_cache = True
@@ -268,7 +284,9 @@ class json_equals(GenericFunction[bool]):  # noqa: N801  # read as an SQL functi
 
 
 class json_has_all(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """Whether a key of a JSON column is a list with all of some values, a list as JSON text."""
+    """The condition that the value at a key of a JSON column is a list with certain elements. These
+    are passed as a JSON list.
+    """
 
     type = sa.Boolean()
     inherit_cache = True
@@ -298,12 +316,12 @@ def _has_all_in_postgres(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def equals_in_sqlite(column: str | None, key: str, value: str, check: Callable[[], None]) -> bool:
-    """The function of SQLite. ``check`` raises where the query has taken too long."""
+    """Evaluate `json_equals` for SQLite. ``check`` raises when the query takes too long."""
     return _in_sqlite(column, Equals(key, json.loads(value)), check)
 
 
 def has_all_in_sqlite(column: str | None, key: str, values: str, check: Callable[[], None]) -> bool:
-    """The function of SQLite. ``check`` raises where the query has taken too long."""
+    """Evaluate `json_has_all` for SQLite. ``check`` raises when the query takes too long."""
     return _in_sqlite(column, HasAll(key, tuple(json.loads(values))), check)
 
 
@@ -316,15 +334,15 @@ def _in_sqlite(column: str | None, only: Filter, check: Callable[[], None]) -> b
 # -- conditions that SQLite evaluates itself -------------------------------------------------------
 
 _PLAIN_KEY = re.compile(r"[ !#-\[\]-~]+")
-"""Keys that a path of every version of SQLite can name, and whose JSON is the key itself."""
+"""Keys that every version of SQLite accepts in a path, and that JSON writes without escapes."""
 _PLAIN_TEXT = re.compile(r"[ !#-\[\]-~]{1,200}")
-"""Texts whose JSON is the text itself, whoever encoded it."""
+"""Texts that every JSON encoder writes without escapes."""
 _EXACT = range(-(10**15), 10**15)
-"""Integers that are written alike as integers and as floats."""
+"""Integers that have the same digits when they are written as integers and as floats."""
 
 
 class on_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """A condition for SQLite, which is true elsewhere."""
+    """A condition that is evaluated only by SQLite. Elsewhere it is true."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -332,7 +350,7 @@ class on_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
 
 
 class off_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """A condition for other databases, which is true for SQLite."""
+    """A condition that is evaluated only by other databases than SQLite. In SQLite it is true."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -340,7 +358,7 @@ class off_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL functio
 
 
 class json_text(GenericFunction[str]):  # noqa: N801  # read as an SQL function
-    """The text of a JSON column, which is not parsed."""
+    """The text of a JSON column, without parsing it."""
 
     type = sa.Text()
     inherit_cache = True
@@ -361,7 +379,7 @@ def _true(element: Any, compiler: Any, **options: Any) -> str:
 
 
 @compiles(off_sqlite, "sqlite")
-def _one(element: Any, compiler: Any, **options: Any) -> str:
+def _true_in_sqlite(element: Any, compiler: Any, **options: Any) -> str:
     return "1"
 
 
@@ -374,9 +392,11 @@ def _cast(element: Any, compiler: Any, **options: Any) -> str:
 def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """The conditions that hold where the JSON in ``column`` has ``value`` at ``path``, as far as
-    SQLite evaluates them, and whether they are sufficient. Objects need only have the keys of
-    ``value``.
+    """Return necessary conditions for rows whose JSON in ``column`` has ``value`` at ``path``,
+    which SQLite evaluates by itself, and whether they are also sufficient.
+
+    The objects in the column may have more keys than ``value``. Other databases ignore the
+    conditions.
     """
     column, sufficient = _text_of(column), True
     conditions: list[sa.ColumnElement[bool]] = []
@@ -388,8 +408,8 @@ def same_in_sqlite(
 
 
 def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
-    """The condition that the JSON in ``column`` may have a text somewhere; none for other values,
-    and for texts that may be written in several ways.
+    """Return the condition that the JSON in ``column`` may contain ``text``. Return none for other
+    values than texts, and for texts that JSON may write with escapes.
     """
     if not isinstance(text, str) or _PLAIN_TEXT.fullmatch(text) is None:
         return []
@@ -397,7 +417,7 @@ def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
 
 
 def _text_of(column: Any) -> sa.ColumnElement[str]:
-    """The JSON in a column as text; LangGraph's store has it as bytes."""
+    """Return the JSON of a column as text. LangGraph's store has JSON as bytes."""
     is_json = isinstance(column.type, sa.JSON)
     return sa.type_coerce(column, sa.Text) if is_json else sa.cast(column, sa.Text)
 
@@ -413,7 +433,7 @@ def _leaves(path: Sequence[str], value: Any) -> Iterator[tuple[Sequence[str], An
 def _leaf(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """The conditions for a value, and whether they are sufficient."""
+    """Return the conditions for a value without nested objects, and whether they are sufficient."""
     if not path or any(_PLAIN_KEY.fullmatch(key) is None for key in path):
         return [], False
     where = "$" + "".join(f'."{key}"' for key in path)
@@ -440,7 +460,7 @@ def _leaf(
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """The ends of texts and the keys that the text of JSON with ``value`` in it has."""
+    """Yield texts that the JSON text of any value that contains ``value`` must contain."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _texts_in(key)
@@ -453,8 +473,8 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _has(column: Any, text: str) -> sa.ColumnElement[bool]:
-    """Whether the text of the JSON may have ``text`` in it, where case does not count. Wildcards
-    in it find only more.
+    """Return the condition that the JSON text contains ``text``, ignoring case. It may also hold
+    for other rows, because ``text`` may contain wildcards of LIKE.
     """
     like: sa.ColumnElement[bool] = column.like(f"%{text}%")
     return like

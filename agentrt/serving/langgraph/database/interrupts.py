@@ -1,5 +1,5 @@
-"""The interrupts of threads that wait for an answer, as the database has them, and a timer for the
-nearest time at which one is over.
+"""The open interrupts of threads, as they are stored in the database, and a timer for the nearest
+deadline of an answer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Any
 from agentrt.steady import SteadyClock
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
-"""By such keys LangGraph knows a map from interrupts to answers."""
+"""The form of an interrupt's id. LangGraph takes a dict whose keys all have this form as a map from
+interrupts to answers.
+"""
 EXPIRED = {"agentrt": "expired"}
-"""What a program's question is answered with when its time is over."""
+"""The answer that a program's question gets when its deadline passes."""
 
 
 def is_answer_map(resume: Any) -> bool:
-    """Whether a command's ``resume`` has answers by the ids of interrupts."""
+    """Return whether a command's ``resume`` maps ids of interrupts to answers."""
     return isinstance(resume, dict) and all(map(INTERRUPT_ID.fullmatch, resume))
 
 
 def interrupts_in(by_task: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The interrupts of a thread's row, which has them by their tasks."""
+    """Yield the interrupts of a thread's row, where they are stored by task."""
     for interrupts in (by_task or {}).values():
         yield from interrupts
 
@@ -33,12 +35,12 @@ def interrupts_in(by_task: Mapping[str, Any] | None) -> Iterator[Mapping[str, An
 def is_open(
     interrupt_id: str, by_task: Mapping[str, Any] | None, active: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Whether an interrupt of a thread's row still waits for an answer.
+    """Return whether an interrupt still waits for an answer.
 
-    ``active`` has the kwargs of the thread's runs that have not ended: one of them may answer
-    it, or begin anew without an answer.
+    ``by_task`` is the column ``interrupts`` of the thread's row. ``active`` has the kwargs of the
+    thread's unfinished runs: such a run may answer the interrupt, or start the graph anew.
     """
-    if all(one["id"] != interrupt_id for one in interrupts_in(by_task)):
+    if all(interrupt["id"] != interrupt_id for interrupt in interrupts_in(by_task)):
         return False
     return not any(_closes(kwargs, interrupt_id) for kwargs in active)
 
@@ -48,31 +50,36 @@ def _closes(kwargs: Mapping[str, Any], interrupt_id: str) -> bool:
     return resume is None or not is_answer_map(resume) or interrupt_id in resume
 
 
-# -- when questions are over their time ----------------------------------------------------
+# -- deadlines of questions ----------------------------------------------------------------
 
 
 def deadline_for(seconds: float, clock: SteadyClock) -> dict[str, float]:
-    """What a program's question says to its client that expires in so many seconds: when that is,
-    by the time of day as it is set now; and how far that is ahead of the ``clock``, if it is.
+    """Return the fields of a question that expires ``seconds`` from now.
+
+    ``expires_at`` is the deadline in seconds since 1970, by the time of day as it is set now.
+    ``clock_shift`` says how many seconds the time of day is ahead of ``clock``; it is left out
+    if they agree.
     """
-    until = {"expires_at": clock.time_of_day(clock.now() + seconds)}
-    return {**until, "clock_shift": clock.shift} if clock.shift else until
+    fields = {"expires_at": clock.time_of_day(clock.now() + seconds)}
+    return {**fields, "clock_shift": clock.shift} if clock.shift else fields
 
 
 def deadline_of(interrupt: Mapping[str, Any]) -> float | None:
-    """Until when a program waits for the answer (seconds of the database's clock), if not for
-    ever.
+    """Return the deadline of an interrupt's answer, in seconds of the database's clock; None if the
+    program waits without a limit.
     """
     value = interrupt["value"]
-    said = value if isinstance(value, dict) else {}
-    until, shift = said.get("expires_at"), said.get("clock_shift", 0.0)
-    if isinstance(until, int | float) and isinstance(shift, int | float):
-        return until - shift
+    fields = value if isinstance(value, dict) else {}
+    expires_at, shift = fields.get("expires_at"), fields.get("clock_shift", 0.0)
+    if isinstance(expires_at, int | float) and isinstance(shift, int | float):
+        return expires_at - shift
     return None
 
 
 class Deadlines:
-    """The nearest deadline that is known, by a ``clock``. Each question that is stored is noted."""
+    """A timer for the nearest deadline of a question, in seconds of ``clock``. The deadline of each
+    question is noted when the question is stored.
+    """
 
     def __init__(self, clock: SteadyClock | None = None) -> None:
         self._clock = SteadyClock.of_loop() if clock is None else clock
@@ -80,21 +87,21 @@ class Deadlines:
         self._nearer = asyncio.Event()
 
     def note(self, until: float | None) -> None:
-        """A question may be answered until then."""
+        """Note the deadline of a question; None is no deadline."""
         if until is not None and until < self._nearest:
             self._nearest = until
             self._nearer.set()
 
     def forget(self) -> None:
-        """From now on only what is noted counts."""
+        """Forget all deadlines that were noted so far."""
         self._nearest = math.inf
         self._nearer.clear()
 
-    async def wait(self, most_s: float) -> None:
-        """Wait for the nearest deadline, until a nearer one is noted, or for ``most_s`` seconds at
-        the most.
+    async def wait(self, limit_s: float) -> None:
+        """Wait until the nearest deadline, until a nearer deadline is noted, or for ``limit_s``
+        seconds, whichever comes first.
         """
-        clock, until = self._clock, self._clock.now() + most_s
+        clock, until = self._clock, self._clock.now() + limit_s
         self._nearer.clear()
         while (left := min(self._nearest, until) - clock.now()) > 0 and not self._nearer.is_set():
             with contextlib.suppress(TimeoutError):

@@ -1,7 +1,8 @@
-"""Responses of the Responses API in the database, so that chats go on from them after a restart.
+"""Stored responses of the Responses API, so that chats can continue after a restart.
 
-A row has what its response added to the chat, and the response before it. A row is deleted when it
-is old, or when its tenant has too many, but not as long as a newer response goes on from it.
+A row has the items that its response added to the chat, and the id of the previous response. A row
+is deleted when it is old, or when its tenant has too many, but not while a newer response continues
+its chat.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from agentrt.serving.langgraph.database.tables import response_items, responses
 from agentrt.serving.langgraph.outages import first_line
 
 _MOST_DELETED = 16
-"""Responses that one save deletes because of too many."""
+"""Maximum number of responses that one save deletes because the tenant has too many."""
 _MOST_ITEMS = 1000
-"""Items of one response whose ids are kept."""
+"""Maximum number of items of a response whose ids are stored."""
 _LONGEST_ID = 255
 _LOG = logging.getLogger(__name__)
 
@@ -33,14 +34,14 @@ Row = sa.Row[Any]
 
 
 class KeptResponses:
-    """The responses of all tenants. ``under_way`` has the saves that have not ended."""
+    """The stored responses of all tenants. ``under_way`` holds the tasks of unfinished saves."""
 
     def __init__(self, database: Database, under_way: set[asyncio.Task[Any]]) -> None:
         self._database = database
         self._under_way = under_way
 
     def save(self, tenant: str, finished: Finished) -> None:
-        """Begin to save a response."""
+        """Start to save a response in the background. A failure is logged."""
         if not _is_id(finished.response_id):
             return
         task = asyncio.create_task(self._save(tenant, finished), name="save a response")
@@ -59,13 +60,17 @@ class KeptResponses:
                 await _make_room(connection, tenant, finished.response_id, now)
         except (SQLAlchemyError, OSError) as error:
             _LOG.error(
-                "response %s is not in the database, and is gone after a restart: %s",
+                "response %s was not stored and will be lost at a restart: %s",
                 finished.response_id,
                 first_line(error),
             )
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
-        """A tenant's response and all items of its chat; None if there is none."""
+        """Return a tenant's response and all items of its chat; None if it is not stored, is too
+        old, or misses an earlier response of its chat.
+
+        Raises `ApiError` if the database cannot be read.
+        """
         if not _is_id(response_id):
             return None
         is_new = responses.c.at >= self._database.clock.now() - KEPT_S
@@ -81,7 +86,10 @@ class KeptResponses:
         return None if not chain else await asyncio.to_thread(_loaded, chain)
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
-        """The tenant's responses that have these items."""
+        """Return the ids of the tenant's responses that have any of these items.
+
+        Raises `ApiError` if the database cannot be read.
+        """
         query = sa.select(response_items.c.response_id).where(
             response_items.c.tenant == tenant,
             response_items.c.item_id.in_([*filter(_is_id, item_ids)][:_MOST_ITEMS]),
@@ -89,7 +97,7 @@ class KeptResponses:
         return {str(row.response_id) for row in await self._rows(query)}
 
     async def _rows(self, query: sa.Select[Any]) -> Sequence[Row]:
-        """The rows of a query. Raises `ApiError` where the database cannot be reached."""
+        """Return the rows of a query. Raises `ApiError` if the database cannot be read."""
         try:
             return await self._database.rows(query)
         except (SQLAlchemyError, OSError) as error:
@@ -98,12 +106,14 @@ class KeptResponses:
 
 
 def _is_id(name: object) -> bool:
-    """Whether a database can have it as an id. PostgreSQL takes no NUL."""
+    """Return whether the database can store ``name`` as an id. PostgreSQL refuses NUL
+    characters.
+    """
     return isinstance(name, str) and 0 < len(name) <= _LONGEST_ID and "\0" not in name
 
 
 def _chain(rows: Mapping[str, Row], response_id: str) -> list[Row]:
-    """A response and those before it, the first of the chat first; empty if one is missing."""
+    """Return a response and the responses before it, the oldest first; empty if one is missing."""
     chain: list[Row] = []
     left = dict(rows)
     name: str | None = response_id
@@ -156,11 +166,11 @@ def _item_rows(tenant: str, finished: Finished) -> list[dict[str, Any]]:
     return [{**own, "item_id": name} for name in list(ids)[:_MOST_ITEMS]]
 
 
-# -- room for what is new ------------------------------------------------------------------
+# -- deleting old responses ----------------------------------------------------------------
 
 
 async def _make_room(connection: AsyncConnection, tenant: str, new: str, now: float) -> None:
-    """Delete what is old, and the oldest of what is too much."""
+    """Delete the tenant's expired responses, and its oldest ones while it has too many."""
     of_tenant = responses.c.tenant == tenant
     later = responses.alias("later")
     goes_on = sa.exists().where(

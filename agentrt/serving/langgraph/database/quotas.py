@@ -1,4 +1,4 @@
-"""How much of the database a tenant may fill. Without keys there is nobody to share it with."""
+"""Quotas: how much of the database a tenant may fill. A server without API keys has no quotas."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
 _LIMITS = {threads.name: "threads", assistants.name: "assistants", crons.name: "crons"}
-"""The limit of a tenant that bounds its rows in a table."""
+"""The name of the tenant's limit for the number of its rows, by table."""
 
 
 @dataclass(slots=True)
 class _Stored:
-    """What a tenant has in the store: characters as they were counted, and written since."""
+    """The size of a tenant's items in the store, in characters: the sum at the last count, and the
+    items that were written since then.
+    """
 
     size: int
     counted_at: float
 
 
 class Quotas:
-    """The quotas of all tenants of ``server``; each method raises 507 for one that is full."""
+    """The quotas of all tenants of ``server``. Methods raise 507 if a tenant exceeds its quota."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -37,11 +39,14 @@ class Quotas:
 
     @property
     def lifetime(self) -> Ttl | None:
-        """How long a thread is kept that says nothing itself."""
+        """The default lifetime of threads; None has no limit."""
         return self._server.lifetimes.threads
 
     async def added(self, connection: AsyncConnection, table: sa.Table, tenant: str) -> None:
-        """A row was added in the transaction of ``connection``."""
+        """Check a tenant's number of rows after adding one to ``table`` in this transaction.
+
+        Raises 507 if there are too many; the transaction must then be rolled back.
+        """
         limit = _LIMITS[table.name]
         most = self._most(tenant, limit)
         if most is None:
@@ -52,8 +57,10 @@ class Quotas:
             raise _full(tenant, f"{count - 1} {limit}", limit, most)
 
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
-        """An item of so many characters is to be put into the store, where the tenant has all
-        that is beneath the label ``root``.
+        """Check the size of a tenant's items before adding an item of ``size`` characters.
+
+        The tenant's items are those in namespaces that begin with the label ``root``. Raises 507 if
+        the item does not fit.
         """
         most = self._most(tenant, "store_mib")
         if most is None:
@@ -74,8 +81,8 @@ class Quotas:
 
 
 def within(prefix: sa.Column[str], root: str) -> sa.ColumnElement[bool]:
-    """Whether a row of the store lies beneath the label ``root``. Not by LIKE, for which SQLite
-    takes ``ACME`` as ``acme``.
+    """Return the condition that a row of the store is in a namespace that begins with the label
+    ``root``. It does not use LIKE, because LIKE ignores case in SQLite.
     """
     beneath = f"{root}."
     return sa.or_(prefix == root, sa.func.substr(prefix, 1, len(beneath)) == beneath)
@@ -93,5 +100,6 @@ def _age(stored: _Stored) -> float:
 
 def _full(tenant: str, has: str, limit: str, most: int) -> HTTPException:
     return HTTPException(
-        507, f"tenant {tenant!r} has {has}, and its limit {limit} is {most}: delete some"
+        507,
+        f"tenant {tenant!r} has {has}, and its limit {limit} is {most}; delete unneeded data",
     )

@@ -1,4 +1,4 @@
-"""Runs in the database: what was asked for, their status, and their results."""
+"""The rows of runs: their requests, their status, and their results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from agentrt.serving.langgraph.database.threads import change_thread, find_threa
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 
 _UNSEEN = (
-    "the filter of the authorization hook for threads.create_run does not let its user see the "
-    "thread that this run would create: create the thread first, or set the metadata in the hook"
+    "the filter of the authorization hook for threads.create_run hides the thread that this run "
+    "would create from its user; create the thread first, or set its metadata in the hook"
 )
 Fields = Mapping[str, Any]
 Body = TypeVar("Body", bound=RunBody)
@@ -44,11 +44,11 @@ _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "gra
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as it was asked for. ``kwargs`` is its body; times are seconds since 1970. Runs have
-    ``number`` in the order of their arrival.
+    """A run as a client requested it. ``kwargs`` is the request's body; times are in seconds since
+    1970, and ``start_at`` is by the database's clock. ``number`` rises in the order of arrival.
 
-    ``origin`` is where the thread stood when the run first started
-    (`agentrt.serving.langgraph.runs.recovery`); ``attempt`` counts its starts so far.
+    ``origin`` describes the thread before the run's first start
+    (`agentrt.serving.langgraph.runs.recovery`). ``attempt`` counts the starts so far.
     """
 
     run_id: str
@@ -64,25 +64,28 @@ class RunRecord:
     kwargs: Fields
     origin: Origin | None
 
-    def followed_by(self, kind: type[Body], **given: Any) -> Body:
-        """A run as this one was: of its assistant, and with its config and its context."""
+    def followed_by(self, kind: type[Body], **fields: Any) -> Body:
+        """Return the body of a run that follows this one, with its assistant, config and context,
+        and with ``fields``.
+        """
         config, context = self.kwargs.get("config") or {}, self.kwargs.get("context")
         own = {"assistant_id": self.assistant_id, "config": config, "context": context}
-        return kind.model_validate({**own, **given})
+        return kind.model_validate({**own, **fields})
 
 
 _RECORD = [runs.c[name] for name in RunRecord.__slots__]
-"""Without the result, which may be all that a thread has: nobody loads those of many runs."""
+"""The columns of a record. The result is left out, because it may be as large as the thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be created, in ``thread`` or in a new one, which may be ``temporary``.
+    """A run to create, in ``thread``; None is a new thread, which may be ``temporary``.
 
-    ``make_thread``: the thread is created if it does not exist. ``inherited`` is the metadata
-    of its assistant, and ``given`` the config of its body. ``answers`` is the id of the interrupt
-    that the run answers, if it must be open. ``claim`` is a statement of the same transaction: if
-    it changes no row, there is no run. ``user`` is the id of the user who starts it.
+    ``make_thread`` creates ``thread`` if it does not exist. ``inherited`` is the metadata of the
+    assistant, and ``body_config`` the config of the request's body. ``answers`` is the id of an
+    interrupt that the run answers, and that must be open. ``claim`` is an update in the same
+    transaction: if it changes no row, the run is not created. ``user`` is the id of the user who
+    starts the run.
     """
 
     thread: UUID | None
@@ -91,7 +94,7 @@ class NewRun:
     temporary: bool
     make_thread: bool
     inherited: Fields = field(default_factory=dict)
-    given: Fields = field(default_factory=dict)
+    body_config: Fields = field(default_factory=dict)
     answers: str | None = None
     claim: sa.Update | None = None
     run_id: UUID = field(default_factory=uuid4)
@@ -99,8 +102,8 @@ class NewRun:
 
 
 def run_json(row: sa.Row[Any]) -> dict[str, Any]:
-    """A run as clients see it."""
-    # Clients look for the key; there is no LangSmith.
+    """Return a run in the form that clients get."""
+    # Clients look up this key; there is no LangSmith here.
     return {**_parsed(row), "langsmith_session_name": None}
 
 
@@ -110,18 +113,18 @@ def _parsed(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def record_of(row: sa.Row[Any]) -> RunRecord:
-    """A row as the queue takes it."""
-    one = {name: row._mapping[name] for name in RunRecord.__slots__}
-    one["kwargs"] = json.loads(one["kwargs"])
-    if (stored := one["origin"]) is not None:
-        one["origin"] = Origin.model_validate_json(stored)
-    return RunRecord(**one)
+    """Return the record of a run's row."""
+    fields = {name: row._mapping[name] for name in RunRecord.__slots__}
+    fields["kwargs"] = json.loads(fields["kwargs"])
+    if (stored := fields["origin"]) is not None:
+        fields["origin"] = Origin.model_validate_json(stored)
+    return RunRecord(**fields)
 
 
 class Runs:
-    """The runs of all tenants; every request of a client names its tenant.
+    """The runs of all tenants; every method that serves a client takes the tenant.
 
-    ``asks`` is called when a run enters a thread with questions to a human.
+    ``asks`` is called when a new run enters a thread with open questions.
     """
 
     def __init__(
@@ -132,10 +135,11 @@ class Runs:
         self._asks = asks
 
     async def enter(self, new: NewRun, only: Filter | None) -> tuple[sa.Row[Any], list[str]]:
-        """A new, pending run, and the ids of those that are active in its thread.
+        """Insert a pending run, and return its row and the ids of the thread's other active runs.
 
-        Raises 404 if there is no such thread, 409 where the strategy is to reject, the run
-        answers what is not open, or its claim fails.
+        Raises 404 if the thread does not exist or ``only`` does not allow it; 403 if ``only`` would
+        not allow the thread that the run creates; and 409 if the thread has an active run and the
+        strategy is ``reject``, the interrupt to answer is not open, or the claim fails.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         active = sa.select(runs.c.run_id, runs.c.kwargs).where(
@@ -156,19 +160,19 @@ class Runs:
             by_task = before._mapping["interrupts"]
             own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
             row["metadata"] = {**new.inherited, **own}
-            found = (await connection.execute(active.order_by(runs.c.number))).all()
-            others = [one.run_id for one in found]
+            rows = (await connection.execute(active.order_by(runs.c.number))).all()
+            others = [other.run_id for other in rows]
             if new.answers is not None and not is_open(
-                new.answers, by_task, [json.loads(one.kwargs) for one in found]
+                new.answers, by_task, [json.loads(other.kwargs) for other in rows]
             ):
                 raise conflict(f"interrupt {new.answers} of thread {thread} was answered already")
             if others and new.columns["multitask_strategy"] == "reject":
                 raise conflict(
-                    f"thread {thread} has a run that has not ended; wait for it, or choose "
+                    f"thread {thread} has a run that has not ended; wait for its end, or choose "
                     "another multitask_strategy"
                 )
             if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
-                raise conflict("this run was claimed already")
+                raise conflict("another server has started this run already")
             await connection.execute(sa.insert(runs).values(row))
             stored = (
                 await connection.execute(sa.select(runs).where(runs.c.run_id == run_id))
@@ -180,32 +184,33 @@ class Runs:
     async def _prepare_thread(
         self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter | None
     ) -> sa.Row[Any]:
-        """Create the run's thread if that was asked for, and make it busy; how it was before.
-        A thread that is created is one that ``only`` allows: its user will ask for it.
+        """Create the run's thread if the run wants that, set its status to busy, and return the row
+        that it had before. A new thread gets metadata that ``only`` allows, because the user will
+        request the thread later.
         """
-        tenant, given = new.columns["tenant"], stamped(new.columns["metadata"], only, new.user)
+        tenant, metadata = new.columns["tenant"], stamped(new.columns["metadata"], only, new.user)
         quotas = self._quotas
         if new.thread is None:
-            await new_thread(connection, quotas, tenant, thread, given, temporary=new.temporary)
+            await new_thread(connection, quotas, tenant, thread, metadata, temporary=new.temporary)
             only = None
         elif new.make_thread:
             with suppress(IntegrityError):
                 async with connection.begin_nested():
-                    await new_thread(connection, quotas, tenant, thread, given)
-                    if only is not None and not only.allows(given):
+                    await new_thread(connection, quotas, tenant, thread, metadata)
+                    if only is not None and not only.allows(metadata):
                         raise HTTPException(403, _UNSEEN)
         row = await find_thread(connection, tenant, thread, only, lock=True)
         changed = {
             "status": "busy",
             "metadata": {**row._mapping["metadata"], **_about(new)},
-            "config": {"configurable": {}, **new.given},
+            "config": {"configurable": {}, **new.body_config},
             "updated_at": time.time(),
         }
         await change_thread(connection, thread, changed)
         return row
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
-        """The run, or 404."""
+        """Return a run's row. Raises 404 if it does not exist."""
         this = matching(runs, tenant, {"run_id": str(run), "thread_id": str(thread)})
         row = await self._database.first(sa.select(runs).where(*this))
         if row is None:
@@ -221,7 +226,9 @@ class Runs:
         offset: int,
         select: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """The runs of a thread, the last one first, with those columns that ``select`` names."""
+        """Return a page of a thread's runs, the newest first, with the columns that ``select``
+        names.
+        """
         these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
         names = [name for name in select or runs.c.keys() if name not in _INTERNAL]
         query = sa.select(*(runs.c[name] for name in dict.fromkeys(names))).where(*these)
@@ -232,37 +239,41 @@ class Runs:
     async def since(
         self, thread: str, number: int, most: int, ended_after: float = 0.0
     ) -> list[RunRecord]:
-        """The runs of a thread from one on, at most the last so many, in their order; without
-        those that have ended before a time.
+        """Return the thread's runs with at least this ``number``, the oldest first.
+
+        Leaves out runs that ended before ``ended_after`` (seconds since 1970), and returns at most
+        the newest ``most``.
         """
         fresh = sa.or_(runs.c.status.in_(ACTIVE), runs.c.updated_at >= ended_after)
         of_thread = (runs.c.thread_id == thread, runs.c.number >= number)
         return (await self._records(*of_thread, fresh, most=most))[::-1]
 
     async def last_of(self, thread: str) -> RunRecord | None:
-        """The last run of a thread."""
+        """Return the newest run of a thread, or None."""
         return next(iter(await self._records(runs.c.thread_id == thread, most=1)), None)
 
     async def active(self) -> list[RunRecord]:
-        """All runs that have not ended, in the order of their arrival."""
+        """Return all unfinished runs, in the order of their arrival."""
         return (await self._records(runs.c.status.in_(ACTIVE)))[::-1]
 
     async def _records(
         self, *conditions: sa.ColumnElement[bool], most: int | None = None
     ) -> list[RunRecord]:
-        """At most so many runs, the last one first."""
+        """Return at most ``most`` runs, the newest first."""
         query = sa.select(*_RECORD).where(*conditions).order_by(runs.c.number.desc())
         return [record_of(row) for row in await self._database.rows(query.limit(most))]
 
     async def last_about(self, thread: str, about: Fields) -> str | None:
-        """The id of a thread's last run with these metadata."""
+        """Return the id of a thread's newest run whose metadata contain ``about``, or None."""
         query = sa.select(runs.c.run_id).where(runs.c.thread_id == thread)
         query = query.where(has(runs.c.metadata, about)).order_by(runs.c.number.desc())
         row = await self._database.first(query.limit(1))
         return None if row is None else str(row.run_id)
 
     async def statuses(self, thread: str, most: int) -> Sequence[sa.Row[Any]]:
-        """How the last runs of a thread stand, the last one first, without what they were asked."""
+        """Return the newest ``most`` runs of a thread, the newest first, with their status, but
+        without their requests and results.
+        """
         names = ("run_id", "assistant_id", "metadata", "status", "updated_at")
         query = sa.select(*(runs.c[name] for name in names)).where(runs.c.thread_id == thread)
         return await self._database.rows(query.order_by(runs.c.number.desc()).limit(most))
@@ -270,7 +281,9 @@ class Runs:
     async def ids(
         self, tenant: str, statuses: Sequence[str], only: Filter | None = None
     ) -> list[str]:
-        """The ids of a tenant's runs of some statuses, in threads that ``only`` allows."""
+        """Return the ids of a tenant's runs with these statuses, in threads that ``only``
+        allows.
+        """
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
         if only is not None:
             seen = sa.select(threads.c.thread_id).where(*visible(threads.c.metadata, only))
@@ -278,7 +291,7 @@ class Runs:
         return [row[0] for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
-        """Store that the run is running, with the attempt and the origin of ``record``."""
+        """Store that a run is running, and the attempt and the origin of its ``record``."""
         assert record.origin is not None
         origin = record.origin.model_dump_json()
         await self._database.write_rows(
@@ -286,20 +299,21 @@ class Runs:
         )
 
     def end(self, run_id: str, status: str, result: bytes, reason: str | None) -> sa.Update:
-        """The update for a run that has ended; those who wait for the run get ``result``.
+        """Return the update that stores the end of a run, with the ``result`` that clients get.
 
-        `Threads.update_state` executes it together with the update of the thread: whoever sees
-        one sees the other, even if the server is killed. The run's origin is needed no more.
+        `Threads.update_state` executes it in the same transaction as the update of the thread, so
+        that both are stored or neither, even if the server is killed. The update also removes the
+        run's origin, which is not needed any more.
         """
         return _changed(
             run_id, status=status, result=result.decode(), cancel_reason=reason, origin=None
         )
 
     async def forget_streams(self, before: float) -> None:
-        """Delete the events of runs that had ended at that time. Questions stay, with what says
-        how their runs stand, until those of their thread are answered.
+        """Delete the events of runs that had ended by ``before`` (seconds since 1970). Events that
+        ask questions and lifecycle events stay until the thread's questions are answered.
         """
-        over = sa.select(runs.c.run_id).where(
+        ended = sa.select(runs.c.run_id).where(
             runs.c.status.not_in(ACTIVE), runs.c.updated_at < before
         )
         asking = sa.select(threads.c.thread_id).where(
@@ -308,11 +322,11 @@ class Runs:
         of_asking = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(asking))
         stays = sa.and_(ASKS, events.c.run_id.in_(of_asking))
         await self._database.write(
-            sa.delete(events).where(events.c.run_id.in_(over), sa.not_(stays))
+            sa.delete(events).where(events.c.run_id.in_(ended), sa.not_(stays))
         )
 
     async def remove(self, run_id: str) -> None:
-        """Delete the run and its events."""
+        """Delete a run and its events."""
         await self._database.write(
             sa.delete(events).where(events.c.run_id == run_id),
             sa.delete(runs).where(runs.c.run_id == run_id),

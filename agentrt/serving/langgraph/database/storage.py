@@ -1,4 +1,4 @@
-"""All that outlives the server: our tables, and LangGraph's checkpointer and store beside them."""
+"""All data that outlives the server: our tables, and LangGraph's checkpointer and store."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ from agentrt.steady import MachineClocks
 T = TypeVar("T")
 _BUSY_S = 30.0
 _REMEMBERED = 10_000
-"""How many runs stay revoked; those that are older do not write any more."""
+"""Maximum number of runs that stay revoked. Tasks of older runs have ended, and write no more."""
 
 
 class RevokedRuns:
-    """The runs that may write no more checkpoints. For one event loop."""
+    """The runs that must not write checkpoints any more. For use on a single event loop."""
 
     def __init__(self) -> None:
         self._revoked: OrderedDict[str, None] = OrderedDict()
         self._writing: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def revoke(self, run_id: str) -> None:
-        """Refuse the run's writes from now on, and wait for those that have begun."""
+        """Refuse a run's writes from now on, and wait for its writes that have begun."""
         self._revoked[run_id] = None
         if len(self._revoked) > _REMEMBERED:
             self._revoked.popitem(last=False)
@@ -69,7 +69,7 @@ class RevokedRuns:
 
     @contextmanager
     def writing(self, config: RunnableConfig) -> Iterator[bool]:
-        """Around a write: whether the run of ``config`` may write."""
+        """Enclose a write of the run of ``config``, and yield whether the run may write."""
         run_id = str(config["configurable"].get("run_id"))
         done = asyncio.Event()
         self._writing[run_id].add(done)
@@ -83,11 +83,11 @@ class RevokedRuns:
 
 
 class RevocableSaver(BaseCheckpointSaver[str]):
-    """A base for checkpointers that ignores what revoked runs write.
+    """A base class for checkpointers that ignores the writes of revoked runs.
 
-    A run that is stopped leaves writes behind: LangGraph passes those of cancelled tasks to the
-    checkpointer without waiting for them, and a node's thread cannot be stopped at all. After a
-    rollback they come too late.
+    A stopped run may still write: LangGraph passes the writes of cancelled tasks to the
+    checkpointer without waiting for it, and a node that runs in a thread cannot be stopped. Such
+    writes must not change a thread that has been rolled back.
     """
 
     revoked: RevokedRuns
@@ -117,10 +117,10 @@ class RevocableSaver(BaseCheckpointSaver[str]):
 
 
 async def _whole(write: Coroutine[Any, Any, T]) -> T:
-    """Carry a write through, even if the task that awaits it is cancelled meanwhile.
+    """Await a write to its end, even if the awaiting task is cancelled meanwhile.
 
-    LangGraph's SQLite checkpointer would leave its transaction open, and nobody else could write
-    until it writes again.
+    Otherwise LangGraph's SQLite checkpointer would leave its transaction open, and no other
+    connection could write until the checkpointer writes again.
     """
     writing = asyncio.create_task(write)
     try:
@@ -140,25 +140,25 @@ class Storage:
     revoked: RevokedRuns
 
     async def forget_items(self) -> None:
-        """Delete the items of the store whose time is over."""
+        """Delete the expired items of the store."""
         store: Any = self.store
         await store.sweep_ttl()
 
     async def copy_thread(self, source: str, target: str) -> None:
-        """Copy all checkpoints of a thread, with what tasks have written to them."""
-        found = [one async for one in self.saver.alist(thread_config(source))]
-        for one in reversed(found):
-            namespace = one.config["configurable"].get("checkpoint_ns", "")
+        """Copy all checkpoints of a thread, with their pending writes, to another thread."""
+        newest_first = [entry async for entry in self.saver.alist(thread_config(source))]
+        for entry in reversed(newest_first):
+            namespace = entry.config["configurable"].get("checkpoint_ns", "")
             parent = {"thread_id": target, "checkpoint_ns": namespace}
-            before = (one.parent_config or {}).get("configurable", {}).get("checkpoint_id")
-            if before is not None:
-                parent["checkpoint_id"] = before
-            versions = one.checkpoint["channel_versions"]
+            parent_id = (entry.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            if parent_id is not None:
+                parent["checkpoint_id"] = parent_id
+            versions = entry.checkpoint["channel_versions"]
             new = await self.saver.aput(
-                {"configurable": parent}, one.checkpoint, one.metadata, versions
+                {"configurable": parent}, entry.checkpoint, entry.metadata, versions
             )
             by_task: defaultdict[str, list[tuple[str, Any]]] = defaultdict(list)
-            for task, channel, value in one.pending_writes or ():
+            for task, channel, value in entry.pending_writes or ():
                 by_task[task].append((channel, value))
             for task, writes in by_task.items():
                 await self.saver.aput_writes(new, writes, task)
@@ -166,15 +166,17 @@ class Storage:
 
 @asynccontextmanager
 async def open_storage(
-    given: str, lifetimes: Lifetimes | None = None, machine: MachineClocks | None = None
+    option: str, lifetimes: Lifetimes | None = None, machine: MachineClocks | None = None
 ) -> AsyncIterator[Storage]:
-    """Open what ``--database`` names, on a ``machine`` with these clocks. Raises `ConfigError` if
-    that fails.
+    """Open the database that ``option``, the value of ``--database``, names.
+
+    ``lifetimes`` are the defaults for items and threads, and ``machine`` the clocks of the machine.
+    Raises `ConfigError` if the database cannot be opened.
     """
     lifetimes = lifetimes or Lifetimes()
-    # To refresh is to write: only who asks for it.
+    # A read that refreshes a lifetime is a write, so it happens only if the project wants it.
     ttl = TTLConfig(refresh_on_read=lifetimes.refresh_items, default_ttl=lifetimes.items)
-    address = Address.parse(given)
+    address = Address.parse(option)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(address, machine))
         try:
@@ -206,8 +208,8 @@ async def _in_sqlite(
     quick.direct = True
 
     class Grouped(AsyncSqliteSaver):
-        """LangGraph's checkpointer, whose writes share their commits with others (`CommitGroups`),
-        and whose reads wait for no write.
+        """LangGraph's checkpointer, whose writes share commits with other transactions
+        (`CommitGroups`), and whose reads do not wait for writes.
         """
 
         async def setup(self) -> None:
@@ -243,7 +245,7 @@ async def _in_sqlite(
             await super(Grouped, writes).adelete_thread(thread_id)
 
         def _using(self, connection: Any, lock: Any) -> Grouped:
-            """This checkpointer with another connection."""
+            """Return a copy of this checkpointer with another connection and lock."""
             other = copy.copy(self)
             other.conn, other.lock = connection, lock
             return other
@@ -296,5 +298,7 @@ async def _in_postgres(
 
 
 async def _limit_statements(connection: Any) -> None:
-    """As SQLite does, PostgreSQL gives up by itself, such as behind somebody else's lock."""
+    """Make PostgreSQL stop a statement that waits too long, for example for a lock, as
+    SQLite does.
+    """
     await connection.execute(f"SET statement_timeout = {round(_BUSY_S * 1000)}")

@@ -1,8 +1,8 @@
 """The tables of the LangGraph API, and queries by what their JSON columns contain.
 
-They lie beside the tables of LangGraph's own checkpointer and store. Times are times of day, in
-seconds since 1970. What clients search in is JSON; what is only returned is its text, which may
-hold what a database's own JSON refuses.
+The same database has the tables of LangGraph's own checkpointer and store. Times are times of day,
+in seconds since 1970. Columns that clients search have the type JSON. JSON that is only returned is
+stored as text, which may hold values that a database's JSON type refuses.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from agentrt.serving.langgraph.database.filters import (
 VERSION = 1
 """The version of these tables. A database with another version is refused."""
 LONGEST_TENANT = 255
-"""Characters in a tenant's name."""
+"""Maximum number of characters in a tenant's name."""
 ACTIVE = ("pending", "running")
 """The statuses of a run that has not ended."""
 CONTAINS = "agentrt_contains"
 _AT_ONCE = 1000
-"""Elements of a list that are compared without asking whether it takes too long."""
+"""Number of list elements that are compared between two checks of the time limit."""
 
 metadata = sa.MetaData()
 _Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -53,7 +53,7 @@ def _time(name: str, *, null: bool = False) -> sa.Column[float]:
 
 
 def _assistant() -> list[sa.Column[Any]]:
-    """The columns of an assistant that each version has."""
+    """Return the columns of an assistant that each of its versions has."""
     texts = [_text("graph_id"), _text("name"), _text("description", null=True)]
     return [*texts, _json("config"), _json("context"), _json("metadata")]
 
@@ -89,7 +89,7 @@ threads = sa.Table(
     sa.Column("thread_id", sa.String(36), primary_key=True),
     sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
-    # Made for one stateless run, and deleted some time after its end.
+    # True for the thread of a stateless run, which is deleted some time after the run's end.
     sa.Column("temporary", sa.Boolean, nullable=False),
     _json("metadata"),
     _json("config"),
@@ -102,7 +102,7 @@ threads = sa.Table(
     sa.Index("agentrt_threads_by_age", "tenant", "created_at"),
 )
 
-# Threads that do not stay: they are swept so many minutes after their last change.
+# Lifetimes of threads: a thread expires this many minutes after its last change.
 lifetimes = sa.Table(
     "agentrt_lifetimes",
     metadata,
@@ -130,7 +130,7 @@ runs = sa.Table(
     _text("origin", null=True),
     _text("result", null=True),
     sa.Column("cancel_reason", sa.Text, nullable=True),
-    _time("start_at"),  # by the database's clock; 0.0 for at once
+    _time("start_at"),  # in seconds of the database's clock; 0.0 is at once
     _time("created_at"),
     _time("updated_at"),
     sa.Index("agentrt_runs_of_thread", "thread_id", "number"),
@@ -147,14 +147,16 @@ events = sa.Table(
     _text("data"),
 )
 PROTOCOL = "protocol"
-"""The name of events in the streaming protocol's form, for its own clients alone."""
+"""The name of events of the streaming protocol. Only clients of that protocol get them."""
 ASKS = sa.and_(
     events.c.event == PROTOCOL,
     sa.or_(
         *(events.c.data.like(f'{{"method":"{name}"%') for name in ("input.requested", "lifecycle"))
     ),
 )
-"""Whether an event asks a question, or says how a graph stands. `responses.encode` wrote it."""
+"""The condition for events that ask a question or report a graph's lifecycle. It relies on the
+order of keys with which `responses.encode` writes events.
+"""
 
 responses = sa.Table(
     "agentrt_responses",
@@ -187,9 +189,9 @@ crons = sa.Table(
     sa.Column("cron_id", sa.String(36), primary_key=True),
     sa.Column("tenant", sa.String(LONGEST_TENANT), nullable=False),
     sa.Column("assistant_id", sa.String(36), nullable=False),
-    # None: each run has a thread of its own.
+    # NULL if each run gets a thread of its own.
     sa.Column("thread_id", sa.String(36), nullable=True),
-    # Who made it, as a run's configurable has it.
+    # The user who created the cron, in the form of a run's configurable keys.
     _text("user"),
     _text("payload"),
     _text("schedule"),
@@ -205,7 +207,7 @@ crons = sa.Table(
 )
 
 
-# The ends of runs whose webhooks are still to be called.
+# The bodies of webhooks that are still to be called.
 webhooks = sa.Table(
     "agentrt_webhooks",
     metadata,
@@ -220,7 +222,7 @@ webhooks = sa.Table(
 
 
 class contains(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """Whether a JSON column contains a value: PostgreSQL's ``column @> value``."""
+    """The condition that a JSON column contains a value, as in PostgreSQL's ``column @> value``."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -237,7 +239,9 @@ def _as_operator(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def has(column: Any, value: Any) -> sa.ColumnElement[bool]:
-    """Whether the JSON in ``column`` contains ``value``, as JSONB's ``@>`` does."""
+    """Return the condition that the JSON in ``column`` contains ``value``, in the sense of JSONB's
+    ``@>``.
+    """
     conditions, sufficient = same_in_sqlite(column, (), value)
     containing = contains(column, dumps(value))
     return sa.and_(*conditions, off_sqlite(containing) if sufficient else containing)
@@ -250,9 +254,11 @@ def matching(
     contained: Iterable[tuple[str, Any]] = (),
     only: Filter | None = None,
 ) -> list[sa.ColumnElement[bool]]:
-    """The conditions for a tenant's rows with these values in ``columns``, with what is
-    ``contained`` in columns of JSON, and with metadata that the filter ``only`` of an authorization
-    hook allows. Values that are None, and empty JSON, are no conditions.
+    """Return the conditions for the rows of a tenant that a search looks for.
+
+    ``columns`` has the values that columns must equal; None is no condition. ``contained`` has
+    values that JSON columns must contain; empty values are no condition. ``only`` is the filter of
+    an authorization hook for the column ``metadata``.
     """
     c = table.c
     same = [c[name] == value for name, value in columns.items() if value is not None]
@@ -263,7 +269,9 @@ def matching(
 def selected(
     table: sa.Table, names: Collection[str], parsed: Collection[str]
 ) -> list[sa.ColumnElement[Any]]:
-    """The columns of these ``names``. JSON is text, but for the columns that are ``parsed``."""
+    """Return the columns with these ``names``. JSON columns are read as text, except those in
+    ``parsed``.
+    """
     columns: list[sa.ColumnElement[Any]] = []
     for name in dict.fromkeys(names):
         column = table.c[name]
@@ -273,39 +281,41 @@ def selected(
 
 
 def dumps(value: Any) -> str:
-    """``value`` as JSON text."""
+    """Encode ``value`` as JSON text."""
     return orjson.dumps(value).decode()
 
 
 def json_contains(column: str | None, value: str, check: Callable[[], None] = lambda: None) -> bool:
-    """Containment in SQLite, of a value in a column, both as JSON text.
+    """Return whether the JSON text ``column`` contains the JSON text ``value``. An SQL function for
+    SQLite.
 
-    ``check`` is called again and again, and raises when it takes too long.
+    ``check`` is called regularly, and raises when the query takes too long.
     """
     check()
     return column is not None and is_within(_wanted(value), json.loads(column), check)
 
 
 _wanted = lru_cache(64)(json.loads)
-"""The same filter is compared with all rows; nobody changes it."""
+"""Parse the value of a filter, which is the same for all rows. The result must not be changed."""
 
 
 def is_within(part: Any, whole: Any, check: Callable[[], None] = lambda: None) -> bool:
-    """Whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
+    """Return whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and is_within(value, whole[key], check) for key, value in part.items()
         )
     if isinstance(part, list):
-        return isinstance(whole, list) and all(_is_among(one, whole, check) for one in part)
+        return isinstance(whole, list) and all(_is_among(element, whole, check) for element in part)
     if isinstance(part, bool) or isinstance(whole, bool):
         return part is whole
     return bool(part == whole)
 
 
-def _is_among(part: Any, several: list[Any], check: Callable[[], None]) -> bool:
-    for start in range(0, len(several), _AT_ONCE):
+def _is_among(part: Any, elements: list[Any], check: Callable[[], None]) -> bool:
+    for start in range(0, len(elements), _AT_ONCE):
         check()
-        if any(is_within(part, one, check) for one in several[start : start + _AT_ONCE]):
+        batch = elements[start : start + _AT_ONCE]
+        if any(is_within(part, element, check) for element in batch):
             return True
     return False

@@ -1,5 +1,5 @@
-"""Threads: what lasts over several runs, for ever or for a time. Their states are LangGraph's
-checkpoints.
+"""The rows of threads, which last over several runs, without limit or for a lifetime. The states of
+threads are LangGraph's checkpoints.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from agentrt.serving.langgraph.responses import conflict, not_found, row_json, t
 from agentrt.serving.lifetimes import Ttl
 
 _AT_ONCE = 1000
-"""Threads that are deleted in one transaction, or swept one after the other."""
+"""Maximum number of threads that one transaction deletes, or that one sweep handles."""
 _MINUTE_S = 60.0
 
 
 def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
-    """A thread as clients see it."""
+    """Return a thread in the form that clients get."""
     return row_json(row, "tenant", "temporary")
 
 
 class Threads:
-    """The threads of all tenants; every request names its tenant.
+    """The threads of all tenants; every method that serves a client takes the tenant.
 
-    ``asks`` is called when a thread has new questions to a human, or none any more; until when
-    they can be answered is noted in ``deadlines``.
+    ``asks`` is called when the open questions of a thread change. Their deadlines are noted in
+    ``deadlines``.
     """
 
     def __init__(
@@ -62,25 +62,27 @@ class Threads:
         self._deadlines = deadlines
 
     async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
-        """The thread, or 404."""
+        """Return a thread that ``only`` allows. Raises 404 if there is none."""
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
 
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter | None = None
     ) -> tuple[dict[str, Any], bool]:
-        """The thread, and whether it is new. Raises 409 if its id is taken, unless the body allows
-        that and ``only`` allows the thread that has it; 404 if another tenant has the thread.
+        """Create a thread, and return it and whether it is new.
+
+        If a thread with this id exists, the body's ``if_exists`` may allow that, and ``only`` must
+        allow the existing thread. Otherwise raises 409, and 404 if the thread is another tenant's.
         """
         key = body.thread_id or uuid4()
         try:
             async with self._database.writing(rows=True) as connection:
                 await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
         except IntegrityError:
-            there = None if body.if_exists == "raise" else await self.get(tenant, key)
-            if there is None or (only is not None and not only.allows(there._mapping["metadata"])):
+            row = None if body.if_exists == "raise" else await self.get(tenant, key)
+            if row is None or (only is not None and not only.allows(row._mapping["metadata"])):
                 raise conflict(f"thread {key} exists already") from None
-            return thread_json(there), False
+            return thread_json(row), False
         return thread_json(await self.get(tenant, key)), True
 
     async def patch(
@@ -91,7 +93,9 @@ class Threads:
         ttl: Ttl | None,
         only: Filter | None,
     ) -> dict[str, Any]:
-        """Merge metadata, and keep the thread for so long from now on."""
+        """Merge ``metadata`` into a thread's metadata, set its lifetime to ``ttl`` if that is not
+        None, and return the thread. Raises 404 if ``only`` does not allow it.
+        """
         async with self._database.writing(rows=True) as connection:
             row = await find_thread(connection, tenant, key, only, lock=True)
             merged = {**row._mapping["metadata"], **metadata}
@@ -102,8 +106,10 @@ class Threads:
     async def update_state(
         self, key: str, state: Mapping[str, Any], *run_end: sa.Executable
     ) -> None:
-        """Store the state of a thread (`thread_state`) after it was changed or a run has ended;
-        with the statements of that end (`Runs.end`).
+        """Store a thread's state (`thread_state`) after a change or at the end of a run.
+
+        ``run_end`` are the statements that store the run's end (`Runs.end`); they are executed in
+        the same transaction.
         """
         now = time.time()
         async with self._database.writing(rows=True) as connection:
@@ -112,25 +118,27 @@ class Threads:
             active = sa.select(sa.func.count()).select_from(runs)
             active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
             busy = (await connection.execute(active)).scalar_one() > 0
-            asked = sa.select(threads.c.interrupts).where(threads.c.thread_id == key)
-            before = (await connection.execute(asked)).scalar()
+            interrupts = sa.select(threads.c.interrupts).where(threads.c.thread_id == key)
+            before = (await connection.execute(interrupts)).scalar()
             status = "busy" if busy else state["status"]
             changed = {**state, "status": status, "updated_at": now, "state_updated_at": now}
             await change_thread(connection, UUID(key), changed)
         if before or state.get("interrupts"):
             self._asks()
-            for one in interrupts_in(state.get("interrupts")):
-                self._deadlines.note(deadline_of(one))
+            for interrupt in interrupts_in(state.get("interrupts")):
+                self._deadlines.note(deadline_of(interrupt))
 
     async def remove(self, keys: Sequence[str]) -> None:
-        """Delete threads with all that is theirs."""
-        for start in range(0, len(keys), _AT_ONCE):  # a statement takes so many values
-            few = keys[start : start + _AT_ONCE]
-            await self._database.write(*removal(self._database, few))
+        """Delete threads with their runs, events, checkpoints and crons."""
+        for start in range(0, len(keys), _AT_ONCE):  # a statement has a limit of values
+            batch = keys[start : start + _AT_ONCE]
+            await self._database.write(*removal(self._database, batch))
         self._asks()
 
     async def left_over(self, before: float) -> list[str]:
-        """The temporary threads whose runs had all ended at that time."""
+        """Return the ids of temporary threads whose last run had ended by ``before`` (seconds since
+        1970).
+        """
         c = threads.c
         old = (c.temporary, c.updated_at < before, c.thread_id.not_in(in_use()))
         return [row[0] for row in await self._database.rows(sa.select(c.thread_id).where(*old))]
@@ -142,7 +150,10 @@ class Threads:
 async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter | None, *, lock: bool = False
 ) -> sa.Row[Any]:
-    """The thread, or 404; ``lock`` keeps others from changing it until the transaction's end."""
+    """Return the row of a thread that ``only`` allows. Raises 404 if there is none.
+
+    ``lock`` keeps other transactions from changing the thread until this transaction's end.
+    """
     this = matching(threads, tenant, {"thread_id": str(key)}, only=only)
     query = sa.select(threads).where(*this)
     row = (await connection.execute(query.with_for_update() if lock else query)).first()
@@ -161,8 +172,10 @@ async def new_thread(
     *,
     temporary: bool = False,
 ) -> None:
-    """A new thread, which is kept for as long as ``ttl`` says. Raises `IntegrityError` if its id
-    is taken, and 507 where the tenant has as many as it may.
+    """Insert a new thread with the lifetime ``ttl``; None is the server's default.
+
+    Raises `IntegrityError` if the id is taken, and 507 if the tenant has reached its limit of
+    threads.
     """
     await add_thread(connection, tenant, key, metadata, temporary=temporary)
     if not temporary:
@@ -178,7 +191,7 @@ async def add_thread(
     *,
     temporary: bool = False,
 ) -> None:
-    """A new, idle thread. Raises `IntegrityError` if its id is taken."""
+    """Insert a new, idle thread without a lifetime. Raises `IntegrityError` if the id is taken."""
     row = {
         "thread_id": str(key),
         "tenant": tenant,
@@ -195,31 +208,33 @@ async def add_thread(
 
 
 async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:
-    """Set columns of a thread."""
+    """Set the columns of a thread to ``values``."""
     where = threads.c.thread_id == str(key)
     await connection.execute(sa.update(threads).where(where).values(dict(values)))
 
 
-# -- threads that do not stay: each so many minutes after its last change ------------------
+# -- lifetimes: a thread expires some minutes after its last change ------------------------
 
 
 def removal(database: Database, keys: Collection[str]) -> list[sa.Delete]:
-    """Delete threads whole: LangGraph's rows of them and ours, with their runs and crons."""
+    """Return the statements that delete threads with their runs, events, checkpoints and crons."""
     run_ids = sa.select(runs.c.run_id).where(runs.c.thread_id.in_(keys))
     tables = (*tables_of_threads(database), runs, crons, lifetimes, threads)
-    of_them = [sa.delete(one).where(one.c.thread_id.in_(keys)) for one in tables]
-    return [sa.delete(events).where(events.c.run_id.in_(run_ids)), *of_them]
+    deletes = [sa.delete(table).where(table.c.thread_id.in_(keys)) for table in tables]
+    return [sa.delete(events).where(events.c.run_id.in_(run_ids)), *deletes]
 
 
 def in_use() -> sa.CompoundSelect[Any]:
-    """The threads that stay: a run has not ended, or its webhook is still to be called."""
+    """Return a query for the ids of threads that must stay, because a run has not ended or a
+    webhook is still to be called.
+    """
     active = sa.select(runs.c.thread_id).where(runs.c.status.in_(ACTIVE))
     unsent = sa.select(runs.c.thread_id).join(webhooks, webhooks.c.run_id == runs.c.run_id)
     return sa.union_all(active, unsent)
 
 
 async def set_lifetime(connection: AsyncConnection, thread: str, ttl: Ttl | None) -> None:
-    """Keep a thread so long from now on; None leaves it as it is."""
+    """Set the lifetime of a thread; None leaves it unchanged."""
     if ttl is None:
         return
     row = {"strategy": ttl.strategy, "minutes": ttl.ttl, "swept_at": None}
@@ -230,17 +245,25 @@ async def set_lifetime(connection: AsyncConnection, thread: str, ttl: Ttl | None
 
 
 async def lifetime_json(database: Database, row: sa.Row[Any]) -> dict[str, Any] | None:
-    """How long a thread is kept, as clients see it; None is for ever."""
+    """Return the lifetime of a thread in the form that clients get; None if it has no limit."""
     query = sa.select(lifetimes).where(lifetimes.c.thread_id == row.thread_id)
-    found = await database.first(query)
-    if found is None:
+    lifetime = await database.first(query)
+    if lifetime is None:
         return None
-    over = timestamp(row.updated_at + found.minutes * _MINUTE_S)
-    return {"strategy": found.strategy, "ttl_minutes": found.minutes, "expires_at": over}
+    expires_at = timestamp(row.updated_at + lifetime.minutes * _MINUTE_S)
+    return {
+        "strategy": lifetime.strategy,
+        "ttl_minutes": lifetime.minutes,
+        "expires_at": expires_at,
+    }
 
 
 async def sweep(database: Database, now: float) -> int:
-    """Delete, or shorten, the threads whose time is over; how many."""
+    """Delete the expired threads whose strategy is ``delete``. Of other expired threads, delete all
+    checkpoints except the latest.
+
+    Returns the number of expired threads. ``now`` is in seconds since 1970.
+    """
     swept = 0
     for row in await database.rows(_over(now).limit(_AT_ONCE)):
         deletes = row.strategy == "delete"
@@ -253,7 +276,7 @@ async def sweep(database: Database, now: float) -> int:
 
 
 def _over(now: float) -> sa.Select[Any]:
-    """The threads whose time is over, and that nobody uses."""
+    """Return a query for the expired threads that are not in use."""
     c = lifetimes.c
     return (
         sa.select(threads.c.thread_id, c.strategy)
@@ -267,7 +290,9 @@ def _over(now: float) -> sa.Select[Any]:
 
 
 async def _claim(database: Database, thread: str, now: float, *, deletes: bool) -> bool:
-    """Take a thread away, or mark it as swept. False if it is used again meanwhile."""
+    """Delete an expired thread, or mark it as swept. Returns False if it has been used
+    meanwhile.
+    """
     async with database.writing() as connection:
         this = _over(now).where(threads.c.thread_id == thread).with_for_update(of=threads)
         if (await connection.execute(this)).first() is None:

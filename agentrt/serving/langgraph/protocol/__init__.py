@@ -1,1 +1,1 @@
-"""The streaming protocol of newer clients: commands to a thread, and the events of its runs."""
+"""LangGraph's streaming protocol: commands to a thread, and the events of the thread's runs."""

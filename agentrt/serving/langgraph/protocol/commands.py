@@ -1,4 +1,4 @@
-"""The commands of the streaming protocol: they start runs of a thread, and read its state."""
+"""The commands of the streaming protocol, which start runs of a thread and read its state."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ABSENT = {
 }
 _MOST_RUNS = 1000
 _Done = tuple[Object, int]
-"""What a command gives, and the number of the thread's last event before it."""
+"""The result of a command, and the number of the thread's last event before the command."""
 
 
 class Answer(Body):
-    """An answer to one question."""
+    """An answer to a question."""
 
     namespace: list[str] = Field(default_factory=list)
     interrupt_id: str
@@ -50,7 +50,7 @@ class Answer(Body):
 
 
 class Respond(Body):
-    """Answers to questions, with what a command may have beside them."""
+    """The parameters of ``input.respond``: answers to questions, and changes of the run."""
 
     namespace: list[str] = Field(default_factory=list)
     interrupt_id: str | None = None
@@ -62,16 +62,18 @@ class Respond(Body):
     metadata: Object = Field(default_factory=dict)
 
     def answers(self) -> dict[str, Any]:
-        """The answers by the ids of their questions. Raises `_ProtocolError` if there are none."""
+        """Return the answers by the ids of their questions. Raises `_ProtocolError` if there are
+        none.
+        """
         if self.responses is not None:
-            return {one.interrupt_id: one.response for one in self.responses}
+            return {answer.interrupt_id: answer.response for answer in self.responses}
         if self.interrupt_id is None:
-            raise _ProtocolError("invalid_argument", "give interrupt_id, or responses")
+            raise _ProtocolError("invalid_argument", "send interrupt_id and response, or responses")
         return {self.interrupt_id: self.response}
 
 
 class _ProtocolError(Exception):
-    """A command that cannot be carried out, by a code of the protocol."""
+    """A command that cannot be carried out. ``code`` is an error code of the protocol."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -79,14 +81,14 @@ class _ProtocolError(Exception):
 
 
 class StateGet(Body):
-    """Which values of a thread's state."""
+    """The parameters of ``state.get``: the values of a thread's state to return."""
 
     namespace: list[str] = Field(default_factory=list, max_length=64)
     keys: list[str] | None = Field(default=None, max_length=256)
 
 
 class ListCheckpoints(Body):
-    """Which checkpoints of a thread, the last ones first."""
+    """The parameters of ``state.listCheckpoints``: the checkpoints of a thread to return."""
 
     namespace: list[str] = Field(default_factory=list, max_length=64)
     limit: int = Field(default=10, ge=1, le=1000)
@@ -94,7 +96,7 @@ class ListCheckpoints(Body):
 
 
 class Fork(Body):
-    """A run from a checkpoint."""
+    """The parameters of ``state.fork``: a run to start from a checkpoint."""
 
     checkpoint_id: UUID
     input: Any = None
@@ -102,13 +104,13 @@ class Fork(Body):
 
 
 class GetTree(Body):
-    """Of which run."""
+    """The parameters of ``agent.getTree``: the run whose graphs to return."""
 
     run_id: UUID | None = None
 
 
 class ProtocolCommands:
-    """Carries out commands to a thread, each with its id, its method and its params."""
+    """Carries out commands to threads. A command has an id, a method and params."""
 
     def __init__(self, state: TenantState, starts: StartRoutes, states: StateRoutes) -> None:
         self._state = state
@@ -124,14 +126,16 @@ class ProtocolCommands:
         }
 
     async def answer(self, caller: Caller, thread_id: UUID, body: Object) -> JSON:
-        """Carry out a command. One that fails is answered as the protocol says."""
+        """Carry out a command, and return its response. A failure is a response with an error code
+        of the protocol.
+        """
         key, method = body.get("id"), body.get("method")
         if type(key) is not int or not isinstance(method, str):
-            message = "a command has an integer id and a text as its method"
+            message = "a command needs an integer as id and a text as method"
             return _error(key if type(key) is int else None, "invalid_argument", message, 400)
         try:
-            given = body.get("params") or {}
-            result, through = await self._carry_out(caller, thread_id, method, given)
+            params = body.get("params") or {}
+            result, through = await self._carry_out(caller, thread_id, method, params)
         except _ProtocolError as error:
             return _error(key, error.code, str(error))
         except ValidationError as error:
@@ -144,20 +148,23 @@ class ProtocolCommands:
 
     async def _carry_out(self, caller: Caller, thread: UUID, method: str, params: Any) -> _Done:
         if method in _ABSENT:
-            raise _ProtocolError("not_supported", f"{method}: not supported here")
+            raise _ProtocolError("not_supported", f"the command {method} is not supported here")
         if method not in self._commands:
-            raise _ProtocolError("unknown_command", f"{method}: no such command")
+            raise _ProtocolError(
+                "unknown_command", f"unknown command {method}; use {', '.join(self._commands)}"
+            )
         if not isinstance(params, dict):
-            raise _ProtocolError("invalid_argument", f"{method}: params is an object")
+            raise _ProtocolError("invalid_argument", f"{method}: params must be an object")
         return await self._commands[method](caller, thread, params)
 
     # -- runs --------------------------------------------------------------------------
 
     async def _start(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``run.start``: a run in the thread, which is made if it is not there.
+        """Carry out ``run.start``: start a run in the thread, which is created if it does not
+        exist.
 
-        Input to a thread that was interrupted is the answer: `RemoteGraph` sends the value of
-        ``Command(resume=…)`` so, and leaves it to the server to tell an answer from a new run.
+        If the thread is interrupted, the input is the answer: `RemoteGraph` sends the value of
+        ``Command(resume=…)`` as input, and the server must tell an answer from a new run.
         """
         body = ProtocolRunBody.model_validate(in_snake_case(params))
         if await self._is_answer(caller, thread, body):
@@ -178,20 +185,25 @@ class ProtocolCommands:
         return bool(row._mapping["status"] == "interrupted")
 
     async def _respond(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``input.respond``: the run that goes on with answers, as the thread's last run was."""
-        given = Respond.model_validate(in_snake_case(params))
-        answers = given.answers()
+        """Carry out ``input.respond``: start a run with answers, and with the assistant, the config
+        and the context of the thread's last run.
+        """
+        respond = Respond.model_validate(in_snake_case(params))
+        answers = respond.answers()
         row = await self._state.thread(caller, thread, "read")
-        open_ids = {one["id"] for one in interrupts_in(row._mapping["interrupts"])}
+        interrupts = interrupts_in(row._mapping["interrupts"])
+        open_ids = {interrupt["id"] for interrupt in interrupts}
         last = await self._state.runs.last_of(str(thread))
         for key in answers:
             if last is None or key not in open_ids or not INTERRUPT_ID.fullmatch(key):
-                raise _ProtocolError("no_such_interrupt", f"{key} is not open, or was answered")
+                raise _ProtocolError(
+                    "no_such_interrupt", f"interrupt {key} is not open; it may have been answered"
+                )
         assert last is not None
-        config = {**(last.kwargs.get("config") or {}), **given.config.given()}
-        command = Command(resume=answers, update=given.update, goto=given.goto)
+        config = {**(last.kwargs.get("config") or {}), **respond.config.fields_set()}
+        command = Command(resume=answers, update=respond.update, goto=respond.goto)
         body = last.followed_by(
-            ProtocolRunBody, command=command, config=config, metadata=given.metadata
+            ProtocolRunBody, command=command, config=config, metadata=respond.metadata
         )
         try:
             started, _ = await self._starts.start(caller, thread, body, next(iter(answers)))
@@ -202,54 +214,58 @@ class ProtocolCommands:
         return _started(started)
 
     async def _fork(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``state.fork``: a run from a checkpoint, of the last run's assistant."""
-        given = Fork.model_validate(in_snake_case(params))
-        at = Checkpoint(checkpoint_id=given.checkpoint_id)
+        """Carry out ``state.fork``: start a run from a checkpoint, with the assistant of the last
+        run.
+        """
+        fork = Fork.model_validate(in_snake_case(params))
+        at = Checkpoint(checkpoint_id=fork.checkpoint_id)
         await self._state_at(caller, thread, at)
         last = await self._state.runs.last_of(str(thread))
         if last is None:
-            raise _ProtocolError("no_such_run", "this thread has had no run yet: use run.start")
+            raise _ProtocolError("no_such_run", "the thread has no run yet; use run.start")
         body = last.followed_by(
-            ProtocolRunBody, input=given.input, checkpoint=at, config=given.config
+            ProtocolRunBody, input=fork.input, checkpoint=at, config=fork.config
         )
         row, _ = await self._starts.start(caller, thread, body)
         result, through = _started(row)
         return {**result, "thread_id": str(thread)}, through
 
     async def _tree(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``agent.getTree``: the graphs of a run, the last one's if none is named."""
-        given = GetTree.model_validate(in_snake_case(params))
+        """Carry out ``agent.getTree``: return the graphs of a run, by default of the last run."""
+        run_id = GetTree.model_validate(in_snake_case(params)).run_id
         await self._state.thread(caller, thread, "read")
         runs = await self._state.runs.since(str(thread), 0, _MOST_RUNS)
-        wanted = [one for one in runs if given.run_id in (None, UUID(one.run_id))]
+        wanted = [run for run in runs if run_id in (None, UUID(run.run_id))]
         if not wanted:
-            raise _ProtocolError("no_such_run", f"{given.run_id or 'this thread'}: no such run")
+            message = f"the thread has no run{'' if run_id is None else f' {run_id}'}"
+            raise _ProtocolError("no_such_run", message)
         tree = Tree(wanted[-1].graph_id)
-        async for one in replay(self._state.storage.database, wanted[-1].run_id, 0):
-            if one.event == PROTOCOL:
-                tree.add(orjson.loads(one.data))
+        async for event in replay(self._state.storage.database, wanted[-1].run_id, 0):
+            if event.event == PROTOCOL:
+                tree.add(orjson.loads(event.data))
         return {"tree": tree.root}, 0
 
     # -- the state ---------------------------------------------------------------------
 
     async def _values(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``state.get``: a thread's values now, or some of them."""
-        given = StateGet.model_validate(in_snake_case(params))
-        state = await self._state_at(caller, thread, _place(given.namespace))
-        if given.namespace and state["created_at"] is None:
-            raise _ProtocolError("no_such_namespace", f"{given.namespace}: no graph has run there")
+        """Carry out ``state.get``: return a thread's values, or those that ``keys`` selects."""
+        get = StateGet.model_validate(in_snake_case(params))
+        state = await self._state_at(caller, thread, _place(get.namespace))
+        if get.namespace and state["created_at"] is None:
+            message = f"no graph has run in the namespace {get.namespace}"
+            raise _ProtocolError("no_such_namespace", message)
         values = state["values"] or {}
-        if given.keys is not None and isinstance(values, dict):
-            values = {key: values[key] for key in given.keys if key in values}
+        if get.keys is not None and isinstance(values, dict):
+            values = {key: values[key] for key in get.keys if key in values}
         place = state["checkpoint"] or {}
         at = {"id": place.get("checkpoint_id"), "ns": place.get("checkpoint_ns", "")}
         return {"values": values, **({"checkpoint": at} if at["id"] else {})}, 0
 
     async def _checkpoints(self, caller: Caller, thread: UUID, params: Object) -> _Done:
-        """``state.listCheckpoints``: the last ones first."""
-        given = ListCheckpoints.model_validate(in_snake_case(params))
-        asked = History(limit=given.limit, before=given.before, checkpoint=_place(given.namespace))
-        states = await self._states.states(thread, asked, caller)
+        """Carry out ``state.listCheckpoints``: return checkpoints, the newest first."""
+        page = ListCheckpoints.model_validate(in_snake_case(params))
+        history = History(limit=page.limit, before=page.before, checkpoint=_place(page.namespace))
+        states = await self._states.states(thread, history, caller)
         return {"checkpoints": [_summary(state) for state in states]}, 0
 
     async def _state_at(self, caller: Caller, thread: UUID, at: Checkpoint) -> Object:
@@ -267,7 +283,7 @@ def _place(namespace: list[str]) -> Checkpoint:
 
 
 def _summary(state: Object) -> Object:
-    """A checkpoint of a list."""
+    """Return a checkpoint in the form of ``state.listCheckpoints``."""
     return {
         "id": state["checkpoint"]["checkpoint_id"],
         "timestamp": state["created_at"],
@@ -277,7 +293,9 @@ def _summary(state: Object) -> Object:
 
 
 def _started(run: Row[Any]) -> _Done:
-    """A run that a command started, and the number before its events."""
+    """Return the result of a command that started ``run``, and the number before the
+    run's events.
+    """
     return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
 
 

@@ -1,4 +1,6 @@
-"""The streaming protocol of newer clients: commands to a thread, and the events of its runs."""
+"""The routes of LangGraph's streaming protocol: commands to a thread, and the events of
+its runs.
+"""
 
 from __future__ import annotations
 
@@ -38,25 +40,31 @@ from agentrt.serving.langgraph.tenant_state import REPLAY_S, TenantState
 
 EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
-"""How many of a thread's last runs are replayed."""
-_TOLD = (b'{"method":"input.requested"', b'{"method":"lifecycle"')
-"""The beginnings of events that mean something else once they are past."""
+"""Maximum number of a thread's newest runs whose events are replayed."""
+_OUTDATED = (b'{"method":"input.requested"', b'{"method":"lifecycle"')
+"""The beginnings of events that would mislead a client once they are outdated."""
 _WATCHED = {"lifecycle", "input"}
-"""The channels of LangGraph's Python client for questions, beside a stream of what runs give."""
+"""The channels of the stream on which LangGraph's Python client watches for questions, separately
+from the stream of values.
+"""
 QUESTION_S = 0.2
-"""How much later questions come on such a stream, and the end of a run that is over already. The
-client ends its iterators of values when a question comes, without regard to the values that are on
-their way; where it has seen a question, it does not notice the next one before a run completes; and
-the first end that it sees is that of the run which it starts. So values go first, and a run that
-the client starts as it connects hides what came before.
+"""Seconds by which questions, and the end of a run that has ended already, are delayed on a stream
+with only the channels `_WATCHED`.
+
+LangGraph's Python client ends its iterators of values when a question comes, even if values are
+still on their way. After a question, the client does not notice the next question before a run has
+completed. It takes the first end of a run for the end of the run that it starts. Because of the
+delay, values arrive first, and a run that the client starts when it connects hides the events
+before it.
 """
 
 
-_Asked = Sequence[tuple[ThreadEvent, str | None]]
+_QuestionEvents = Sequence[tuple[ThreadEvent, str | None]]
+"""Stored events, each with the id of the question that it asks, or None if it asks none."""
 
 
 class ProtocolRoutes(Routes):
-    """Commands and events of threads."""
+    """The routes for commands to threads and for the events of threads."""
 
     def __init__(self, state: TenantState, queue: RunQueue, commands: ProtocolCommands) -> None:
         self._state = state
@@ -65,7 +73,7 @@ class ProtocolRoutes(Routes):
         self._sockets: set[ProtocolSocket] = set()
 
     async def drain(self) -> None:
-        """The server stops: end the streams of threads in which nothing runs."""
+        """End the streams of threads without a running run, because the server stops."""
         sockets = tuple(self._sockets)
         for socket in sockets:
             socket.ending = True
@@ -73,7 +81,7 @@ class ProtocolRoutes(Routes):
         await asyncio.gather(*(socket.drain() for socket in sockets))
 
     async def socket(self, socket: WebSocket, thread_id: UUID) -> None:
-        """Commands and events over one connection."""
+        """Serve commands and events over a WebSocket."""
         connection = ProtocolSocket(socket, socket.state.answer)
         self._sockets.add(connection)
         try:
@@ -83,15 +91,15 @@ class ProtocolRoutes(Routes):
 
     @route("POST", "/threads/{thread_id}/commands")
     async def command(self, thread_id: UUID, body: Object, caller: CallerDep) -> JSON:
-        """Carry out a command. One that fails is answered as the protocol says."""
+        """Carry out a command to a thread."""
         return await self._commands.answer(caller, thread_id, body)
 
     @route("POST", EVENTS)
     async def events(
         self, thread_id: UUID, body: EventsBody, caller: CallerDep
     ) -> EventSourceResponse:
-        """The events of a thread's runs, those that were and those to come. The thread may be
-        made later, by a command.
+        """Stream the events of a thread's runs, first the past ones and then the new ones. The
+        thread may be created later, by a command.
         """
         await caller.authorize("threads", "read", {"thread_id": thread_id})
 
@@ -121,8 +129,8 @@ class ProtocolRoutes(Routes):
         stored: ThreadEvent,
         event: Mapping[str, Any],
     ) -> bool:
-        """Whether to send an event: not a question that was answered meanwhile, if the stream is
-        one of questions alone (`QUESTION_S`).
+        """Return whether to send an event. On a stream that only watches for questions, delay a
+        question (`QUESTION_S`), and drop it if it has been answered meanwhile.
         """
         question = question_in(event)
         if question is None or not _WATCHED.issuperset(body.channels):
@@ -134,7 +142,7 @@ class ProtocolRoutes(Routes):
     async def _of_thread(
         self, caller: Caller, thread: UUID, since: int, *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
-        """The events of a thread after ``since``, and None after those that are there already."""
+        """Yield the events of a thread after number ``since``, and None after the past events."""
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
             if (row := await self._seen(caller, thread)) is not None:
@@ -149,20 +157,22 @@ class ProtocolRoutes(Routes):
     async def _past(
         self, row: sa.Row[Any], since: int, done: set[str], *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
-        """The events of the runs that have begun, whose ids are added to ``done``. Of runs whose
-        streams are no longer kept there are the questions that are still open. Who ``watches``
-        gets no questions that were answered, and no ends of runs that others followed.
+        """Yield the events of the runs that have begun, and add the runs' ids to ``done``.
+
+        Of runs whose streams have been deleted, yield only the questions that are still open. A
+        client that ``watches`` for questions gets neither answered questions nor the ends of runs
+        that were followed by others.
         """
         number, after = place_of(since)
-        kept = time.time() - REPLAY_S  # of older runs there are no events to look for
-        past = await self._state.runs.since(row.thread_id, number, _MOST_RUNS, kept)
-        asked = await self._asked(row)
-        waiting = await self._waiting(row, since, {record.run_id for record in past}, asked)
-        last = {question: event for event, question in asked if question is not None}
+        oldest = time.time() - REPLAY_S  # the events of runs that ended earlier are deleted
+        past = await self._state.runs.since(row.thread_id, number, _MOST_RUNS, oldest)
+        events = await self._question_events(row)
+        waiting = await self._waiting(row, since, {record.run_id for record in past}, events)
+        last = {question: event for event, question in events if question is not None}
         for record in past:
             live = self._queue.get(record.run_id)
             if self._begins_later(record, live):
-                continue  # the queue gives it when it begins
+                continue  # the queue yields the run when it begins
             while waiting and waiting[0].run < record.number:
                 yield waiting.pop(0)
             done.add(record.run_id)
@@ -181,25 +191,27 @@ class ProtocolRoutes(Routes):
         row: sa.Row[Any],
         since: int,
         last: RunRecord,
-        asked: Mapping[str, ThreadEvent],
+        last_events: Mapping[str, ThreadEvent],
     ) -> bool:
-        """Whether an event of a run that has ended still says how its thread stands: a question
-        that is open, and was ``asked`` here for the last time, and the end of the ``last`` run.
+        """Return whether an event of a run that has ended still describes its thread.
+
+        A question counts if it is open, and this is the last event that asks it (``last_events``,
+        by the questions' ids). The end of a run counts if it is the ``last`` run.
         """
-        if not event.data.startswith(_TOLD):
+        if not event.data.startswith(_OUTDATED):
             return True
-        told = orjson.loads(event.data)
-        if (question := question_in(told)) is not None:
-            return question in self._open(row, event.run_id) and event == asked[question]
-        if since or not ends_run(told):
+        content = orjson.loads(event.data)
+        if (question := question_in(content)) is not None:
+            return question in self._open(row, event.run_id) and event == last_events[question]
+        if since or not ends_run(content):
             return True
         if event.run_id == last.run_id:
             await asyncio.sleep(QUESTION_S)
         return event.run_id == last.run_id and not self._queue.live_in(row.thread_id)
 
-    async def _asked(self, row: sa.Row[Any]) -> _Asked:
-        """The stored events of a thread with open questions that ask, each with the id of its
-        question, or that say how graphs stand.
+    async def _question_events(self, row: sa.Row[Any]) -> _QuestionEvents:
+        """Return the stored events of a thread that ask questions, and the lifecycle events. Return
+        none if the thread has no open questions.
         """
         if not any(interrupts_in(row.interrupts)):
             return []
@@ -207,11 +219,13 @@ class ProtocolRoutes(Routes):
         return [(event, question_in(orjson.loads(event.data))) for event in stored]
 
     async def _waiting(
-        self, row: sa.Row[Any], since: int, replayed: Collection[str], events: _Asked
+        self, row: sa.Row[Any], since: int, replayed: Collection[str], events: _QuestionEvents
     ) -> list[ThreadEvent]:
-        """The thread's open questions after ``since``, each with the ends of its run, that are not
-        in the streams of the runs ``replayed``, in the order of their numbers. ``events`` is what
-        `_asked` returns.
+        """Return the events after ``since`` that ask the thread's open questions, and the lifecycle
+        events of the same runs, in the order of their numbers.
+
+        Leaves out the runs ``replayed``, whose streams have these events. ``events`` is the result
+        of `_question_events`.
         """
         interrupts = self._open(row)
         if not interrupts:
@@ -224,7 +238,7 @@ class ProtocolRoutes(Routes):
             and event.run_id not in replayed
             and (question is None or question in interrupts)
         ]
-        # Questions of runs that older clients have started are in the thread's row alone.
+        # The questions of runs that older clients have started are only in the thread's row.
         known = {question for _, question in events}
         unknown = [interrupts[key] for key in interrupts if key not in known]
         if unknown and row.status != "busy":
@@ -235,8 +249,10 @@ class ProtocolRoutes(Routes):
         return [event for event in waiting if seq_of(event.run, event.number) > since]
 
     def _open(self, row: sa.Row[Any], asker: str | None = None) -> dict[str, Mapping[str, Any]]:
-        """The open questions of a thread by their ids, as its row has them. There are none while a
-        run is under way whose own events ask what stays open, unless it is the ``asker`` itself.
+        """Return the open questions in a thread's row by their ids.
+
+        While a live run has a stream of protocol events, return none, because that run's events ask
+        the questions that stay open. The run ``asker`` is not considered.
         """
         ids = [key for key in self._queue.live_in(row.thread_id) if key != asker]
         runs = [self._queue.get(key) for key in ids]
@@ -245,13 +261,15 @@ class ProtocolRoutes(Routes):
         return {each["id"]: each for each in interrupts_in(row.interrupts)}
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
-        """Whether a run waits in the queue, or is in the database and not in the queue yet."""
+        """Return whether a run has not begun: it waits in the queue, or is stored and not queued
+        yet.
+        """
         if live is not None:
             return live.task is None
         return not record.attempt
 
     async def _seen(self, caller: Caller, thread: UUID) -> sa.Row[Any] | None:
-        """The thread, if it is there, and the caller's."""
+        """Return a thread's row, or None if it does not exist or the caller may not see it."""
         try:
             return await self._state.thread(caller, thread, "read")
         except HTTPException as error:
@@ -262,7 +280,9 @@ class ProtocolRoutes(Routes):
     async def _of_run(
         self, record: RunRecord, live: LiveRun | None, after: int
     ) -> AsyncIterator[ThreadEvent | None]:
-        """The events of a run; of a live one, None follows those that are there already."""
+        """Yield the events of a run after number ``after``; for a live run, also None after its
+        past events.
+        """
         if not record.kwargs.get("protocol"):
             return
         through = -1

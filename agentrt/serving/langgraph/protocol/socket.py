@@ -1,8 +1,8 @@
 """The streaming protocol over a WebSocket.
 
-A command is answered as the same body to ``/threads/{id}/commands`` is, and a subscription gets
-what ``/threads/{id}/stream/events`` sends: both are requests to the whole server, so that keys,
-authentication hooks, limits and checks are those of HTTP.
+A command is a request to ``/threads/{id}/commands``, and a subscription is a request to
+``/threads/{id}/stream/events``. Both go through the whole server, so that API keys, authentication
+hooks, limits and checks are the same as for HTTP.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrt.serving.sockets import SUBPROTOCOL, close_code
 _log = logging.getLogger(__name__)
 
 MOST_SUBSCRIPTIONS = 64
-"""Of one connection."""
+"""Maximum number of subscriptions of a connection."""
 _GOING_AWAY, _GONE, _BROKEN = 1001, 1006, 1011
-_OF_CONNECTION = (401, 403)
-"""Who may not do one thing here may do nothing here: the connection ends."""
+_CLOSING_STATUSES = (401, 403)
+"""Statuses that close the connection, because they refuse the client and not only a command."""
 REPLAYED = "replayed"
-"""The comment of a stream of events between those that were there already and the new ones."""
+"""The comment in a stream of events between the past events and the new ones."""
 _REPLAYED_LINE = f": {REPLAYED}".encode()
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
 
@@ -37,17 +37,19 @@ Put = Callable[[bytes], Awaitable[None]]
 
 
 class ProtocolSocket:
-    """One connection to a thread. ``app`` answers its requests."""
+    """A client's connection to a thread. ``app`` is the whole server, which answers its
+    requests.
+    """
 
     def __init__(self, socket: WebSocket, app: ASGIApp) -> None:
         self._socket = socket
         self._app = app
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
         self.ending = False
-        """Set when the server stops: listening ends by itself."""
+        """Whether the server stops, so that subscriptions end by themselves."""
 
     async def serve(self) -> None:
-        """Answer messages until the client leaves."""
+        """Answer messages until the client disconnects."""
         offered = self._socket.scope["subprotocols"]
         await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         try:
@@ -57,47 +59,51 @@ class ProtocolSocket:
                     return
                 text = message.get("text")
                 await self._take(text.encode() if text else message.get("bytes") or b"")
-        except WebSocketDisconnect:  # while something was sent
+        except WebSocketDisconnect:  # the client disconnected while a message was sent
             return
         finally:
             await self._end_subscriptions()
 
     async def drain(self) -> None:
-        """The server stops: go as soon as nothing is listened to."""
+        """Close the connection if it has no subscriptions, because the server stops. Otherwise it
+        is closed when the last subscription ends.
+        """
         if not self._subscriptions:
             await self._close(_GOING_AWAY, "the server is stopping")
 
     # -- messages ----------------------------------------------------------------------
 
     async def _take(self, body: bytes) -> None:
-        """Carry out a message. A large one can only be a command, and is read there."""
-        given: Any = None
+        """Carry out a message. A large message can only be a command, so it is parsed by the
+        request for it.
+        """
+        message: Any = None
         if len(body) <= LONG:
             with contextlib.suppress(orjson.JSONDecodeError):
-                given = orjson.loads(body)
-        given = given if isinstance(given, dict) else {}
-        key, method = given.get("id"), given.get("method")
+                message = orjson.loads(body)
+        message = message if isinstance(message, dict) else {}
+        key, method = message.get("id"), message.get("method")
         if type(key) is int and method == "subscription.subscribe":
-            await self._subscribe(key, given.get("params"))
+            await self._subscribe(key, message.get("params"))
         elif type(key) is int and method == "subscription.unsubscribe":
-            await self._unsubscribe(key, given.get("params"))
+            await self._unsubscribe(key, message.get("params"))
         else:
             await self._command(key if type(key) is int else None, body)
 
     async def _command(self, key: int | None, body: bytes) -> None:
-        status, answer = await self._ask("commands", body)
-        if status in (200, 400):  # as the protocol says it, an error, too
+        status, answer = await self._request("commands", body)
+        if status in (200, 400):  # the answer has the protocol's form, also for an error
             await self._send(answer)
         elif status == 422:
             await self._error(key, "invalid_argument", _detail(answer))
-        elif key is None or status in _OF_CONNECTION:
+        elif key is None or status in _CLOSING_STATUSES:
             await self._close(close_code(status), _detail(answer))
         else:
             await self._error(key, "unknown_error", _detail(answer))
 
     async def _subscribe(self, key: int, params: Any) -> None:
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
-            why = f"a connection has at most {MOST_SUBSCRIPTIONS} subscriptions: end one"
+            why = f"the connection has {MOST_SUBSCRIPTIONS} subscriptions already; end one of them"
             await self._error(key, "invalid_argument", why)
             return
         name = str(uuid4())
@@ -108,7 +114,7 @@ class ProtocolSocket:
         name = params.get("subscription_id") if isinstance(params, dict) else None
         task = self._subscriptions.pop(name, None) if isinstance(name, str) else None
         if task is None:
-            await self._error(key, "no_such_subscription", f"{name}: no such subscription")
+            await self._error(key, "no_such_subscription", f"unknown subscription {name}")
             return
         await _cancelled([task])
         await self._success(key, {})
@@ -130,17 +136,19 @@ class ProtocolSocket:
                     await self._success(key, about)
 
         try:
-            status, answer = await self._ask("stream/events", body, put)
-        except (WebSocketDisconnect, TimeoutError):  # it left, or has read nothing for long
+            status, answer = await self._request("stream/events", body, put)
+        except (WebSocketDisconnect, TimeoutError):  # the client disconnected, or does not read
             return
         self._subscriptions.pop(name, None)
         if status == 422:
             await self._error(key, "invalid_argument", _detail(answer))
         elif status != 200:
-            # A client may not read what answers its subscription, but sees that it is cut off.
+            # A client may ignore the answer to its subscription, but notices a closed connection.
             await self._close(close_code(status), _detail(answer))
-        elif not self.ending:  # its client would wait for ever
-            await self._close(_BROKEN, "a subscription broke off; connect again, with since")
+        elif not self.ending:  # otherwise the client would wait without end
+            await self._close(
+                _BROKEN, "a subscription was interrupted; connect again, and subscribe with since"
+            )
         elif not self._subscriptions:
             await self._close(_GOING_AWAY, "the server is stopping")
 
@@ -151,9 +159,12 @@ class ProtocolSocket:
 
     # -- requests to the server, and what the client is sent ---------------------------
 
-    async def _ask(self, path: str, body: bytes, put: Put | None = None) -> tuple[int, bytes]:
-        """The status and the body of the answer to a request to ``path`` of the thread. ``put``
-        gets a success in pieces, as it comes, and first an empty one.
+    async def _request(self, path: str, body: bytes, put: Put | None = None) -> tuple[int, bytes]:
+        """Make a request to ``path`` of the thread, and return the status and the body of the
+        response.
+
+        If ``put`` is set, it gets the body of a successful response in pieces as they come, and
+        first an empty piece.
         """
         whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
         status, parts = 0, []
@@ -161,7 +172,7 @@ class ProtocolSocket:
         async def receive() -> Message:
             nonlocal whole
             message, whole = whole, None
-            if message is None:  # it ends when its task is cancelled
+            if message is None:  # wait until the task is cancelled
                 await asyncio.Event().wait()
             assert message is not None
             return message
@@ -179,7 +190,7 @@ class ProtocolSocket:
             await self._app(_scope(self._socket.scope, path, len(body)), receive, send)
         except (WebSocketDisconnect, TimeoutError):
             raise
-        except Exception:  # a bug of ours: the client has its 500
+        except Exception:  # a bug; the client gets status 500
             _log.exception("%s over a WebSocket failed", path)
         return status, b"".join(parts)
 
@@ -187,23 +198,27 @@ class ProtocolSocket:
         await self._send(orjson.dumps({"type": "success", "id": key, "result": result}))
 
     async def _error(self, key: int | None, code: str, message: str) -> None:
-        told = {"type": "error", "id": key, "error": code, "message": message}
-        await self._send(orjson.dumps(told))
+        answer = {"type": "error", "id": key, "error": code, "message": message}
+        await self._send(orjson.dumps(answer))
 
     async def _send(self, message: bytes) -> None:
-        """Raises `WebSocketDisconnect`, also where the connection was closed from here."""
+        """Send a message. Raises `WebSocketDisconnect`, also if this side has closed the
+        connection.
+        """
         try:
             await self._socket.send_text(message.decode())
         except RuntimeError as error:
             raise WebSocketDisconnect(_GONE) from error
 
     async def _close(self, code: int, reason: str) -> None:
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+        with contextlib.suppress(
+            RuntimeError, WebSocketDisconnect
+        ):  # the connection is closed already
             await self._socket.close(code, reason.encode()[:120].decode(errors="ignore"))
 
 
 def _scope(handshake: Scope, path: str, size: int) -> Scope:
-    """A request with the headers of the connection."""
+    """Return the ASGI scope of a POST request to ``path``, with the headers of the connection."""
     headers = [
         (name, value)
         for name, value in handshake["headers"]
@@ -226,7 +241,7 @@ def _scope(handshake: Scope, path: str, size: int) -> Scope:
 
 
 def _detail(answer: bytes) -> str:
-    """What an error response says."""
+    """Return the ``detail`` of an error response."""
     with contextlib.suppress(orjson.JSONDecodeError, AttributeError):
         return str(orjson.loads(answer).get("detail", ""))
     return ""

@@ -1,1 +1,1 @@
-"""Runs from their start to their end: the queue, the execution, the streams, the recovery."""
+"""Runs: the queue, the execution, the streams, and the recovery after a crash."""

@@ -1,7 +1,7 @@
-"""Carries out one run: a program of the runtime that streams events into the run's log.
+"""The execution of a run: a program of the runtime that streams events into the run's log.
 
-Its end is stored as often as it takes: a full disk or a database that is away costs time, and no
-run its end.
+While the database has an outage, storing the run's end is repeated, so that a full disk or an
+unreachable database delays the end, but loses nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import Any
 from langchain_core.runnables.config import merge_configs
 
 from agentrt.errors import ProgramLoadError
-from agentrt.integrations.langgraph.graphs import Graph, Purpose, graph_program, program_terms
+from agentrt.integrations.langgraph.graphs import (
+    Graph,
+    Purpose,
+    program_of_graph,
+    program_result,
+    program_terms,
+)
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.background import Background
@@ -34,9 +40,9 @@ from agentrt.serving.langgraph.states import thread_state
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
-CANCEL_REASON = "the client cancelled it"
-FIRST_REST_S = 0.5
-_LONGEST_REST_S = 10.0
+CANCEL_REASON = "the client cancelled the run"
+FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 10.0
 _WORK = "ends of runs"
 _log = logging.getLogger(__name__)
 
@@ -44,11 +50,13 @@ _log = logging.getLogger(__name__)
 async def store_end(
     live: LiveRun, background: Background, end: Callable[[], Awaitable[None]]
 ) -> None:
-    """Do ``end`` again and again while the database is away, at once when the run is cancelled.
+    """Call ``end``, which stores a run's end, until it succeeds.
 
-    Gives up when the server stops: the next one resumes the run. Raises what is no outage.
+    Retries with exponential backoff while the database has an outage. Cancelling the run triggers
+    the next try at once. Gives up when the server stops, so that the next server resumes the run.
+    Raises errors that are not outages.
     """
-    rest_s = FIRST_REST_S
+    backoff_s = FIRST_BACKOFF_S
     while live.action != "shutdown":
         try:
             await end()
@@ -62,49 +70,65 @@ async def store_end(
         else:
             background.went_well(_WORK)
             return
-        await _rest(live, rest_s)
-        rest_s = min(_LONGEST_REST_S, 2 * rest_s)
+        await _back_off(live, backoff_s)
+        backoff_s = min(_LONGEST_BACKOFF_S, 2 * backoff_s)
 
 
-async def _rest(live: LiveRun, seconds: float) -> None:
-    """Wait before the next try, until the run is stopped at most."""
-    live.rest = asyncio.Event()
+async def _back_off(live: LiveRun, seconds: float) -> None:
+    """Wait for ``seconds``, or until the run is stopped."""
+    live.retry_now = asyncio.Event()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await live.rest.wait()
-    live.rest = None
+            await live.retry_now.wait()
+    live.retry_now = None
 
 
 class Execution:
-    """One run, from its start to its end."""
+    """The execution of a run, from its start to its end."""
 
     def __init__(self, live: LiveRun, state: TenantState) -> None:
         self._live = live
         self._state = state
         self._record = live.record
-        self._opened = AsyncExitStack()  # what a factory has opened for the graph
+        self._opened = AsyncExitStack()  # closes the graph that a factory has made
         self._graph: Graph | None = None
         self._begun = False
         self._began = time.time()
         self._stream = adapter_of(live.record)
 
     async def run(self) -> None:
-        """From pending to its end. When cancelled, it stops as `LiveRun.action` says."""
+        """Run the graph, and store the run's end. A run that was stopped while it waited in the
+        queue only stores its end. Cancelling this stops the run as `LiveRun.action` says.
+        """
         background = self._state.server.background
         async with self._opened:
-            error = await self._until_end() if self._live.action is None else None
+            error = await self._run_program() if self._live.action is None else None
             try:
                 await store_end(self._live, background, partial(self._end, error))
-            except Exception as fault:  # a bug, or a result that the database cannot hold
-                _log.exception("run %s: it has no end of its own", self._record.run_id)
+            except Exception as fault:  # a bug, or a result that the database cannot store
+                _log.exception("run %s: the end could not be stored", self._record.run_id)
                 await store_end(self._live, background, partial(self._fail, fault, {}))
 
-    async def _until_end(self) -> Exception | None:
-        """Run, and return the error that it ended with."""
+    async def _run_program(self) -> Exception | None:
+        """Run the graph as a program of the runtime, and return the error of its end, or None."""
         self._live.stoppable = True
         try:
             await self._begin()
-            await self._run_program()
+            graph = self._graph = await self._open("threads.create_run")
+            record, terms = self._record, program_terms(graph)
+            run = self._state.server.runtime.start(
+                self._program(graph),
+                self._input(),
+                session=record.thread_id,
+                **{**terms, "tenant": record.tenant},
+            )
+            try:
+                await run.wait()
+            except asyncio.CancelledError:
+                run.cancel()  # no effect if the program itself was cancelled, and has ended
+                assert run.task is not None
+                await asyncio.wait([run.task])
+                raise
         except asyncio.CancelledError:
             self._live.action = self._live.action or "interrupt"
         except Exception as error:
@@ -116,7 +140,7 @@ class Execution:
     # -- the start ---------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Store where the thread stands, and that the run is running."""
+        """Store the thread's origin, and that the run is running, and begin the run's stream."""
         record = self._record
         self._entry = await recovery.entry(self._state.storage, record)
         origin = await recovery.origin_of(self._state.storage, record)
@@ -128,38 +152,24 @@ class Execution:
         about = {"run_id": record.run_id, "attempt": record.attempt}
         await self._live.log.put([("metadata", encode(about))])
 
-    async def _run_program(self) -> None:
-        record = self._record
-        graph = self._graph = await self._open("threads.create_run")
-        terms = {**program_terms(graph), "tenant": record.tenant}
-        program, given = self._program(graph)
-        run = self._state.server.runtime.start(program, given, session=record.thread_id, **terms)
-        try:
-            await run.wait()
-        except asyncio.CancelledError:
-            run.cancel()  # unless it was the program that was cancelled, and is over
-            assert run.task is not None
-            await asyncio.wait([run.task])
-            raise
-
-    def _program(self, graph: Graph) -> tuple[Program, Any]:
+    def _program(self, graph: Graph) -> Program:
+        """Make the program that runs ``graph``, and streams its events into the run's log."""
         record, stream, log = self._record, self._stream, self._live.log
         config, options = run_config(record), self._options(graph)
-        if self._entry.resumes:  # at its thread's end, beyond where it was asked to start
+        if self._entry.resumes:  # from the thread's latest checkpoint, past the requested one
             config["configurable"].pop("checkpoint_id", None)
         else:
             config = merge_configs(config, recovery.at_checkpoint(record.kwargs))
 
-        async def drive(ctx: Context, given: Any) -> Any:
+        async def run_graph(ctx: Context, input: Any) -> Any:
             if self._state.graphs.is_native(record.graph_id):
                 enter_program(ctx)
-            async for name, data in stream.parts(graph, given, config, options):
+            async for name, data in stream.parts(graph, input, config, options):
                 await log.put([(name, encode(data))])
-            result = stream.result
-            return dict(result) if isinstance(result, dict) else result
+            values = dict(stream.result) if isinstance(stream.result, dict) else stream.result
+            return await program_result(graph, thread_config(record.thread_id), values)
 
-        at_end = thread_config(record.thread_id)
-        return graph_program(graph, record.graph_id, at_end, drive=drive), self._input()
+        return program_of_graph(run_graph, record.graph_id)
 
     def _input(self) -> Any:
         kwargs = self._record.kwargs
@@ -168,18 +178,18 @@ class Execution:
         if self._entry.resumes:
             return None
         native = self._state.graphs.is_native(self._record.graph_id)
-        # Without input a graph resumes, but a program that needs none begins.
+        # None as input makes a graph resume, so pass a program's missing input as a value.
         at_start = self._record.origin is None or self._record.origin.checkpoint_id is None
         if native and (kwargs.get("input") is not None or at_start):
             return native_input(kwargs.get("input"))
         return kwargs.get("input")
 
     def _options(self, graph: Graph) -> dict[str, Any]:
-        """The options of `Pregel.astream`."""
+        """Return the options for `Pregel.astream`."""
         kwargs = self._record.kwargs
         names = ("interrupt_before", "interrupt_after", "durability")
-        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-        return {**given, "context": context_for(graph, kwargs.get("context"))}
+        options = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return {**options, "context": context_for(graph, kwargs.get("context"))}
 
     # -- the end -----------------------------------------------------------------------
 
@@ -190,8 +200,8 @@ class Execution:
             await self._finish(error)
 
     async def _finish(self, error: Exception | None) -> None:
-        """Store what the run's end is. Who waits for a run that was cancelled gets the thread's
-        values: to stop is no failure.
+        """Store the run's end with its status and result. The result of a cancelled run is the
+        thread's values, and not an error.
         """
         state = await self._thread_state()
         if self._live.action is not None:
@@ -205,7 +215,9 @@ class Execution:
             await self._store("success", encode(self._stream.result), state)
 
     async def _fail(self, error: Exception, state: Mapping[str, Any]) -> None:
-        """The run ends with an error, and its thread with what is known of its ``state``."""
+        """Store that the run ended with an error. ``state`` is what is known of the
+        thread's state.
+        """
         fault = error_json(error)
         failed = {**state, "status": "error", "error": fault}
         await self._store("error", encode({"__error__": fault}), failed, fault)
@@ -218,7 +230,7 @@ class Execution:
         fault: dict[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
-        """Store the run's end with its thread's state, then publish it."""
+        """Store the run's end with the thread's state, then publish the end in the run's stream."""
         record, webhooks = self._record, self._state.webhooks
         values = state.get("values")
         hook = [] if reason else webhooks.note(record, self._began, values, fault)
@@ -231,7 +243,7 @@ class Execution:
         await self._live.log.put([(name, encode(data)) for name, data in parts])
 
     async def _roll_back(self) -> None:
-        """Undo all that the run has done."""
+        """Undo all changes of the run to its thread, and delete the run."""
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)
@@ -242,7 +254,9 @@ class Execution:
         self._live.result = encode(state.get("values") or {})
 
     async def _thread_state(self) -> dict[str, Any]:
-        """The thread's state now; of a graph that cannot be made, what was known before."""
+        """Return the thread's state now. If the graph cannot be made, return only the status
+        ``idle``, so that the stored values stay.
+        """
         try:
             graph = self._graph or await self._open("threads.read")
         except ProgramLoadError:
@@ -250,14 +264,14 @@ class Execution:
         return await thread_state(graph, self._record.thread_id)
 
     async def _open(self, purpose: Purpose) -> Graph:
-        """The run's graph, until the run's end."""
+        """Open the run's graph until the run's end."""
         record, graphs = self._record, self._state.graphs
         opening = graphs.opened(record.graph_id, record.tenant, run_access(record, purpose))
         return await self._opened.enter_async_context(opening)
 
 
 def adapter_of(record: RunRecord) -> StreamAdapter | ProtocolAdapter:
-    """What makes the run's events, in the form that was asked for."""
+    """Return the adapter that makes the run's events in the form that the client requested."""
     kwargs = record.kwargs
     if kwargs.get("protocol"):
         return ProtocolAdapter(record.graph_id)

@@ -1,18 +1,19 @@
-"""A graph's stream as events of the API, in either form that clients follow.
+"""Adapters that turn a graph's stream into events of the API, in one of two forms.
 
-`StreamAdapter` gives the modes that a client names:
+`StreamAdapter` makes events in the stream modes that a client requests:
 
-    values, updates, custom, tasks, checkpoints, debug    as LangGraph has them
-    messages-tuple    LangGraph's "messages": a token's chunk and its metadata
-    messages          whole messages as they grow: messages/metadata, /partial, /complete
-    events            LangChain's events; those of the graph itself are in the other modes
+    values, updates, custom, tasks, checkpoints, debug    as in LangGraph
+    messages-tuple    LangGraph's mode "messages": a token's chunk and its metadata
+    messages          messages as they grow: messages/metadata, messages/partial, messages/complete
+    events            LangChain's events, without those of the graph itself
 
-The namespace of a subgraph follows the event's name, after "|".
+The name of an event of a subgraph ends with "|" and the subgraph's namespace.
 
-`ProtocolAdapter` is for runs that a client started by a command of the streaming protocol.
-LangGraph makes their events, as its ``astream_events(version="v3")``. The adapter adds the root
-graph's own beginning and end, and the questions that it asks. A run's number and an event's number
-in its run make the event's number in its thread: it only grows, and means the same after a restart.
+`ProtocolAdapter` makes events of the streaming protocol, for runs that were started by a command of
+that protocol. LangGraph makes most of them (``astream_events(version="v3")``). The adapter adds the
+beginning and the end of the root graph, and the questions that the graph asks. The number of an
+event in its thread is computed from the number of its run and its number in the run, so that it
+rises with time and means the same event after a restart.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _CHANNELS = {
     *("input", "checkpoints", "tasks", "custom"),
 }
 _PER_RUN = 10_000_000
-"""More events than one run has."""
+"""The distance of two runs' numbers in a thread: more than the events of any run."""
 _TRANSFORMERS: tuple[Any, ...] = (
     *(CheckpointsTransformer, CustomTransformer, UpdatesTransformer),
     ToolCallTransformer,
@@ -61,26 +62,28 @@ _TRANSFORMERS: tuple[Any, ...] = (
 
 
 class ProtocolAdapter:
-    """Runs a graph, and gives its events. ``result`` is the last of its values."""
+    """Runs a graph and makes events of the streaming protocol. ``result`` is the last of the
+    graph's values.
+    """
 
     def __init__(self, graph_id: str) -> None:
         self.result: Any = None
         self._graph_id = graph_id
-        self._asked: dict[str, Part] = {}
+        self._questions: dict[str, Part] = {}
 
     async def parts(
-        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+        self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph``, and give its events as they come, but for the root's end."""
-        if answered := _answered(given):
+        """Run ``graph`` on ``input``, and yield its events as they come, except those of `end`."""
+        if answered := _answered(input):
             yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
         yield self._lifecycle("running")
         own = graph.stream_transformers or ()
-        more = [one for one in _TRANSFORMERS if one not in own]
+        added = [transformer for transformer in _TRANSFORMERS if transformer not in own]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is in beta, as the protocol is
+            warnings.simplefilter("ignore")  # LangGraph warns that the protocol is in beta
             stream: Any = await graph.astream_events(
-                given, config, version="v3", transformers=more, **options
+                input, config, version="v3", transformers=added, **options
             )
         try:
             async for event in stream:
@@ -90,22 +93,24 @@ class ProtocolAdapter:
             await stream.abort()
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
-        """What the graph asks, and the root's end, once both are stored: an answer may come at
-        once. ``status`` is that of the thread.
+        """Return the questions that the graph asks, and the end of the root graph.
+
+        They are sent after the run's end is stored, because a client may answer a question at once.
+        ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
         """
         if fault is not None:
             return [self._lifecycle("failed", error=fault["message"])]
         end = self._lifecycle("interrupted" if status == "interrupted" else "completed")
-        return [*self._asked.values(), end]
+        return [*self._questions.values(), end]
 
     def _of(self, method: str, params: Mapping[str, Any]) -> Iterator[Part]:
         data, namespace = params["data"], list(params["namespace"])
         if method == "values":
             self._note_values(data, namespace, params.get("interrupts", ()))
         if method == "messages":
-            data = data[0]  # beside it is the metadata of the node
+            data = data[0]  # the second element is the node's metadata
             if not (isinstance(data, Mapping) and isinstance(data.get("event"), str)):
-                return  # a whole message, which clients read from the values
+                return  # a complete message, which clients get with the values
         elif method == "checkpoints":
             data = _checkpoint(data)
         elif method == "lifecycle":
@@ -120,25 +125,27 @@ class ProtocolAdapter:
     def _note_values(
         self, values: Any, namespace: Sequence[str], interrupts: Sequence[Any]
     ) -> None:
-        for one in interrupts:
-            event = PROTOCOL, _event("input.requested", _question(one.id, one.value), namespace)
-            self._asked.setdefault(one.id, event)
+        for interrupt in interrupts:
+            question = _question(interrupt.id, interrupt.value)
+            event = PROTOCOL, _event("input.requested", question, namespace)
+            self._questions.setdefault(interrupt.id, event)
         if not namespace:
             known = values if isinstance(values, dict) else {}
             self.result = {**known, INTERRUPT: tuple(interrupts)} if interrupts else values
 
-    def _lifecycle(self, event: str, **more: str) -> Part:
-        return PROTOCOL, _event("lifecycle", {"event": event, "graph_name": self._graph_id, **more})
+    def _lifecycle(self, event: str, **fields: str) -> Part:
+        about = {"event": event, "graph_name": self._graph_id, **fields}
+        return PROTOCOL, _event("lifecycle", about)
 
 
-def _answered(given: Any) -> list[str]:
-    """The ids of the questions that a run's input answers."""
-    answers = given.resume if isinstance(given, Command) else None
+def _answered(input: Any) -> list[str]:
+    """Return the ids of the questions that a run's input answers."""
+    answers = input.resume if isinstance(input, Command) else None
     return [*answers] if isinstance(answers, dict) else []
 
 
 def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint without its values: enough to go back to it."""
+    """Return a checkpoint without its values, with the fields that a client needs to fork it."""
     metadata, parent = stored["metadata"], stored["parent_config"]
     return {
         "id": get_checkpoint_id(stored["config"]),
@@ -149,14 +156,16 @@ def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_in(event: Mapping[str, Any]) -> str | None:
-    """The id of the question that an event asks, if it asks one."""
+    """Return the id of the question that an event asks, or None if it asks none."""
     if event["method"] != "input.requested":
         return None
     return str(event["params"]["data"]["interrupt_id"])
 
 
 def ends_run(event: Mapping[str, Any]) -> bool:
-    """Whether an event is the end of a run: its root graph has completed or failed."""
+    """Return whether an event is the end of a run, because its root graph has completed
+    or failed.
+    """
     params = event["params"]
     is_root = event["method"] == "lifecycle" and not params["namespace"]
     return is_root and params["data"].get("event") in ("completed", "failed")
@@ -165,8 +174,11 @@ def ends_run(event: Mapping[str, Any]) -> bool:
 def questions_of(
     interrupts: Sequence[Mapping[str, Any]], graph_id: str, run: int, run_id: str, time_s: float
 ) -> list[ThreadEvent]:
-    """The events for a thread's open questions that no event has asked, and for the end of the
-    run that they belong to. Their numbers come after all those that the run itself has used.
+    """Make the events for open questions of a thread that no stored event asks, and for the end of
+    their run.
+
+    ``run`` is the run's number. The events' numbers come after all numbers that the run itself may
+    use. ``time_s`` is their time in seconds since 1970.
     """
     data = [("input.requested", _question(each["id"], each["value"])) for each in interrupts]
     data.append(("lifecycle", {"event": "interrupted", "graph_name": graph_id}))
@@ -178,13 +190,13 @@ def questions_of(
 
 
 def _question(interrupt_id: str, value: Any) -> dict[str, Any]:
-    # The protocol says payload; the Python client up to 0.4.14 reads value.
+    # The protocol has the field payload; the Python client up to 0.4.14 reads value.
     return {"interrupt_id": interrupt_id, "payload": value, "value": value}
 
 
 def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The result of a tool as a message of the channel ``messages``, as LangGraph's own server
-    sends it; nothing for other events of a tool, or for a result without text.
+    """Yield the events that send a tool's result as a message on the channel ``messages``, as
+    LangGraph's own server does. Other events of a tool, and results without text, yield nothing.
     """
     call, output = data.get("tool_call_id"), data.get("output")
     if data.get("event") != "tool-finished" or not isinstance(call, str):
@@ -207,7 +219,7 @@ def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _message_in(output: Any, call: str) -> ToolMessage | None:
-    """The message in what a tool returned: itself, or in the update of a command."""
+    """Return the message in a tool's result: the result itself, or a part of a command's update."""
     if isinstance(output, ToolMessage):
         return output
     if isinstance(output, Command):
@@ -234,14 +246,16 @@ def _event(
 
 
 class Tree:
-    """The graph of a run with those inside it, from their lifecycles. ``root`` is JSON."""
+    """The tree of the graphs of a run, built from lifecycle events. ``root`` is the root graph as
+    JSON.
+    """
 
     def __init__(self, graph_id: str) -> None:
         self.root = _branch([], "started", graph_id)
         self._known: dict[tuple[str, ...], Any] = {(): self.root}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the run."""
+        """Add the graph of a lifecycle event, or update its status. Other events are ignored."""
         if event["method"] != "lifecycle":
             return
         place, data = tuple(event["params"]["namespace"]), event["params"]["data"]
@@ -261,27 +275,34 @@ def _branch(place: Sequence[str], status: str, graph_name: str) -> dict[str, Any
 
 
 def seq_of(run: int, event: int) -> int:
-    """The number in its thread of an event, from its run's number and its number in that."""
+    """Return an event's number in its thread, from its run's number and its number in the run."""
     return run * _PER_RUN + event
 
 
 def place_of(seq: int) -> tuple[int, int]:
-    """The number of a run, and of an event in it, from the event's number in its thread."""
+    """Return the number of a run, and of an event in that run, from the event's number in its
+    thread.
+    """
     return divmod(seq, _PER_RUN)
 
 
 def _known(channels: list[str]) -> list[str]:
-    unknown = [one for one in channels if one not in _CHANNELS and not one.startswith("custom:")]
+    unknown = [
+        channel
+        for channel in channels
+        if channel not in _CHANNELS and not channel.startswith("custom:")
+    ]
     if unknown:
         raise ValueError(
-            f"no channel {', '.join(unknown)}; there is {', '.join(sorted(_CHANNELS))}"
+            f"unknown channel {', '.join(unknown)}; the channels are "
+            f"{', '.join(sorted(_CHANNELS))}, and custom:NAME"
         )
     return channels
 
 
 class EventsBody(Body):
-    """Which events of a thread a client asks for: of some channels, below some namespaces, and
-    after one of them.
+    """The events of a thread that a client requests: their channels, the namespaces below which
+    they are, and the number (``since``) after which they come.
     """
 
     channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]
@@ -290,7 +311,7 @@ class EventsBody(Body):
     since: int = Field(default=0, ge=0, lt=2**53)
 
     def has(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event is one of these."""
+        """Return whether the client requests an event, without regard to ``since``."""
         namespace = event["params"]["namespace"]
         below = self.namespaces is None or any(
             self._is_below(prefix, namespace) for prefix in self.namespaces
@@ -306,22 +327,28 @@ class EventsBody(Body):
         return method == "custom" and f"custom:{name}" in self.channels
 
     def _is_below(self, prefix: Sequence[str], namespace: Sequence[str]) -> bool:
-        """A node's name alone stands for each of its tasks."""
+        """Return whether a namespace is ``prefix`` or inside it. A node's name in the prefix
+        matches all tasks of the node.
+        """
         depth = len(namespace) - len(prefix)
         if depth < 0 or (self.depth is not None and depth > self.depth):
             return False
         pairs = zip(prefix, namespace, strict=False)
-        return all(one in (other, other.partition(":")[0]) for one, other in pairs)
+        return all(name in (label, label.partition(":")[0]) for name, label in pairs)
 
 
-# -- in LangGraph's modes -----------------------------------------------------------------------
+# -- events in stream modes ----------------------------------------------------------------------
 
 _MAX_GROWING = 64
-"""How many messages may grow at once; more chunks of the oldest would begin a new message."""
+"""Maximum number of messages that grow at the same time. When more messages grow, the oldest is
+forgotten, and its next chunk begins a new message.
+"""
 
 
 class StreamAdapter:
-    """Turns a graph's stream into events of the API. ``result`` is the last of its values."""
+    """Runs a graph and makes events in stream modes. ``result`` is the last of the
+    graph's values.
+    """
 
     def __init__(self, modes: Sequence[str], *, subgraphs: bool) -> None:
         self.result: Any = None
@@ -331,33 +358,35 @@ class StreamAdapter:
         self._interrupts: dict[str, Any] = {}
 
     def _langgraph_modes(self) -> list[str]:
-        """LangGraph's modes for these, always with values."""
+        """Return LangGraph's names of the modes, and always the mode ``values``."""
         names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
         return sorted((names | {"values"}) - {"events"})
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
-        """The events of the end: an error, or none."""
+        """Return the events of the run's end: its error, if it failed."""
         return [] if fault is None else [("error", fault)]
 
     async def parts(
-        self, graph: Graph, given: Any, config: RunnableConfig, options: dict[str, Any]
+        self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph``, and give its events as they come."""
+        """Run ``graph`` on ``input``, and yield its events as they come."""
         options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
         if "events" in self._modes:
-            async for event in graph.astream_events(given, config, version="v2", **options):
+            async for event in graph.astream_events(input, config, version="v2", **options):
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:
                     yield "events", event
                     continue
                 for part in self._events_of(event["data"].get("chunk")):
                     yield part
         else:
-            async for chunk in graph.astream(given, config, **options):
+            async for chunk in graph.astream(input, config, **options):
                 for part in self._events_of(chunk):
                     yield part
 
     def _events_of(self, chunk: Any) -> Iterator[Part]:
-        """The events of one chunk; with subgraphs, it begins with a namespace."""
+        """Yield the events of a chunk of LangGraph's stream. With subgraphs, a chunk begins with
+        its namespace.
+        """
         namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
         if mode == "values" and not namespace:
             self._note_values(data)
@@ -367,9 +396,11 @@ class StreamAdapter:
             yield _named(mode, namespace), _with_places(mode, data)
 
     def _note_values(self, values: Any) -> None:
-        """Several interrupts at once come in values of their own: collect them."""
+        """Note values as the result. LangGraph sends each of several interrupts in separate values,
+        so collect them.
+        """
         if isinstance(values, dict) and INTERRUPT in values:
-            self._interrupts.update({one.id: one for one in values[INTERRUPT]})
+            self._interrupts.update({interrupt.id: interrupt for interrupt in values[INTERRUPT]})
         self.result = values
         if self._interrupts:
             known = values if isinstance(values, dict) else {}
@@ -402,11 +433,13 @@ def _named(mode: str, namespace: Sequence[str]) -> str:
     return "|".join((mode, *namespace))
 
 
-# -- checkpoints: where each is, as clients name places in a thread --------------------------
+# -- checkpoints in the form that clients get -------------------------------------------------
 
 
 def _with_places(mode: str, data: Any) -> Any:
-    """An event of LangGraph of the mode ``checkpoints`` or ``debug``, with what clients expect."""
+    """Add the fields ``checkpoint`` and ``parent_checkpoint``, which clients expect, to events of
+    the modes ``checkpoints`` and ``debug``.
+    """
     if mode == "checkpoints":
         return _placed(data)
     if mode == "debug" and data.get("type") == "checkpoint":
@@ -418,14 +451,16 @@ def _placed(checkpoint: dict[str, Any]) -> dict[str, Any]:
     parent = checkpoint.get("parent_config")
     return {
         **checkpoint,
-        "tasks": [_task(one) for one in checkpoint.get("tasks", ())],
+        "tasks": [_task(task) for task in checkpoint.get("tasks", ())],
         "checkpoint": checkpoint_json(checkpoint["config"]),
         "parent_checkpoint": None if parent is None else checkpoint_json(parent),
     }
 
 
 def _task(task: dict[str, Any]) -> dict[str, Any]:
-    """A task whose subgraph's state is named by a config: its place, to be asked for."""
+    """Replace the config of a task's subgraph by the checkpoint with which a client can request the
+    subgraph's state.
+    """
     inner = task.get("state")
     if not isinstance(inner, dict) or "configurable" not in inner:
         return task

@@ -1,7 +1,7 @@
-"""The queue of runs that have not ended: which wait, which run, and which is next.
+"""The queue of unfinished runs: which runs wait, which are running, and which starts next.
 
-A thread has one running run at a time; its others wait, in the order in which they came. All of
-them are in the database too: a server that starts resumes those that have not ended.
+A thread has at most one running run; its other runs wait in the order of their arrival. All runs
+are stored in the database, and a server resumes the unfinished ones when it starts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Row
 
 from agentrt import tracking
-from agentrt.serving.langgraph.database.runs import RunRecord
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.runs import NewRun, RunRecord, record_of
 from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.responses import later
 from agentrt.serving.langgraph.runs.execution import Execution
@@ -25,18 +30,22 @@ from agentrt.serving.tenants import BusyError
 from agentrt.steady import EARLY_S
 
 MAX_RUNS = 10_000
-"""How many runs may wait or run in one server; more are refused with 429."""
+"""Maximum number of unfinished runs of a server; further runs are refused with 429."""
 MAX_RUNNING = 512
-"""How many run at once. The engine decides whose call waits; this bounds memory."""
+"""Maximum number of runs that run at the same time. It bounds memory; which call waits is decided
+by the engine.
+"""
 _FULL_RETRY_S = 1.0
 _MAX_UNREAD = 256
-"""How many runs of a thread may begin while a listener reads one; it misses further ones."""
+"""Maximum number of started runs that wait for a listener of their thread. The listener misses
+further runs.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class RunQueue:
-    """All live runs of a server."""
+    """The live runs of a server: those that wait, and those that run."""
 
     def __init__(self, state: TenantState) -> None:
         self._state = state
@@ -50,15 +59,17 @@ class RunQueue:
 
     @contextmanager
     def reserve(self, tenant: str, most: int, runs: int = 1) -> Iterator[None]:
-        """Reserve places for new runs of ``tenant`` until the block ends.
+        """Reserve places for ``runs`` new runs of ``tenant`` until the block ends.
 
-        Raises 429 if the queue is full, and `BusyError` if the tenant would have more than
-        ``most``.
+        Raises 429 if the queue is full, and `BusyError` if the tenant would have more than ``most``
+        live runs.
         """
         if len(self._live) + self._entering.total() + runs > MAX_RUNS:
-            raise later(429, f"{MAX_RUNS} runs wait or run already; try again later")
+            raise later(429, f"the server has {MAX_RUNS} unfinished runs already; try again later")
         if self._count(tenant) + runs > most:
-            raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", _FULL_RETRY_S)
+            raise BusyError(
+                f"tenant {tenant!r} may have {most} live programs; end one", _FULL_RETRY_S
+            )
         entering = Counter({tenant: runs})
         self._entering += entering
         try:
@@ -66,46 +77,67 @@ class RunQueue:
         finally:
             self._entering -= entering  # drops tenants at zero
 
-    def enter(self, record: RunRecord) -> LiveRun:
-        """Queue a pending run that is in the database."""
+    async def enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
+        """Store a new run and queue it, after stopping the thread's other runs if its multitask
+        strategy is ``interrupt`` or ``rollback``. Its thread must pass the filter ``only``.
+
+        Raises as `Runs.enter` does.
+        """
+        row, others = await self._state.runs.enter(new, only)
+        strategy: Any = new.columns["multitask_strategy"]
+        for other in others if strategy in ("interrupt", "rollback") else ():
+            if (live := self.get(other)) is not None:
+                self.cancel(live, strategy)
+        live = self._add(record_of(row))
+        self._dispatch()
+        return row, live
+
+    async def resume(self) -> None:
+        """Queue the unfinished runs in the database, and start those that may run."""
+        for record in await self._state.runs.active():
+            self._add(record)
+        self._dispatch()
+
+    def _add(self, record: RunRecord) -> LiveRun:
         resumable = bool(record.kwargs.get("stream_resumable"))
         log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
         live = LiveRun(record, log, _context())
         self._live[record.run_id] = self._waiting[record.run_id] = live
         if (delay := record.start_at - self._clock.now()) > 0:
             self._clock.call_later(delay, self._dispatch)
-        self._dispatch()
         return live
 
     def get(self, run_id: str) -> LiveRun | None:
-        """The run, if it has not ended."""
+        """Return a live run, or None if it has ended."""
         return self._live.get(run_id)
 
     def is_running(self, thread: str) -> bool:
-        """Whether the thread has a running run."""
+        """Return whether a thread has a running run."""
         return thread in self._running
 
     def cancel(self, live: LiveRun, action: Action) -> bool:
-        """Stop a run. Whether it was still waiting: then it ends at once, and can be waited for."""
+        """Stop a run, and return whether it was still waiting. Then it ends soon, and the caller
+        may await its end.
+        """
         live.stop(action)
         if self._waiting.pop(live.record.run_id, None) is None:
             return False
         self._start(live)
         return True
 
-    def canceller(self, live: LiveRun | None, wanted: bool) -> OnLeave:
-        """What is called when a client leaves: if ``wanted``, it cancels the run."""
+    def canceller(self, live: LiveRun | None, enabled: bool) -> OnLeave:
+        """Return a callback for a client that disconnects. It cancels the run if ``enabled``."""
 
         def on_leave() -> None:
-            if wanted and live is not None and not live.done.is_set():
+            if enabled and live is not None and not live.done.is_set():
                 self.cancel(live, "interrupt")
 
         return on_leave
 
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
-        """Stop these runs as far as they are live, and wait for their ends.
+        """Stop those of the runs that are live, and wait for their ends.
 
-        Raises the database's error where that cannot store one now.
+        Raises the database's error if it cannot store an end now.
         """
         stopped = [live for run_id in run_ids if (live := self.get(run_id)) is not None]
         for live in stopped:
@@ -115,7 +147,9 @@ class RunQueue:
 
     @contextmanager
     def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun | None]]:
-        """The thread's runs, as they begin; None once the server stops."""
+        """Yield a queue that gets each run of the thread as it starts, and None when the server
+        stops.
+        """
         queue: asyncio.Queue[LiveRun | None] = asyncio.Queue(_MAX_UNREAD)
         self._listeners[thread].append(queue)
         try:
@@ -126,18 +160,18 @@ class RunQueue:
                 del self._listeners[thread]
 
     def end_listening(self) -> None:
-        """Tell all who listen that the server stops."""
+        """Tell all listeners that the server stops."""
         for queues in self._listeners.values():
             for queue in queues:
                 if not queue.full():
                     queue.put_nowait(None)
 
     def live_in(self, thread: str) -> list[str]:
-        """The ids of the thread's live runs."""
+        """Return the ids of the thread's live runs."""
         return [key for key, live in self._live.items() if live.record.thread_id == thread]
 
     async def close(self) -> None:
-        """Stop all runs; the next server resumes them."""
+        """Stop all runs without storing their ends, so that the next server resumes them."""
         self._open = False
         tasks = [live.task for live in self._live.values() if live.task is not None]
         for live in list(self._live.values()):
@@ -148,11 +182,13 @@ class RunQueue:
             self._remove(live)
 
     def _count(self, tenant: str) -> int:
-        live = sum(one.record.tenant == tenant for one in self._live.values())
-        return live + self._entering[tenant]
+        live_runs = sum(live.record.tenant == tenant for live in self._live.values())
+        return live_runs + self._entering[tenant]
 
     def _dispatch(self) -> None:
-        """Start what may run now: in each thread, the first run that is due."""
+        """Start the runs that may run now: in each thread without a running run, the first run
+        whose start time has come.
+        """
         now = self._clock.now() + EARLY_S
         for run_id, live in list(self._waiting.items()):
             if not self._open or len(self._running) >= MAX_RUNNING:
@@ -164,22 +200,29 @@ class RunQueue:
                 self._start(live)
 
     def _start(self, live: LiveRun) -> None:
+        execution = Execution(live, self._state)
         with tracking.outside():
             live.task = asyncio.create_task(
-                self._execute(live), name=live.record.run_id, context=live.context
+                execution.run(), name=live.record.run_id, context=live.context
             )
+        live.task.add_done_callback(partial(self._ended, live))
         for queue in self._listeners.get(live.record.thread_id, ()):
             if not queue.full():
                 queue.put_nowait(live)
 
-    async def _execute(self, live: LiveRun) -> None:
-        try:
-            await Execution(live, self._state).run()
-        except Exception:  # a bug; who cancels or deletes the run ends it, else the next server
-            _log.exception("run %s: its end was not stored, or not clean", live.record.run_id)
-        finally:
-            self._remove(live)
-            self._dispatch()
+    def _ended(self, live: LiveRun, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if (
+            error is not None
+        ):  # a bug; a client can cancel or delete the run, and the next server resumes it
+            run_id = live.record.run_id
+            _log.error(
+                "run %s: a bug kept the run's end from being stored or published",
+                run_id,
+                exc_info=error,
+            )
+        self._remove(live)
+        self._dispatch()
 
     def _remove(self, live: LiveRun) -> None:
         thread = live.record.thread_id
@@ -191,8 +234,8 @@ class RunQueue:
 
 
 def _context() -> Context:
-    """That of who asks for a run, such as a trace, outside any program. What the run reads of the
-    database, the server reads.
+    """Return the context in which a run's code runs: the context of the request, for example its
+    trace, but outside any program, and with database reads counted as the server's own.
     """
     with tracking.outside():
         context = copy_context()
@@ -202,10 +245,11 @@ def _context() -> Context:
 
 @asynccontextmanager
 async def open_queue(state: TenantState) -> AsyncIterator[RunQueue]:
-    """The queue, with all runs that the last server left."""
+    """Open the queue with the unfinished runs of the last server, and close it at the
+    block's end.
+    """
     queue = RunQueue(state)
-    for record in await state.runs.active():
-        queue.enter(record)
+    await queue.resume()
     try:
         yield queue
     finally:

@@ -1,17 +1,18 @@
-"""Where a thread stood before a run, for rollback, and where a run resumes after a crash.
+"""The origin of a run's thread, for a rollback, and where a run resumes after a crash.
 
-Each run notes its thread's origin before its first attempt. A run adds checkpoints, to the graph
-and to each of its subgraphs, and its tasks write to checkpoints that were there before. Ids of
-checkpoints grow with time, over all of these, so one id divides what was there from what the run
-added. What tasks write are rows beside a checkpoint. A task's question, the answers it has taken
-and its error are rows that a later attempt replaces; other rows are never replaced. So of the
-former the origin has the values, and of the latter only that they were there.
+Before its first attempt, each run stores its thread's origin. A run adds checkpoints to the graph
+and to its subgraphs, and its tasks add pending writes to earlier checkpoints. The ids of all these
+checkpoints rise with time, so an id separates the checkpoints before the run from those of the run.
+A pending write is a row that belongs to a checkpoint. The rows with a task's question, with the
+answers that the task has taken, and with its error are replaced by later attempts of the task, so
+the origin has their values. Other rows are never replaced, so the origin only has their keys.
 
-If the graph itself has added a checkpoint since, a run that was interrupted by a crash resumes
-from it without input, which the checkpoint has. Otherwise it starts as it was asked for, but
-without the answers that were taken: LangGraph would give them to the next questions. An answer is
-taken once the task that asked has written something because of it. That task often belongs to a
-subgraph, which adds checkpoints of its own meanwhile.
+A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
+itself, and not only a subgraph, has added a checkpoint since the run's start. The checkpoint has
+the run's input. Otherwise, the run starts again as it was requested, but without the answers that
+tasks have taken, because LangGraph would give these to the next questions. An answer counts as
+taken when the task that asked has written something afterwards. Such a task often belongs to a
+subgraph, which may have added checkpoints meanwhile.
 """
 
 from __future__ import annotations
@@ -44,25 +45,28 @@ from agentrt.serving.langgraph.database.storage import Storage
 
 
 async def origin_of(storage: Storage, record: RunRecord) -> Origin:
-    """Where the run's thread was at the run's first start, which is now if it never started. A run
-    writes to the end of its thread, and answers to the checkpoints at which it was asked to start:
-    anything else continues from a new one.
+    """Return the origin of a run's thread: the stored origin or, at the run's first start, the
+    thread's condition now.
+
+    It covers the pending writes that the run can change: those of the thread's latest checkpoint
+    and, for a run that answers questions, those of the checkpoints at which it was requested to
+    start. Any other run from an earlier checkpoint begins with a new checkpoint.
     """
     if record.origin is not None:
         return record.origin
     database, thread = storage.database, record.thread_id
     command = record.kwargs.get("command") or {}
-    also = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
+    answered = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
     async with database.reading(rows=True) as connection:
         own = await last_checkpoint(connection, thread, own=True)
         latest = await last_checkpoint(connection, thread)
-        since = min([own, *also])
+        since = min([own, *answered])
         rows = await writes_since(connection, database, thread, since)
     return Origin(checkpoint_id=own or None, latest=latest, since=since, rows=tuple(rows))
 
 
 async def roll_back(database: Database, thread: str, origin: Origin) -> None:
-    """Undo all that was done to the thread since."""
+    """Undo all changes to a thread since its ``origin``."""
     async with database.writing() as connection:
         await delete_after(connection, database, thread, origin.latest)
         now = await writes_since(connection, database, thread, origin.since)
@@ -72,17 +76,19 @@ async def roll_back(database: Database, thread: str, origin: Origin) -> None:
 async def _roll_back_command(
     database: Database, thread: str, origin: Origin, *, without_answers: bool
 ) -> None:
-    """Undo what was written for a run's command, and drop answers that were there before."""
+    """Undo the pending writes of a run's command. ``without_answers`` also drops answers that were
+    stored before the run.
+    """
     task = ("", origin.checkpoint_id or "", NULL_TASK)
     async with database.writing() as connection:
         rows = await writes_since(connection, database, thread, origin.since)
         now = [row for row in rows if row.task == task]
-        then = [
+        before = [
             row
             for row in origin.rows
             if row.task == task and not (without_answers and row.channel == RESUME)
         ]
-        await restore_writes(connection, database, thread, now, then)
+        await restore_writes(connection, database, thread, now, before)
 
 
 # -- recovery -----------------------------------------------------------------------------
@@ -90,8 +96,8 @@ async def _roll_back_command(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a run starts: at its thread's end without input if it ``resumes``, otherwise where and
-    as it was asked to. Either may have a command.
+    """How a run starts. If it ``resumes``, it starts at the thread's latest checkpoint without
+    input, otherwise as it was requested. In both cases it may have a command.
     """
 
     resumes: bool
@@ -99,23 +105,26 @@ class Entry:
 
 
 async def entry(storage: Storage, record: RunRecord) -> Entry:
-    """How a run starts now. It may have been started before."""
-    as_asked, origin = Entry(False, record.kwargs.get("command")), record.origin
+    """Return how a run starts now, and undo what an earlier attempt must not leave behind."""
+    as_requested, origin = Entry(False, record.kwargs.get("command")), record.origin
     if origin is None:
-        return as_asked
+        return as_requested
     async with storage.database.reading() as connection:
         tip = await last_checkpoint(connection, record.thread_id, own=True)
     if tip != (origin.checkpoint_id or ""):
         return Entry(True, None)
     if _starts_over(record.kwargs, tip):
         await roll_back(storage.database, record.thread_id, origin)
-        return as_asked
-    return as_asked if as_asked.command is None else await _remaining(storage, record, origin)
+        return as_requested
+    if as_requested.command is None:
+        return as_requested
+    return await _remaining(storage, record, origin)
 
 
 def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
-    """Whether a run that has added no checkpoint starts over, because what its subgraphs stored
-    is of no use without one. A run with neither input nor command only continues its thread.
+    """Return whether a run whose graph has added no checkpoint starts over, because the checkpoints
+    of its subgraphs cannot be used then. A run with neither input nor command does not start over:
+    it only continues its thread.
     """
     if kwargs.get("durability") == "exit" or not _start_checkpoints(kwargs) <= {tip}:
         return True
@@ -123,16 +132,18 @@ def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
 
 
 def _start_checkpoints(kwargs: Mapping[str, Any]) -> set[str]:
-    """The checkpoints at which a run was asked to start."""
-    asked = kwargs.get("checkpoint") or {}
+    """Return the ids of the checkpoints at which a run was requested to start."""
+    checkpoint = kwargs.get("checkpoint") or {}
     configurable = (kwargs.get("config") or {}).get("configurable") or {}
-    ids = [kwargs.get("checkpoint_id"), asked.get("checkpoint_id")]
-    ids += [configurable.get("checkpoint_id"), *(asked.get("checkpoint_map") or {}).values()]
-    return {one for one in ids if one and isinstance(one, str)}
+    ids = [kwargs.get("checkpoint_id"), checkpoint.get("checkpoint_id")]
+    ids += [configurable.get("checkpoint_id"), *(checkpoint.get("checkpoint_map") or {}).values()]
+    return {key for key in ids if key and isinstance(key, str)}
 
 
 async def _remaining(storage: Storage, record: RunRecord, origin: Origin) -> Entry:
-    """Start with what is left of a run's command, after undoing what it wrote."""
+    """Undo the writes of a run's command, and return an entry with the part of the command that is
+    still to be done.
+    """
     command = dict(record.kwargs["command"])
     progress = await _progress_since(storage, record.thread_id, origin)
     resume = command.pop("resume", None)
@@ -141,28 +152,27 @@ async def _remaining(storage: Storage, record: RunRecord, origin: Origin) -> Ent
     await _roll_back_command(storage.database, record.thread_id, origin, without_answers=taken)
     if left is not None:
         command["resume"] = left
-    return Entry(taken, command if any(given is not None for given in command.values()) else None)
+    is_empty = all(value is None for value in command.values())
+    return Entry(taken, None if is_empty else command)
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """What became of the questions that were open at a run's start: which tasks had asked each,
-    which of these tasks have ``moved`` since, and whether any task has taken an answer.
-    """
+    """What has happened to the questions that were open at a run's start."""
 
-    asked: Mapping[str, set[Task]]
-    moved: set[Task]
-    answered: bool
+    askers: Mapping[str, set[Task]]  # the tasks that asked each question, by the question's id
+    moved: set[Task]  # the askers that have written something since
+    answered: bool  # whether any task has taken an answer since
 
     def left_of(self, resume: Any) -> Any:
-        """The answers that no task has taken, or None."""
+        """Return the part of a command's ``resume`` that no task has taken, or None."""
         if not is_answer_map(resume):
             return None if self.moved or self.answered else resume
         left = {key: value for key, value in resume.items() if not self._took(key)}
         return left if left or not resume else None
 
     def _took(self, question: str) -> bool:
-        tasks = self.asked.get(question)
+        tasks = self.askers.get(question)
         return self.answered if tasks is None else bool(tasks & self.moved)
 
 
@@ -172,21 +182,21 @@ async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Pro
         added = await namespaces_since(connection, thread, origin.latest)
     rows = origin.rows
     before, after = _answers(storage, rows), _answers(storage, now)
-    more = {task for task, count in after.items() if count > before[task]}
+    answered = {task for task, count in after.items() if count > before[task]}
     done = {row.task for row in now if not row.replaceable}
     done -= {row.task for row in rows if not row.replaceable}
-    asked: dict[str, set[Task]] = defaultdict(set)
+    askers: dict[str, set[Task]] = defaultdict(set)
     for row in rows:
         if row.channel == INTERRUPT:
-            for one in _as_list(_value(storage, row)):
-                asked[one.id].add(row.task)
-    waited = set().union(*asked.values())
-    moved = {task for task in waited if task in more | done or task[0] in added}
-    return _Progress(asked, moved, bool(more))
+            for interrupt in _as_list(_value(storage, row)):
+                askers[interrupt.id].add(row.task)
+    waited = set().union(*askers.values())
+    moved = {task for task in waited if task in answered | done or task[0] in added}
+    return _Progress(askers, moved, bool(answered))
 
 
 def _answers(storage: Storage, rows: Iterable[Write]) -> Counter[Task]:
-    """How many answers each task has taken."""
+    """Return how many answers each task has taken."""
     taken = [row for row in rows if row.channel == RESUME and row.task_id != NULL_TASK]
     return Counter({row.task: len(_as_list(_value(storage, row))) for row in taken})
 
@@ -200,25 +210,27 @@ def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-# -- what was asked for -------------------------------------------------------------------
+# -- the request of a run in LangGraph's form -----------------------------------------------
 
 
-def as_command(given: Mapping[str, Any]) -> Command[Any]:
-    """A client's command as LangGraph takes it."""
-    goto = given.get("goto") or ()
+def as_command(command: Mapping[str, Any]) -> Command[Any]:
+    """Convert a client's command to LangGraph's `Command`."""
+    goto = command.get("goto") or ()
     nodes = [goto] if isinstance(goto, str | dict) else goto
-    update = given.get("update")
+    update = command.get("update")
     if isinstance(update, list):
-        update = [tuple(one) for one in update]
+        update = [tuple(pair) for pair in update]
     return Command(
         update=update,
-        resume=given.get("resume"),
+        resume=command.get("resume"),
         goto=[n if isinstance(n, str) else Send(n["node"], n.get("input")) for n in nodes],
     )
 
 
 def at_checkpoint(kwargs: Mapping[str, Any]) -> RunnableConfig:
-    """The config of where a run was asked to start; by default its thread's end."""
+    """Return the config with the checkpoint at which a run was requested to start, by default the
+    thread's latest.
+    """
     where = dict(kwargs.get("checkpoint") or {})
     where.pop("thread_id", None)
     if kwargs.get("checkpoint_id"):

@@ -1,4 +1,4 @@
-"""The routes of runs that were started before: read, follow and stop them."""
+"""The routes that read, follow and stop existing runs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ _RUNS = "/threads/{thread_id}/runs"
 _RUN = f"{_RUNS}/{{run_id}}"
 
 
-def _given(modes: Any) -> Any:
-    """The Python client sends an empty text for no mode, JavaScript's a list as JSON."""
+def _listed(modes: Any) -> Any:
+    """Return the modes of a query as a list, or None for all modes. The Python client sends an
+    empty text for no mode, and JavaScript's client sends a JSON list.
+    """
     if not isinstance(modes, list):
         return modes
     if len(modes) == 1 and modes[0].startswith("["):
@@ -47,14 +49,14 @@ def _given(modes: Any) -> Any:
     return [mode for mode in modes if mode] or None
 
 
-_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_given), Query()]
+_Modes = Annotated[list[StreamMode] | None, BeforeValidator(_listed), Query()]
 _ThreadModes = Annotated[
-    list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_given), Query()
+    list[Literal["run_modes", "lifecycle"]] | None, BeforeValidator(_listed), Query()
 ]
 
 
 class RunRoutes(Routes):
-    """Reads, follows and stops runs."""
+    """The routes that read, follow and stop runs."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
@@ -71,7 +73,7 @@ class RunRoutes(Routes):
         status: RunStatus | None = None,
         select: Annotated[list[RunSelectField] | None, Query()] = None,
     ) -> JSON:
-        """The runs of a thread, the last one first."""
+        """Return a page of a thread's runs, the newest first."""
         row = await self._state.thread(caller, thread_id, "read")
         about = {"thread_id": thread_id, "metadata": {}}
         only = await caller.authorize("threads", "search", about)
@@ -82,12 +84,12 @@ class RunRoutes(Routes):
 
     @route("GET", _RUN)
     async def get(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> JSON:
-        """One run."""
+        """Return a run."""
         return JSON(run_json(await self._row(caller, thread_id, run_id, "read")))
 
     @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
-        """Stop a run if it has not ended, and forget it; what it did to its thread stays."""
+        """Stop a run if it has not ended, and delete it. Its changes to the thread stay."""
         await self._row(caller, thread_id, run_id, "delete", {"run_id": run_id})
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
@@ -95,13 +97,13 @@ class RunRoutes(Routes):
 
     @route("GET", f"{_RUN}/join")
     async def join(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
-        """What a run gives, when it has ended."""
+        """Wait for a run's end, and return its result."""
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
         if live is not None:
             keep_alive_s = self._state.server.keep_alive_s
             return result_response(live, headers_of(row, "join"), keep_alive_s=keep_alive_s)
-        row = await self._row(caller, thread_id, run_id, "read")  # it may have ended meanwhile
+        row = await self._row(caller, thread_id, run_id, "read")  # the run may have ended meanwhile
         _check_ended(row)
         result = row._mapping["result"]
         return JSON(None if result is None else json.loads(result), headers=headers_of(row, "join"))
@@ -116,10 +118,10 @@ class RunRoutes(Routes):
         cancel_on_disconnect: bool = False,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
-        """Follow a run from now on; a resumable one from after the event of an id. Of the
-        modes that it was started with, those that are asked for.
+        """Stream the events of a run from now on. For a resumable run, the header Last-Event-ID
+        selects the event after which the stream begins; -1 is the beginning.
 
-        The id -1 is before the first event.
+        ``stream_mode`` selects some of the modes with which the run was started.
         """
         row = await self._row(caller, thread_id, run_id, "read")
         live = self._queue.get(str(run_id))
@@ -129,7 +131,10 @@ class RunRoutes(Routes):
         resumable = bool(kwargs.get("stream_resumable"))
         after = _after(last_event_id)
         if after is not None and not resumable:
-            raise invalid("Last-Event-ID: the run was not started with stream_resumable")
+            raise invalid(
+                "Last-Event-ID: the run's events are not stored, because it was started without "
+                "stream_resumable; leave the header out"
+            )
         return event_stream(
             self._events(live, str(run_id), after),
             headers_of(row, "stream"),
@@ -147,8 +152,10 @@ class RunRoutes(Routes):
         wait: bool = False,
         action: CancelAction = "interrupt",
     ) -> Response:
-        """Stop a run; with ``rollback``, make it as if it had never been. One that has not
-        begun has ended when this returns.
+        """Stop a run. The action ``rollback`` also undoes its changes and deletes it.
+
+        A run that has not begun has ended when this returns; for other runs, ``wait`` waits for the
+        end.
         """
         row = await self._row(caller, thread_id, run_id, "update", _cancelled(action, [run_id]))
         live = self._queue.get(str(run_id))
@@ -164,20 +171,21 @@ class RunRoutes(Routes):
     async def cancel_many(
         self, body: RunCancel, caller: CallerDep, action: CancelAction = "interrupt"
     ) -> Response:
-        """Stop some runs of a thread, or all of a status. Those that have ended are left."""
+        """Stop runs of a thread, or all runs with a status. Ended runs are ignored."""
         if body.thread_id is not None:
             about = _cancelled(action, body.run_ids)
             await self._state.thread(caller, body.thread_id, "update", about)
-            wanted = {str(one) for one in body.run_ids or ()}
+            wanted = {str(run_id) for run_id in body.run_ids or ()}
             wanted &= set(self._queue.live_in(str(body.thread_id)))
         else:
             about = {"thread_id": None, **_cancelled(action, None, body.status)}
             only = await caller.authorize("threads", "update", about)
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
             wanted = set(await self._all.ids(caller.tenant, statuses, only))
-        live = [one for key in wanted if (one := self._queue.get(key)) is not None]
-        for one in [one for one in live if self._queue.cancel(one, action)]:
-            await one.ended()
+        live_runs = [live for key in wanted if (live := self._queue.get(key)) is not None]
+        waiting = [live for live in live_runs if self._queue.cancel(live, action)]
+        for live in waiting:
+            await live.ended()
         return Response(status_code=204)
 
     @route("GET", "/threads/{thread_id}/stream")
@@ -188,10 +196,12 @@ class RunRoutes(Routes):
         stream_mode: _ThreadModes = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
-        """Follow a thread: each of its runs that begins from now on."""
+        """Stream the events of all runs of a thread that begin from now on."""
         await self._state.thread(caller, thread_id, "read")
         if last_event_id:
-            raise invalid("Last-Event-ID: a thread's stream begins now; join a run to go back")
+            raise invalid(
+                "Last-Event-ID: a thread's stream begins now; join a run to get its past events"
+            )
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
         runs = self._thread_events(str(thread_id), whole)
@@ -212,20 +222,20 @@ class RunRoutes(Routes):
         self, live: LiveRun | None, run_id: str, after: int | None
     ) -> AsyncIterator[StreamEvent]:
         if live is not None:
-            async for one in live.log.follow(live.log.last if after is None else after):
-                yield one
+            async for event in live.log.follow(live.log.last if after is None else after):
+                yield event
         elif after is not None:
-            async for one in replay(self._state.storage.database, run_id, after):
-                yield one
+            async for event in replay(self._state.storage.database, run_id, after):
+                yield event
 
     async def _thread_events(self, thread: str, whole: bool) -> AsyncIterator[ServerSentEvent]:
         with self._queue.listening(thread) as beginning:
             while (live := await beginning.get()) is not None:
                 yield _lifecycle(live, "run_started")
                 if whole:
-                    async for one in live.log.follow(0):
-                        if one.event != PROTOCOL:
-                            yield as_sse(one, numbered=False)
+                    async for event in live.log.follow(0):
+                        if event.event != PROTOCOL:
+                            yield as_sse(event, numbered=False)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
 
@@ -233,15 +243,15 @@ class RunRoutes(Routes):
 def _cancelled(
     action: CancelAction, run_ids: Sequence[UUID] | None, status: str | None = None
 ) -> dict[str, Any]:
-    """What hooks get of a request that stops runs, beside the thread's id."""
+    """Return the fields that hooks get about a request that stops runs, without the thread's id."""
     run_ids = None if run_ids is None else list(run_ids)
     return {"action": action, "metadata": {"run_ids": run_ids, "status": status}}
 
 
 def _check_ended(row: Row[Any]) -> None:
-    """A run that has not ended has no result, though it does not run here now."""
+    """Raise 503 for a run that has not ended, but is not live in this server."""
     if row.status in ACTIVE:
-        raise later(503, f"run {row.run_id} has not ended, and does not run now")
+        raise later(503, f"run {row.run_id} has not ended, but is not running now; try again later")
 
 
 def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:
@@ -250,9 +260,9 @@ def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:
 
 
 def _after(last_event_id: str | None) -> int | None:
-    """The number after which to go on; None is from now on."""
+    """Return the number of the event after which a stream begins; None is from now on."""
     if not last_event_id:
         return None
     if last_event_id != "-1" and not (last_event_id.isdecimal() and len(last_event_id) < 16):
-        raise invalid(f"Last-Event-ID {last_event_id!r}: it is the number of an event, or -1")
+        raise invalid(f"invalid Last-Event-ID {last_event_id!r}; use the number of an event, or -1")
     return max(0, int(last_event_id))

@@ -1,4 +1,4 @@
-"""Starts runs: in the background, until their end, or as a stream."""
+"""The routes that start runs: in the background, until their end, or as a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrt.serving.langgraph.assistants.configs import caller_access, merged
 from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep, hook_fault
 from agentrt.serving.langgraph.bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.database.filters import Filter
-from agentrt.serving.langgraph.database.runs import NewRun, record_of, run_json
+from agentrt.serving.langgraph.database.runs import NewRun, run_json
 from agentrt.serving.langgraph.responses import JSON, invalid, later
 from agentrt.serving.langgraph.routes import PathThread, Routes, route
 from agentrt.serving.langgraph.runs.queue import RunQueue
@@ -33,8 +33,8 @@ from agentrt.steady import SteadyClock
 
 _RUNS = "/threads/{thread_id}/runs"
 _MAX_BATCH = 100
-_OF_USER = "langgraph_auth"
-"""Begins the configurable keys that say who the user is."""
+_USER_PREFIX = "langgraph_auth"
+"""The prefix of the configurable keys that identify the user."""
 _OWN_COLUMNS = {
     *("assistant_id", "metadata", "multitask_strategy", "if_not_exists", "thread_id"),
     "checkpoint_during",
@@ -43,7 +43,7 @@ _OWN_COLUMNS = {
 
 
 class StartRoutes(Routes):
-    """Starts runs in a thread, and stateless ones, which get a thread of their own."""
+    """The routes that start runs, in a thread or stateless. A stateless run gets its own thread."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
@@ -53,14 +53,14 @@ class StartRoutes(Routes):
     @route("POST", "/runs")
     @route("POST", _RUNS)
     async def create(self, body: RunBody, caller: CallerDep, thread: PathThread) -> JSON:
-        """Start a run, and leave it to itself."""
+        """Start a run in the background."""
         row, _ = await self.start(caller, thread, body)
         return JSON(run_json(row), headers=headers_of(row))
 
     @route("POST", "/runs/wait")
     @route("POST", f"{_RUNS}/wait")
     async def wait(self, body: RunBody, caller: CallerDep, thread: PathThread) -> StreamingResponse:
-        """Start a run, and wait for what it gives."""
+        """Start a run, wait for its end, and return its result."""
         row, live = await self.start(caller, thread, body)
         on_leave = self._queue.canceller(live, body.on_disconnect == "cancel")
         headers, keep_alive_s = headers_of(row, "join"), self._state.server.keep_alive_s
@@ -71,7 +71,7 @@ class StartRoutes(Routes):
     async def stream(
         self, body: RunBody, caller: CallerDep, thread: PathThread
     ) -> EventSourceResponse:
-        """Start a run, and follow it."""
+        """Start a run, and stream its events."""
         row, live = await self.start(caller, thread, body)
         return event_stream(
             live.log.follow(0),
@@ -86,15 +86,17 @@ class StartRoutes(Routes):
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
         caller: CallerDep,
     ) -> JSON:
-        """Start several runs."""
-        assistants = [await self.assistant(caller, one.thread_id, one) for one in bodies]
-        with self._reserve(caller.tenant, len(bodies)):  # all of them, or none
+        """Start several runs in the background. If the queue has no room for all of them, none
+        starts.
+        """
+        assistants = [await self.assistant(caller, body.thread_id, body) for body in bodies]
+        with self._reserve(caller.tenant, len(bodies)):  # either all runs have room, or none starts
             self._state.server.tenants.ask(caller.tenant, len(bodies))
         started = []
         for body, assistant in zip(bodies, assistants, strict=True):
             with self._reserve(caller.tenant):
                 new, only = await _new_run(caller, body.thread_id, body, assistant, self._clock)
-                row, _ = await self._enter(new, only)
+                row, _ = await self._queue.enter(new, only)
                 started.append(run_json(row))
         return JSON(started)
 
@@ -109,24 +111,24 @@ class StartRoutes(Routes):
         *,
         claim: sa.Update | None = None,
     ) -> tuple[Row[Any], LiveRun]:
-        """Enter a run, in ``thread`` or in a new one of its own. ``answers`` is the id of the
-        interrupt that it answers: if that is not open, this raises 409; ``claim`` as in `NewRun`.
+        """Start a run in ``thread``, or in a new thread if that is None.
 
-        Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503 on a server that
-        is stopping, and `BusyError` if the tenant is at a limit.
+        ``answers`` is the id of the interrupt that the run answers, which must be open. ``claim``
+        is as in `NewRun`. Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503
+        if the server is shutting down, and `BusyError` if the tenant has reached a limit.
         """
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
             new, only = await _new_run(caller, thread, body, assistant, self._clock)
-            return await self._enter(replace(new, answers=answers, claim=claim), only)
+            return await self._queue.enter(replace(new, answers=answers, claim=claim), only)
 
     async def assistant(
         self, caller: Caller, thread: UUID | None, body: RunBody
     ) -> Mapping[str, Any]:
-        """The assistant of a run, after checking the run's body."""
+        """Check the body of a run, and return the run's assistant. Raises as `start` does."""
         if self._state.server.draining:
-            raise later(503, "the server ends; it takes no new runs")
+            raise later(503, "the server is shutting down and accepts no new runs")
         assistant = await self._state.assistants.runnable(caller, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
@@ -140,30 +142,24 @@ class StartRoutes(Routes):
     async def _check_nodes(
         self, caller: Caller, body: RunBody, assistant: Mapping[str, Any]
     ) -> None:
-        """Refuse nodes that the graph does not have: the run would never stop there."""
+        """Raise 422 for nodes of ``interrupt_before`` and ``interrupt_after`` that the graph does
+        not have, because the run would never stop at them.
+        """
         named = {"interrupt_before": body.interrupt_before, "interrupt_after": body.interrupt_after}
         if not any(isinstance(nodes, list) for nodes in named.values()):
             return
-        config, _ = merged(body.config.given(), body.context, assistant)
+        config, _ = merged(body.config.fields_set(), body.context, assistant)
         access = caller_access(caller, "assistants.read", config)
         async with self._state.graphs.opened(assistant["graph_id"], caller.tenant, access) as graph:
             for field, nodes in named.items():
                 unknown = [] if nodes is None or nodes == "*" else set(nodes) - set(graph.nodes)
                 if unknown:
                     names = ", ".join(map(repr, sorted(unknown)))
-                    raise invalid(f"{field}: no node {names} in the graph")
+                    raise invalid(f"{field}: the graph has no node {names}")
 
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
         most = self._state.server.tenants.limits(tenant).programs
         return self._queue.reserve(tenant, most, runs)
-
-    async def _enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
-        row, others = await self._state.runs.enter(new, only)
-        for other in others:
-            strategy: Any = new.columns["multitask_strategy"]
-            if strategy in ("interrupt", "rollback") and (live := self._queue.get(other)):
-                self._queue.cancel(live, strategy)
-        return row, self._queue.enter(record_of(row))
 
 
 async def _new_run(
@@ -173,7 +169,9 @@ async def _new_run(
     assistant: Mapping[str, Any],
     clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """The run as hooks allow it, and the filter on its thread. It starts by the ``clock``."""
+    """Return the run to create, after asking the hooks, and the hooks' filter for its thread. Its
+    start time is by the ``clock``.
+    """
     run_id = uuid4()
     kwargs = _kwargs(body, assistant)
     value: dict[str, Any] = {
@@ -209,7 +207,7 @@ async def _new_run(
         temporary=body.on_completion != "keep",
         make_thread=value["if_not_exists"] == "create",
         inherited=assistant["metadata"],
-        given=body.config.given(),
+        body_config=body.config.fields_set(),
         run_id=run_id,
         user=caller.identity,
     )
@@ -220,7 +218,9 @@ _OPTIONAL = ("input", "command", "interrupt_before", "interrupt_after", "webhook
 
 
 def _for_hooks(caller: Caller, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's kwargs as hooks get them: with all keys, and with the user in the config."""
+    """Return a run's kwargs in the form that hooks get: with all keys, and the user in
+    the config.
+    """
     config = dict(kwargs["config"])
     config["configurable"] = {**(config.get("configurable") or {}), **caller.config()}
     whole = {**dict.fromkeys(_OPTIONAL), **kwargs, "config": config}
@@ -228,23 +228,31 @@ def _for_hooks(caller: Caller, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _after_hooks(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's kwargs as hooks have left them. The user in the config is the server's to set."""
+    """Return a run's kwargs after the hooks have changed them, without the user, which only the
+    server sets.
+    """
     kwargs = value.get("kwargs")
     if not isinstance(kwargs, dict) or not isinstance(kwargs.get("config"), dict):
-        raise hook_fault("threads.create_run", "left no dict as kwargs and as their config")
+        raise hook_fault(
+            "threads.create_run", "changed kwargs or its config to something other than a dict"
+        )
     config = dict(kwargs["config"])
     configurable = config.pop("configurable", None)
     if not isinstance(configurable, dict | None):
-        raise hook_fault("threads.create_run", "left a configurable that is not a dict")
-    own = {key: one for key, one in (configurable or {}).items() if not key.startswith(_OF_USER)}
+        raise hook_fault(
+            "threads.create_run", "changed configurable to something other than a dict"
+        )
+    own = {k: value for k, value in (configurable or {}).items() if not k.startswith(_USER_PREFIX)}
     kept = {**kwargs, "config": {**config, "configurable": own} if own else config}
-    return {key: one for key, one in kept.items() if one is not None and (key != "context" or one)}
+    return {
+        k: value for k, value in kept.items() if value is not None and (k != "context" or value)
+    }
 
 
 def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's kwargs: its body over the config and the context of its assistant."""
+    """Return a run's kwargs: its body, merged with the config and the context of its assistant."""
     kwargs = body.model_dump(mode="json", exclude=_OWN_COLUMNS, exclude_none=True)
-    kwargs["config"], context = merged(body.config.given(), body.context, assistant)
+    kwargs["config"], context = merged(body.config.fields_set(), body.context, assistant)
     if context:
         kwargs["context"] = context
     if body.command is not None:
@@ -253,15 +261,15 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
-    """Refuse another thread than the path's, wherever it is named."""
+    """Raise 422 if the body names another thread than the path."""
     named = [body.config.configurable.get("thread_id")]
     if body.checkpoint is not None:
         named.append(body.checkpoint.thread_id)
     if thread is None and (body.checkpoint or body.checkpoint_id):
-        raise invalid("checkpoint: a run without a thread has no past to start from")
-    for one in named:
-        if one is not None and str(one) != str(thread):
-            raise invalid(f"thread_id {str(one)!r} is not that of the path")
+        raise invalid("checkpoint: a run without a thread has no checkpoints; start it in a thread")
+    for thread_id in named:
+        if thread_id is not None and str(thread_id) != str(thread):
+            raise invalid(f"thread_id {str(thread_id)!r} is not the thread of the path")
 
 
 def _check_command(body: RunBody, thread: UUID | None) -> None:
@@ -269,6 +277,6 @@ def _check_command(body: RunBody, thread: UUID | None) -> None:
     if command is None:
         return
     if command.resume is None and command.update is None and not command.goto:
-        raise invalid("command: give resume, update or goto")
+        raise invalid("command: set resume, update or goto")
     if thread is None:
-        raise invalid("command: a run without a thread has nothing to go on from")
+        raise invalid("command: a run without a thread has nothing to resume; start it in a thread")

@@ -1,4 +1,4 @@
-"""How clients follow a run over HTTP: its events as they come, or its result at the end."""
+"""Responses for clients that follow a run: a stream of its events, or its result at the end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from agentrt.serving.langgraph.responses import encode
 from agentrt.serving.langgraph.runs.streams import FellBehindError, LiveRun, StreamEvent
 
 SEND_S = 60
-"""How long a client may not read before it counts as gone."""
+"""Seconds after which a client that does not read counts as disconnected."""
 OnLeave = Callable[[], None]
-"""Called when a client has gone before the end."""
+"""A callback for a client that disconnects before the run's end."""
 
 
 def headers_of(row: sa.Row[Any], retry: str | None = None) -> dict[str, str]:
-    """Where a run is, and where a client whose connection breaks asks again: ``retry``."""
+    """Return the headers with a run's address and, with ``retry``, the address where a client whose
+    connection breaks can continue: ``join`` or ``stream``.
+    """
     path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
     headers = {"Content-Location": path}
     return headers if retry is None else {**headers, "Location": f"{path}/{retry}"}
 
 
 def _ignore() -> None:
-    """A client that leaves does not affect its run."""
+    """Do nothing when a client disconnects."""
 
 
 def event_stream(
@@ -41,19 +43,24 @@ def event_stream(
     modes: Collection[str] | None = None,
     on_leave: OnLeave = _ignore,
 ) -> EventSourceResponse:
-    """Events as they come; with ``modes``, those of some stream modes only."""
+    """Return a response that streams events as they come; with ``modes``, only events of these
+    stream modes. ``numbered`` sends the events' ids.
+    """
 
     async def parts() -> AsyncIterator[ServerSentEvent]:
         over = False
         try:
-            async for one in source:
-                if one.event == PROTOCOL:
+            async for event in source:
+                if event.event == PROTOCOL:
                     continue
-                if modes is None or mode_of(one.event) in {*modes, "error"}:
-                    yield as_sse(one, numbered=numbered)
+                if modes is None or mode_of(event.event) in {*modes, "error"}:
+                    yield as_sse(event, numbered=numbered)
             over = True
         except FellBehindError as error:
-            data = {"error": "FellBehindError", "message": f"{error}; read faster, or join again"}
+            data = {
+                "error": "FellBehindError",
+                "message": f"{error}; read faster, or join the run again",
+            }
             yield ServerSentEvent(encode(data).decode(), event="error")
         finally:
             if not over:
@@ -62,14 +69,14 @@ def event_stream(
     return EventSourceResponse(parts(), headers=headers, ping=NEVER_S, send_timeout=SEND_S)
 
 
-def as_sse(one: StreamEvent, *, numbered: bool) -> ServerSentEvent:
-    """An event on the wire; its number is its id if it can be replayed."""
-    event_id = str(one.number) if numbered else None
-    return ServerSentEvent(one.data.decode(), event=one.event, id=event_id)
+def as_sse(event: StreamEvent, *, numbered: bool) -> ServerSentEvent:
+    """Convert an event to a server-sent event. ``numbered`` sets the event's number as its id."""
+    event_id = str(event.number) if numbered else None
+    return ServerSentEvent(event.data.decode(), event=event.event, id=event_id)
 
 
 def mode_of(event: str) -> str:
-    """The stream mode of an event, by its name."""
+    """Return the stream mode of an event's name."""
     name, _, _ = event.partition("|")
     mode, slash, _ = name.partition("/")
     return "messages-tuple" if mode == "messages" and not slash else mode
@@ -82,9 +89,11 @@ def result_response(
     *,
     keep_alive_s: float,
 ) -> StreamingResponse:
-    """The run's result at its end. The headers are sent at once, so that a client whose
-    connection breaks knows where to ask again; until the end, a newline every ``keep_alive_s``
-    seconds keeps it open (0: none).
+    """Return a response with the run's result at its end.
+
+    The headers are sent at once, so that a client whose connection breaks knows where to continue.
+    Until the run's end, a newline every ``keep_alive_s`` seconds keeps the connection open; 0 sends
+    no newlines.
     """
 
     async def body() -> AsyncIterator[bytes]:
@@ -96,7 +105,7 @@ def result_response(
                         break
                 yield b"\n"
             yield _result_of(live)
-        finally:  # when the client has gone, too: the response cancels its body
+        finally:  # the response cancels its body when the client disconnects
             if not live.done.is_set():
                 on_leave()
 
@@ -104,9 +113,11 @@ def result_response(
 
 
 def _result_of(live: LiveRun) -> bytes:
-    """The run's result. Raises if it has not ended: a connection that breaks sends the client to
-    the next server, which resumes the run.
+    """Return the run's result. Raises `ConnectionAbortedError` if the run has not ended. That
+    breaks the connection, so that the client continues at the next server, which resumes the run.
     """
     if live.result is None:
-        raise ConnectionAbortedError(f"the server ends before run {live.record.run_id} does")
+        raise ConnectionAbortedError(
+            f"the server stopped before the end of run {live.record.run_id}"
+        )
     return live.result

@@ -1,7 +1,8 @@
-"""What a live run has streamed so far, and how it is stopped and ends.
+"""Live runs: the log of a run's events, and how the run is stopped and ends.
 
-The events of a resumable run are in the database before any client sees them: an id means the
-same after a restart. The events of other runs are in memory, as long as the run is live.
+The events of a resumable run are stored in the database before any client gets them, so that an
+event's id means the same event after a restart. The events of other runs are kept in memory while
+the run is live.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
-"""How much of a run's stream is in memory; a listener that falls behind that is cut off."""
+"""Maximum number of events, and of their bytes, of a run's stream in memory. A listener that falls
+further behind is disconnected.
+"""
 MAX_STORED = 100_000
-"""How many events of a resumable run are stored; older ones are deleted."""
+"""Maximum number of stored events of a resumable run; older events are deleted."""
 _PAGE = 500
 
 Action = Literal["interrupt", "rollback", "shutdown"]
-"""Why a run is stopped: a client asks for it, or the server stops and resumes it later."""
+"""Why a run is stopped. A client requests ``interrupt`` or ``rollback``. ``shutdown`` means that
+the server stops, and the next server resumes the run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a run's stream; ``data`` is JSON. ``number`` counts from 1 in its run."""
+    """An event of a run's stream. ``data`` is JSON. ``number`` counts from 1 in each run."""
 
     number: int
     event: str
@@ -41,8 +46,8 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class ThreadEvent:
-    """An event in the streaming protocol's form: the number and the id of its ``run``, and its
-    own ``number`` in that.
+    """An event of the streaming protocol. ``run`` is the number of its run in the order of arrival,
+    and ``number`` the event's number in that run. ``data`` is JSON.
     """
 
     run: int
@@ -52,59 +57,59 @@ class ThreadEvent:
 
 
 class FellBehindError(Exception):
-    """A listener was too slow: what it has not read is gone."""
+    """A listener was too slow, and the next events for it are no longer in memory."""
 
 
 class EventLog:
-    """One live run's stream. One run writes it; any number of clients listen."""
+    """The events of a live run. The run writes them, and any number of clients read them."""
 
     def __init__(self, run_id: str, database: Database, *, resumable: bool) -> None:
         self.run_id = run_id
         self.resumable = resumable
         self.closed = False
         self.last = 0
-        """The number of the last event so far."""
+        """The number of the newest event."""
         self._database = database
         self._recent: deque[StreamEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Continue after the events that an earlier attempt has stored."""
+        """Continue the numbers after the events that an earlier attempt of the run has stored."""
         if self.resumable:
             last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
             row = await self._database.first(last)
             self.last = (row and row[0]) or 0
 
     async def put(self, parts: Sequence[tuple[str, bytes]]) -> None:
-        """Append events, given by name and data."""
+        """Append events, each a name and its data as JSON."""
         first = self.last + 1
         new = [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
         if self.resumable and new:
             await self._store(new)
         self._recent.extend(new)
-        self._bytes += sum(len(one.data) for one in new)
+        self._bytes += sum(len(event.data) for event in new)
         self.last += len(new)
         while len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES:
             self._bytes -= len(self._recent.popleft().data)
         self._notify()
 
     def close(self) -> None:
-        """There are no more events."""
+        """Mark the end of the stream: no more events follow."""
         self.closed = True
         self._notify()
 
     async def follow(self, after: int) -> AsyncIterator[StreamEvent]:
-        """All events after the one of that number, until the run ends.
+        """Yield all events after the event number ``after``, until the run ends.
 
-        Raises `FellBehindError` if they come faster than they are read.
+        Raises `FellBehindError` if the reader is slower than the run.
         """
         at = after
         while True:
             changed, closed = self._changed, self.closed
-            for one in await self._since(at):
-                yield one
-                at = one.number
+            for event in await self._since(at):
+                yield event
+                at = event.number
             if at < self.last:
                 continue
             if closed:
@@ -114,9 +119,11 @@ class EventLog:
     async def _since(self, at: int) -> Sequence[StreamEvent]:
         oldest = self._recent[0].number if self._recent else self.last + 1
         if at + 1 >= oldest:
-            return [one for one in self._recent if one.number > at]
+            return [event for event in self._recent if event.number > at]
         if not self.resumable:
-            raise FellBehindError(f"events {at + 1} to {oldest - 1} of run {self.run_id} are gone")
+            raise FellBehindError(
+                f"events {at + 1} to {oldest - 1} of run {self.run_id} are no longer available"
+            )
         return await stored_events(self._database, self.run_id, at)
 
     def _notify(self) -> None:
@@ -137,14 +144,14 @@ class EventLog:
 
 
 async def stored_events(database: Database, run_id: str, after: int) -> list[StreamEvent]:
-    """The next stored events of a resumable run, one page of them."""
+    """Return the first page of a resumable run's stored events after the event number ``after``."""
     query = sa.select(events).where(events.c.run_id == run_id, events.c.number > after)
     rows = await database.rows(query.order_by(events.c.number).limit(_PAGE))
     return [StreamEvent(row.number, row.event, row.data.encode()) for row in rows]
 
 
 async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]:
-    """The stored events of a thread's runs that ask questions, or say how graphs stand."""
+    """Return the stored events of a thread's runs that ask questions, and the lifecycle events."""
     query = sa.select(runs.c.number.label("run"), *events.c).where(
         runs.c.thread_id == thread, events.c.run_id == runs.c.run_id, ASKS
     )
@@ -153,62 +160,61 @@ async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]
 
 
 async def replay(database: Database, run_id: str, after: int) -> AsyncIterator[StreamEvent]:
-    """The stored events of a run that has ended, after the event of that number."""
+    """Yield the stored events of a run that has ended, after the event number ``after``."""
     while page := await stored_events(database, run_id, after):
-        for one in page:
-            yield one
+        for event in page:
+            yield event
         after = page[-1].number
 
 
 @dataclass(slots=True, eq=False)
 class LiveRun:
-    """A run that has not ended. Its code runs in ``context``. ``action`` is why it is to stop, once
-    it is.
-
-    It has a ``task`` once it has left the queue, which is ``stoppable`` until its end is stored.
-    One that is done without a ``result`` has not ended: the next server resumes it. While its end
-    cannot be stored, because of the ``outage``, it waits for ``rest`` between two tries; once the
-    server is ``closing``, there is one more.
+    """A run that waits or runs in this server. ``done`` is set when the run leaves the server. If
+    ``result`` is None then, the run has not ended, and the next server resumes it.
     """
 
     record: RunRecord
     log: EventLog
-    context: Context = field(default_factory=Context)
+    context: Context = field(default_factory=Context)  # the context in which the run's code runs
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    action: Action | None = None
-    task: asyncio.Task[None] | None = None
-    stoppable: bool = False
+    action: Action | None = None  # why the run was stopped, if it was
+    task: asyncio.Task[None] | None = None  # set once the run has started
+    stoppable: bool = False  # while the graph runs, so that cancelling the task stops it
     result: bytes | None = None
-    rest: asyncio.Event | None = None
-    closing: bool = False
-    outage: Exception | None = None
+    retry_now: asyncio.Event | None = None  # ends the wait for the next try to store the end
+    closing: bool = False  # the server stops, so there is only one more try to store the end
+    outage: Exception | None = None  # the database's error that keeps the end from being stored
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self, action: Action) -> None:
-        """Stop it for this reason, unless it is stopping already."""
+        """Stop the run for the reason ``action``, unless it is stopping already."""
         self.closing = self.closing or action == "shutdown"
-        if self.rest is not None:
+        if self.retry_now is not None:
             if not self.closing:
                 self.action = self.action or action
-            self.rest.set()
-        elif self.action is None:  # to cancel again would break off its wait for its program's end
+            self.retry_now.set()
+        elif (
+            self.action is None
+        ):  # a second cancellation would interrupt the wait for the program's end
             self.action = action
             if self.task is not None and self.stoppable:
                 self.task.cancel()
 
     def cannot_end(self, outage: Exception) -> None:
-        """Its end could not be stored; that will be tried again."""
+        """Record that the run's end could not be stored because of ``outage``, and will be tried
+        again.
+        """
         self.outage = outage
         self._notify()
 
     def end(self) -> None:
-        """It is over."""
+        """Mark the run as done, and close its log."""
         self.log.close()
         self.done.set()
         self._notify()
 
     async def ended(self) -> None:
-        """Wait until it is over. Raises the outage that keeps its end from being stored."""
+        """Wait until the run is done. Raises the outage that keeps its end from being stored."""
         while not self.done.is_set():
             await self._news.wait()
             if self.outage is not None and not self.done.is_set():

@@ -1,1 +1,1 @@
-"""LangGraph's store: long-term items by namespace and key, divided between tenants."""
+"""LangGraph's store: long-term items by namespace and key, separate for each tenant."""

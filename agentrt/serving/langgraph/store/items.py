@@ -1,4 +1,4 @@
-"""LangGraph's store, divided between tenants."""
+"""The part of LangGraph's store that a tenant may use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from langgraph.store.base import (
 
 
 class TenantStore(BaseStore):
-    """The part of the store that one tenant sees: all below a namespace of its own."""
+    """A store that shows a tenant only its own items, which are in a namespace of the tenant.
+
+    LangGraph's stores compare some filters differently, so items are compared here where the stores
+    would disagree.
+    """
 
     supports_ttl = True
 
@@ -45,7 +49,7 @@ class TenantStore(BaseStore):
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
-        """A page of the items that a search finds and whose values ``only`` allows."""
+        """Return a page of the items that a search finds and whose values ``only`` allows."""
         page = _Page(op, only)
         while (search := page.next()) is not None:
             page.take((await self.abatch([search]))[0])
@@ -60,7 +64,7 @@ class TenantStore(BaseStore):
         return page.items
 
     def _inside(self, op: Op) -> Op:
-        """The operation as the shared store takes it."""
+        """Return an operation in the form for the shared store, with the tenant's namespace."""
         match op:
             case GetOp() | PutOp():
                 return op._replace(namespace=(self._root, *op.namespace))
@@ -68,22 +72,26 @@ class TenantStore(BaseStore):
                 return op._replace(namespace_prefix=(self._root, *op.namespace_prefix))
             case ListNamespacesOp():
                 return self._listing(op)
-        raise TypeError(f"an operation of the store of type {type(op).__name__}")
+        raise TypeError(f"unknown operation of the store: {type(op).__name__}")
 
     def _listing(self, op: ListNamespacesOp) -> ListNamespacesOp:
         conditions = list(op.match_conditions or ())
         prefixed = [
-            MatchCondition("prefix", (self._root, *one.path)) if one.match_type == "prefix" else one
-            for one in conditions
+            MatchCondition("prefix", (self._root, *condition.path))
+            if condition.match_type == "prefix"
+            else condition
+            for condition in conditions
         ]
-        if not any(one.match_type == "prefix" for one in conditions):
+        if not any(condition.match_type == "prefix" for condition in conditions):
             prefixed.append(MatchCondition("prefix", (self._root,)))
         depth = None if op.max_depth is None else op.max_depth + 1
         return op._replace(match_conditions=tuple(prefixed), max_depth=depth)
 
     def _outside(self, op: Op, result: Result) -> Any:
-        """The result of ``op`` as the tenant sees it. What lies outside its namespace is left out:
-        old versions of LangGraph's stores find the items of ("docs-2",) for the prefix ("docs",).
+        """Return the result of ``op`` in the form for the tenant, without its namespace's label.
+
+        Leaves out items outside the tenant's namespace, because old versions of LangGraph's stores
+        return the items of ("docs-2",) for the prefix ("docs",).
         """
         if isinstance(result, Item):
             return _shorter(result) if result.namespace[0] == self._root else None
@@ -91,9 +99,9 @@ class TenantStore(BaseStore):
             return result
         beneath = ".".join(op.namespace_prefix if isinstance(op, SearchOp) else (self._root,))
         return [
-            one[1:] if isinstance(one, tuple) else _shorter(one)
-            for one in result
-            if _is_beneath(one if isinstance(one, tuple) else one.namespace, beneath)
+            entry[1:] if isinstance(entry, tuple) else _shorter(entry)
+            for entry in result
+            if _is_beneath(entry if isinstance(entry, tuple) else entry.namespace, beneath)
         ]
 
 
@@ -101,32 +109,34 @@ class TenantStore(BaseStore):
 
 Allows = Callable[[Mapping[str, Any]], bool]
 _KEY = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-"""Keys of values that each of LangGraph's stores compares in the same way."""
+"""The form of keys that all of LangGraph's stores compare in the same way."""
 _SCANNED = 100
-"""Items that are read at once where they are compared here."""
+"""Number of items that are read at once to compare them here."""
 
 
 class _Page:
-    """The page of a search that is compared here: what the store can compare, it leaves out."""
+    """A page of a search that compares items here. The store is only sent those conditions of the
+    filter that all stores compare alike.
+    """
 
     def __init__(self, op: SearchOp, only: Allows | None) -> None:
         self.items: list[SearchItem] = []
         self._op, self._only = op, only
         filters = (op.filter or {}).items()
         self._compared = {key: wanted for key, wanted in filters if not _is_simple(key, wanted)}
-        self._left = {key: wanted for key, wanted in filters if _is_simple(key, wanted)}
+        self._for_store = {key: wanted for key, wanted in filters if _is_simple(key, wanted)}
         self._skip, self._offset, self._ended = op.offset, 0, False
 
     def next(self) -> SearchOp | None:
-        """The next search of the store; None where the page is complete."""
+        """Return the next search for the store; None if the page is complete."""
         if self._ended or len(self.items) >= self._op.limit:
             return None
         return self._op._replace(
-            filter=self._left or None, limit=_SCANNED, offset=self._offset, refresh_ttl=False
+            filter=self._for_store or None, limit=_SCANNED, offset=self._offset, refresh_ttl=False
         )
 
     def take(self, items: Any) -> None:
-        """Take in what that search has found."""
+        """Add the items that the last search has found."""
         allowed = [item for item in items if self._allows(item.value)]
         self.items += allowed[self._skip : self._skip + self._op.limit - len(self.items)]
         self._skip = max(0, self._skip - len(allowed))
@@ -134,7 +144,9 @@ class _Page:
         self._ended = len(items) < _SCANNED
 
     def refreshed(self) -> list[Op]:
-        """What lets the items of the page live longer, if the search asks for that."""
+        """Return the operations that refresh the lifetimes of the page's items, if the search wants
+        that.
+        """
         return [
             GetOp(item.namespace, item.key, True) for item in self.items if self._op.refresh_ttl
         ]
@@ -149,7 +161,9 @@ def _is_compared_here(op: Op) -> TypeGuard[SearchOp]:
 
 
 def _is_simple(key: str, wanted: Any) -> bool:
-    """Whether all of LangGraph's stores compare a key with a value, or refuse it, alike."""
+    """Return whether all of LangGraph's stores treat a key and a value of a filter alike: they
+    compare them in the same way, or all refuse them.
+    """
     if key.startswith("$"):
         return True
     if not isinstance(wanted, dict):
@@ -162,8 +176,9 @@ def _is_simple(key: str, wanted: Any) -> bool:
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value is what a filter of the store wants: the same, an object whose keys are, or
-    what operators say, at any depth. Raises `ValueError` for an operator that there is not.
+    """Return whether a value matches a filter of the store: it is equal, it is an object whose keys
+    match, or it meets the filter's operators, at any depth. Raises `ValueError` for an unknown
+    operator.
     """
     if not isinstance(wanted, dict):
         if isinstance(wanted, list | tuple):
@@ -200,16 +215,20 @@ def _compared(value: Any, name: str, operand: Any) -> bool:
 
 
 def root_of(tenant: str) -> str:
-    """The label of a tenant's namespace; a label must not have a full stop in it."""
+    """Return the label of a tenant's namespace. A label must not contain full stops."""
     return "tenant:" + quote(tenant, safe="").replace(".", "%2E")
 
 
 def _is_beneath(namespace: tuple[str, ...], prefix: str) -> bool:
-    """Whether a namespace is ``prefix``, whose labels are joined by full stops, or inside it."""
+    """Return whether a namespace is ``prefix`` or inside it. The labels of ``prefix`` are joined by
+    full stops.
+    """
     return f"{'.'.join(namespace)}.".startswith(f"{prefix}.")
 
 
 def _shorter(item: Item) -> Item:
-    """The item without the tenant's label. The store makes a new item for each result."""
+    """Remove the tenant's label from an item's namespace. The item may be changed, because the
+    store makes a new item for each result.
+    """
     item.namespace = item.namespace[1:]
     return item

@@ -1,4 +1,4 @@
-"""The routes of the store: items by namespace and key, for those users who may see them."""
+"""The routes of the store: items by namespace and key, for the users who may see them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.store.items import TenantStore, root_of
 
 MAX_TTL = 100 * 365 * 24 * 60
-"""The longest that an item may be kept, in minutes; without a time it is kept for ever."""
+"""Maximum lifetime of an item, in minutes. An item without a lifetime has no limit."""
 
 _NamespaceLabel = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
 Namespace = Annotated[list[_NamespaceLabel], Field(max_length=32)]
@@ -44,7 +44,7 @@ Namespace = Annotated[list[_NamespaceLabel], Field(max_length=32)]
 
 
 class ItemPut(Body):
-    """An item for the store."""
+    """An item to write."""
 
     namespace: Namespace = Field(min_length=1)
     key: Label
@@ -54,14 +54,14 @@ class ItemPut(Body):
 
 
 class ItemDelete(Body):
-    """An item that is to be deleted."""
+    """An item to delete."""
 
     namespace: Namespace = Field(default_factory=list)
     key: Label
 
 
 class ItemSearch(Page):
-    """Which items of the store."""
+    """The conditions for items to search."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
     filter: Object | None = None
@@ -69,7 +69,7 @@ class ItemSearch(Page):
 
 
 class NamespaceSearch(Page):
-    """Which namespaces of the store."""
+    """The conditions for namespaces to list."""
 
     prefix: Namespace | None = None
     suffix: Namespace | None = None
@@ -77,14 +77,14 @@ class NamespaceSearch(Page):
     limit: Limit = 100
 
 
-# -- operations, as authorization hooks get them and may change them ----------------------
+# -- operations in the form that authorization hooks get and may change -------------------
 
 Labels = Annotated[tuple[_NamespaceLabel, ...], Field(max_length=64)]
-"""A namespace as a hook leaves it, for example with its user's name before that of a client."""
+"""A namespace after a hook has changed it, for example by adding the user's name in front."""
 
 
 class Put(Body):
-    """An item to be written. Without a value, it is deleted."""
+    """An item to write. An item without a value is deleted."""
 
     namespace: Labels = Field(min_length=1)
     key: Label
@@ -94,7 +94,7 @@ class Put(Body):
 
 
 class Get(Body):
-    """An item to be read."""
+    """An item to read."""
 
     namespace: Labels
     key: Label
@@ -102,14 +102,14 @@ class Get(Body):
 
 
 class Delete(Body):
-    """An item to be deleted."""
+    """An item to delete."""
 
     namespace: Labels
     key: Label
 
 
 class Search(Page):
-    """Items to be found. There is no search by meaning, so ``query`` is None."""
+    """A search for items. ``query`` is None, because there is no semantic search."""
 
     namespace: Labels
     filter: Object | None
@@ -118,7 +118,7 @@ class Search(Page):
 
 
 class ListNamespaces(Page):
-    """Namespaces to be found."""
+    """A list of namespaces."""
 
     namespace: Labels | None
     suffix: Labels | None
@@ -132,10 +132,10 @@ Operation = TypeVar("Operation", Put, Get, Delete, Search, ListNamespaces)
 
 
 class StoreRoutes(Routes):
-    """Items by namespace and key.
+    """The routes of the store.
 
-    A filter that a hook returns is one on the items' values: other items are not found, not
-    replaced and not deleted, and their namespaces are not listed.
+    The filter of a hook applies to the items' values. Items that it does not allow are not found,
+    replaced or deleted, and their namespaces are not listed.
     """
 
     def __init__(self, storage: Storage, quotas: Quotas) -> None:
@@ -145,7 +145,7 @@ class StoreRoutes(Routes):
 
     @route("PUT", "/store/items", 204)
     async def put(self, body: ItemPut, caller: CallerDep) -> Response:
-        """Write an item, over the one that is there."""
+        """Write an item. It replaces an existing item with the same key."""
         requested: Object = {"namespace": tuple(body.namespace), "key": body.key}
         requested |= {"value": body.value, "index": body.index, "ttl": body.ttl}
         op, only = await _authorized(caller, "put", requested, Put)
@@ -173,10 +173,12 @@ class StoreRoutes(Routes):
         namespace: Annotated[str, Query(max_length=4096)] = "",
         refresh_ttl: bool | None = None,
     ) -> JSON:
-        """An item, or null; the labels of its namespace are joined by full stops."""
+        """Return an item, or null. ``namespace`` has the labels joined by full stops."""
         labels = tuple(namespace.split(".")) if namespace else ()
         if not all(labels):
-            raise invalid("namespace: an empty label")
+            raise invalid(
+                f"namespace {namespace!r} has an empty label; join labels by single full stops"
+            )
         requested: Object = {"namespace": labels, "key": key, "refresh_ttl": refresh_ttl}
         op, only = await _authorized(caller, "get", requested, Get)
         if only is not None and not await self._may_touch(caller, op, only):
@@ -186,7 +188,7 @@ class StoreRoutes(Routes):
 
     @route("DELETE", "/store/items", 204)
     async def delete(self, body: ItemDelete, caller: CallerDep) -> Response:
-        """Delete an item, if it is there."""
+        """Delete an item, if it exists."""
         requested: Object = {"namespace": tuple(body.namespace), "key": body.key}
         op, only = await _authorized(caller, "delete", requested, Delete)
         await self._delete(caller, op, only)
@@ -194,7 +196,7 @@ class StoreRoutes(Routes):
 
     @route("POST", "/store/items/search")
     async def search(self, body: ItemSearch, caller: CallerDep) -> JSON:
-        """Items under a namespace."""
+        """Return a page of the items inside a namespace that meet the filter."""
         requested: Object = {"namespace": tuple(body.namespace_prefix), "filter": body.filter}
         requested |= {"limit": body.limit, "offset": body.offset, "query": None}
         requested["refresh_ttl"] = body.refresh_ttl
@@ -202,20 +204,20 @@ class StoreRoutes(Routes):
         store = self._store(caller)
         try:
             async with asyncio.timeout(READ_S):
-                items = await _found(store, op, only)
-        except ValueError as error:  # an operator that there is not
+                items = await _search(store, op, only)
+        except ValueError as error:  # an unknown operator
             raise invalid(f"filter: {error}") from error
         except TimeoutError:
             raise later(
                 503,
-                f"comparing items with the filter takes more than {READ_S:g} s: search beneath a "
+                f"comparing items with the filter takes more than {READ_S:g} s; search inside a "
                 "longer namespace",
             ) from None
         return JSON({"items": [{**_item_json(item), "score": item.score} for item in items]})
 
     @route("POST", "/store/namespaces")
     async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
-        """The namespaces that have items."""
+        """Return a page of the namespaces that have items."""
         requested: Object = {"limit": body.limit, "offset": body.offset}
         requested["namespace"] = None if body.prefix is None else tuple(body.prefix)
         requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
@@ -238,7 +240,7 @@ class StoreRoutes(Routes):
     # -- filters of hooks ----------------------------------------------------------------
 
     async def _may_touch(self, caller: Caller, op: Get | Put | Delete, only: Filter) -> bool:
-        """Whether the filter allows the item that is there, or none is there."""
+        """Return whether the filter allows the existing item, or there is no item."""
         item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=False)
         return item is None or only.allows(item.value)
 
@@ -246,7 +248,7 @@ class StoreRoutes(Routes):
     async def _write_lock(
         self, caller: Caller, op: Put | Delete, only: Filter | None
     ) -> AsyncIterator[None]:
-        """While the block lasts, clients with a filter do not write this item."""
+        """Keep other writes by users with a filter away from this item until the block ends."""
         if only is None:
             yield
             return
@@ -255,33 +257,35 @@ class StoreRoutes(Routes):
             yield
 
     async def _delete(self, caller: Caller, op: Put | Delete, only: Filter | None) -> None:
-        """Delete the item. One that the filter does not allow is not there for this caller."""
+        """Delete an item, unless the filter does not allow it."""
         async with self._write_lock(caller, op, only):
             if only is None or await self._may_touch(caller, op, only):
                 await self._store(caller).adelete(op.namespace, op.key)
 
     async def _check_put(self, caller: Caller, op: Put, value: Object, only: Filter | None) -> None:
-        """Raise 403 where the filter does not allow the item, or the one that it would replace."""
+        """Raise 403 if the filter does not allow the new value, or the item that it would
+        replace.
+        """
         if only is None:
             return
         if not only.allows(value):
             raise HTTPException(
                 403,
                 "the filter of the authorization hook for store.put does not allow this value, so "
-                "its user could not read it: put what the filter asks for into the value, or have "
+                "the user could not read it; add the values that the filter requires, or let "
                 "the hook change value['namespace'] and return None",
             )
         if not await self._may_touch(caller, op, only):
             raise HTTPException(
                 403,
                 "the filter of the authorization hook for store.put does not allow the item "
-                f"{op.key!r} that would be replaced: choose another key",
+                f"{op.key!r} that this one would replace; choose another key",
             )
 
     async def _namespaces_of(
         self, caller: Caller, op: ListNamespaces, only: Filter
     ) -> list[tuple[str, ...]]:
-        """A page of the namespaces that have an item that the filter allows."""
+        """Return a page of the namespaces with an item that the filter allows."""
         c = items_table.c
         query = sa.select(c.prefix).distinct()
         query = query.where(within(c.prefix, root_of(caller.tenant)), *visible(c["value"], only))
@@ -300,8 +304,10 @@ class StoreRoutes(Routes):
 async def _authorized(
     caller: Caller, action: str, value: Object, form: type[Operation]
 ) -> tuple[Operation, Filter | None]:
-    """The operation as hooks leave it, and their filter on items. Raises 422 for an operation that
-    is not possible, as where a hook puts a user's name with a full stop before the namespace.
+    """Return an operation after the hooks have changed it, and their filter for items.
+
+    Raises 422 if a hook makes the operation invalid, for example by adding a user's name with a
+    full stop to the namespace.
     """
     only = await caller.authorize("store", action, value)
     # A hook for all resources may set metadata, which an operation of the store does not have.
@@ -310,7 +316,7 @@ async def _authorized(
         return form.model_validate(known), only
     except ValidationError as error:
         raise invalid(
-            f"the authorization hook for store.{action} made an operation that is not possible: "
+            f"the authorization hook for store.{action} made the operation invalid: "
             f"{_faults_in(error)}"
         ) from None
 
@@ -319,12 +325,12 @@ def _faults_in(error: ValidationError) -> str:
     return summary([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
 
 
-async def _found(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
-    """A page of the items that the filter of the operation finds, and that ``only`` allows."""
+async def _search(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
+    """Return a page of the items that meet the operation's filter, and that ``only`` allows."""
     page: Any = {"limit": op.limit, "offset": op.offset, "refresh_ttl": op.refresh_ttl}
     if only is None:
         return await store.asearch(op.namespace, filter=op.filter, **page)
-    # The store leaves out what it can compare itself; what is left is compared here.
+    # The store applies the conditions that it can compare; the others are compared here.
     narrowed = dict(op.filter or {})
     for key, text in required_texts(only):
         narrowed.setdefault(key, text)
@@ -334,7 +340,7 @@ async def _found(store: TenantStore, op: Search, only: Filter | None) -> Sequenc
 
 
 def _fits(labels: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether labels are those of a pattern, in which an asterisk is any label."""
+    """Return whether labels match a pattern, in which an asterisk matches any label."""
     return len(labels) == len(pattern) and all(
         wanted in ("*", label) for label, wanted in zip(labels, pattern, strict=True)
     )
@@ -351,5 +357,5 @@ def _item_json(item: Item) -> dict[str, Any]:
 
 
 def _zoned(time: datetime) -> datetime:
-    """A time with its zone; SQLite's own have none, and are in UTC."""
+    """Return a time with a time zone. Times of SQLite have none, and are in UTC."""
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,1 +1,1 @@
-"""The requests about threads: rows, states and histories, and their open questions."""
+"""Requests about threads: rows, states, histories, and open questions."""

@@ -1,4 +1,4 @@
-"""The open interrupts of threads as questions: an answer starts the run that resumes the thread."""
+"""The open interrupts of threads as questions. An answer starts a run that resumes the thread."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from agentrt.serving.langgraph.database.tables import ACTIVE, runs, threads
 from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.questions.server_questions import QuestionFilter as Wanted
-from agentrt.serving.questions.server_questions import QuestionView as Asked
-from agentrt.serving.questions.server_questions import Viewer
+from agentrt.serving.questions.server_questions import QuestionFilter, QuestionView, Viewer
 from agentrt.serving.tenants import BusyError
 
 _ID = re.compile("([0-9a-f]{32})-([0-9a-f]{32})")
@@ -44,16 +42,16 @@ _COLUMNS = (
     threads.c.state_updated_at,
 )
 _INTERRUPTS = sa.cast(threads.c.interrupts, sa.Text)
-_RESTS = ("interrupted", "busy", "error")
+_ASKING_STATUSES = ("interrupted", "busy", "error")
 """The statuses of threads that may have open interrupts."""
 _CONFLICT = 409
 
 
 class ThreadQuestions:
-    """A `QuestionSource`: what the threads in the database ask.
+    """A `QuestionSource` of the questions that the threads in the database ask.
 
-    A question's id has the thread's and the interrupt's, since copies of a thread have the same
-    interrupts. Nothing is kept in memory: a server that starts finds all questions again.
+    A question's id consists of the ids of the thread and the interrupt, because a copy of a thread
+    has the same interrupts. Nothing is kept in memory, so that questions survive a restart.
     """
 
     def __init__(self, state: TenantState, starts: StartRoutes, auth: Auth | None) -> None:
@@ -62,7 +60,7 @@ class ThreadQuestions:
         self._starts = starts
         self._auth = auth
 
-    async def open(self, viewer: Viewer, wanted: Wanted) -> list[Asked]:
+    async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
         if wanted.program is not None:
             return []
         try:
@@ -71,12 +69,12 @@ class ThreadQuestions:
         except HTTPException as error:
             if error.status_code >= 500:
                 raise
-            return []  # whom the hooks refuse may still see the questions of programs
-        conditions += [threads.c.status.in_(_RESTS), _INTERRUPTS != "{}"]
-        found = await self._found(conditions, wanted.limit)
-        return [one for one in found if one.state == "open"][: wanted.limit]
+            return []  # a user without access to threads may still see the questions of programs
+        conditions += [threads.c.status.in_(_ASKING_STATUSES), _INTERRUPTS != "{}"]
+        questions = await self._questions(conditions, wanted.limit)
+        return [question for question in questions if question.state == "open"][: wanted.limit]
 
-    async def find(self, viewer: Viewer, question_id: str) -> Asked | None:
+    async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         match = _ID.fullmatch(question_id)
         if match is None:
             return None
@@ -84,42 +82,46 @@ class ThreadQuestions:
         caller = await self._caller(viewer, viewer.tenant or "")
         conditions = await self._visible(viewer, caller, "read", thread)
         key = f"{UUID(thread).hex}-{interrupt_id}"
-        for one in await self._found(conditions):
-            if one.id == key:
-                return one
+        for question in await self._questions(conditions):
+            if question.id == key:
+                return question
         row = await self._database.first(sa.select(*_COLUMNS).where(*conditions))
         if row is None:
             return None
-        return replace(self._asked(row, {"id": interrupt_id, "value": ""}, ()), state="closed")
+        return replace(self._question(row, {"id": interrupt_id, "value": ""}, ()), state="closed")
 
-    async def answer(self, viewer: Viewer, asked: Asked, value: Any) -> Mapping[str, Any]:
-        asked.form.accept(value)
+    async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
+        question.form.accept(value)
         try:
             check_json(value)
         except ValueError as error:
             raise ToolArgumentsError(f"the answer cannot be stored: {error}") from error
-        run = await self._resume(asked, value, await self._caller(viewer, asked.tenant))
-        return {"thread": asked.thread, "run": run}
+        run = await self._resume(question, value, await self._caller(viewer, question.tenant))
+        return {"thread": question.thread, "run": run}
 
     async def expire(self) -> None:
-        """Go on without an answer where a program's question has a time, and that is over. The
-        deadlines of the others are noted.
+        """Resume the threads whose questions have expired, without an answer, and note the
+        deadlines of the other questions.
         """
         deadlines = self._state.deadlines
         deadlines.forget()
         timed = _INTERRUPTS.like('%"expires_at"%')
-        for asked in await self._found([~threads.c.temporary, threads.c.status.in_(_RESTS), timed]):
-            if asked.state == "open":
-                until = asked.expires_at
-                deadlines.note(None if until is None else self._database.clock.at(until))
-            elif asked.state == "expired":
+        conditions = [~threads.c.temporary, threads.c.status.in_(_ASKING_STATUSES), timed]
+        for question in await self._questions(conditions):
+            if question.state == "open":
+                expires_at = question.expires_at
+                clock = self._database.clock
+                deadlines.note(None if expires_at is None else clock.at(expires_at))
+            elif question.state == "expired":
                 with suppress(HTTPException, BusyError, QuestionClosedError):
-                    await self._resume(asked, EXPIRED, None)
+                    await self._resume(question, EXPIRED, None)
 
-    async def _found(
+    async def _questions(
         self, conditions: Sequence[sa.ColumnElement[bool]], most: int | None = None
-    ) -> list[Asked]:
-        """The questions of at most so many threads, of the one that changed last first."""
+    ) -> list[QuestionView]:
+        """Return the questions of the threads that meet ``conditions``, the thread that changed
+        last first, and of at most ``most`` threads.
+        """
         query = sa.select(*_COLUMNS).where(*conditions)
         query = query.order_by(threads.c.state_updated_at.desc()).limit(most)
         rows = await self._database.rows(query)
@@ -132,57 +134,62 @@ class ThreadQuestions:
         for run in await self._database.rows(of_runs):
             active[run.thread_id].append(json.loads(run.kwargs))
         return [
-            self._asked(row, interrupt, active[row.thread_id])
+            self._question(row, interrupt, active[row.thread_id])
             for row in rows
             for interrupt in interrupts_in(row.interrupts)
         ]
 
-    async def _resume(self, asked: Asked, value: Any, caller: Caller | None) -> str:
-        """Start the run that goes on with an answer: of the assistant, and with the config and the
-        context, of the thread's last run; without a caller, in the name of that one's user.
+    async def _resume(self, question: QuestionView, value: Any, caller: Caller | None) -> str:
+        """Start a run that resumes a thread with an answer, and return the run's id.
+
+        The run has the assistant, the config and the context of the thread's last run. Without a
+        caller, it also has that run's user. Raises `QuestionClosedError` if the question is closed.
         """
-        assert asked.thread is not None
-        interrupt_id = asked.id.partition("-")[2]
-        last = await self._state.runs.last_of(asked.thread)
+        assert question.thread is not None
+        interrupt_id = question.id.partition("-")[2]
+        last = await self._state.runs.last_of(question.thread)
         if last is None:
-            raise QuestionClosedError(f"thread {asked.thread} has no run that could be resumed")
+            raise QuestionClosedError(f"thread {question.thread} has no run to resume")
         body = last.followed_by(RunBody, command=Command(resume={interrupt_id: value}))
         if caller is None:
-            caller = Caller.of_config(asked.tenant, last.kwargs.get("user"), None)
+            caller = Caller.of_config(question.tenant, last.kwargs.get("user"), None)
         try:
-            run, _ = await self._starts.start(caller, UUID(asked.thread), body, interrupt_id)
+            thread = UUID(question.thread)
+            run, _ = await self._starts.start(caller, thread, body, interrupt_id)
         except HTTPException as error:
             if error.status_code != _CONFLICT:
                 raise
             raise QuestionClosedError(str(error.detail)) from error
         return str(run.run_id)
 
-    def _asked(
+    def _question(
         self,
         row: sa.Row[Any],
         interrupt: Mapping[str, Any],
         active: Sequence[Mapping[str, Any]],
-    ) -> Asked:
-        """An interrupt of a thread as people see it. ``active`` has the kwargs of its live runs."""
+    ) -> QuestionView:
+        """Return an interrupt as a question. ``active`` has the kwargs of the thread's unfinished
+        runs.
+        """
         value, graph = interrupt["value"], str(row.metadata.get("graph_id", ""))
-        given = value if isinstance(value, dict) else {}
-        text = value if isinstance(value, str) else given.get("question")
-        until = deadline_of(interrupt) if self._state.graphs.is_native(graph) else None
+        fields = value if isinstance(value, dict) else {}
+        text = value if isinstance(value, str) else fields.get("question")
+        deadline = deadline_of(interrupt) if self._state.graphs.is_native(graph) else None
         state = "open" if is_open(interrupt["id"], row.interrupts, active) else "answered"
         clock = self._database.clock
-        if state == "open" and until is not None and clock.now() >= until:
+        if state == "open" and deadline is not None and clock.now() >= deadline:
             state = "expired"
-        return Asked(
+        return QuestionView(
             f"{UUID(row.thread_id).hex}-{interrupt['id']}",
             text if isinstance(text, str) else json.dumps(value, ensure_ascii=False),
             graph,
             row.tenant,
-            free_form(interrupt.get("response_schema") or given.get("schema")),
+            free_form(interrupt.get("response_schema") or fields.get("schema")),
             thread=row.thread_id,
             value=value,
             state=state,
             created_at=row.state_updated_at,
-            expires_at=None if until is None else clock.time_of_day(until),
+            expires_at=None if deadline is None else clock.time_of_day(deadline),
         )
 
     async def _caller(self, viewer: Viewer, tenant: str) -> Caller:
@@ -193,7 +200,9 @@ class ThreadQuestions:
     async def _visible(
         self, viewer: Viewer, caller: Caller, action: str, thread: str | None, limit: int = 1
     ) -> list[sa.ColumnElement[bool]]:
-        """The conditions for threads that may be seen. Raises what the hooks raise."""
+        """Return the conditions for the threads that the viewer may see. Raises the
+        hooks' errors.
+        """
         if thread and action == "read":
             about: dict[str, Any] = {"thread_id": UUID(thread)}
         else:

@@ -1,4 +1,4 @@
-"""The routes of threads."""
+"""The routes that create, find, change and delete threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _JSON = {name for name, column in threads.c.items() if isinstance(column.type, s
 
 
 class ThreadRoutes(Routes):
-    """Makes, finds, changes and forgets threads; ``states`` writes the past of a new one."""
+    """The routes that create, find, change and delete threads. ``states`` writes the history of a
+    new thread.
+    """
 
     def __init__(self, state: TenantState, queue: RunQueue, states: StateRoutes) -> None:
         self._state = state
@@ -39,10 +41,10 @@ class ThreadRoutes(Routes):
 
     @route("POST", "/threads")
     async def create(self, body: bodies.ThreadCreate, caller: CallerDep) -> JSON:
-        """A new thread; ``supersteps`` are written into its state, if it is new."""
+        """Create a thread, and write ``supersteps`` into its state if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._state.graphs:
-            raise invalid("supersteps: name the thread's graph in metadata.graph_id")
+            raise invalid("supersteps: set metadata.graph_id to the name of the thread's graph")
         key = body.thread_id or uuid4()
         value: dict[str, Any] = {"thread_id": key, "metadata": dict(body.metadata)}
         value["if_exists"] = body.if_exists
@@ -52,7 +54,7 @@ class ThreadRoutes(Routes):
         metadata = caller.metadata_after("threads.create", value)
         body = body.model_copy(update={"thread_id": key, "metadata": metadata})
         made, is_new = await self._all.create(caller.tenant, body, only)
-        if not body.supersteps or not is_new:  # what is there already is left as it is
+        if not body.supersteps or not is_new:  # an existing thread stays unchanged
             return JSON(made)
         try:
             await self._state.thread(caller, key, "update")
@@ -64,26 +66,28 @@ class ThreadRoutes(Routes):
 
     @route("POST", "/threads/search")
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
-        """Threads that match."""
+        """Return a page of the threads that meet the conditions."""
         only = await self._may_search(caller, body, body.limit, body.offset)
         parsed = {
             path.partition(".")[0].partition("[")[0] for path in (body.extract or {}).values()
         }
         names = [*(body.select or get_args(bodies.ThreadField)), *parsed]
         columns = selected(threads, names, parsed)
-        rows, headers = await self._found(caller.tenant, body, only, columns)
+        rows, headers = await self._page(caller.tenant, body, only, columns)
         return JSON([_shown(thread_json(row), body, parsed) for row in rows], headers=headers)
 
     @route("POST", "/threads/count")
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
-        """How many match."""
+        """Return the number of threads that meet the conditions."""
         only = await self._may_search(caller, body, 0, 0)
         conditions = _matching(caller.tenant, body, only)
         return JSON(await self._database.count(threads, conditions))
 
     @route("POST", "/threads/prune")
     async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
-        """Forget threads, or all but their last checkpoints. Those that are not there are left."""
+        """Delete threads, or all their checkpoints except the latest. Unknown threads are
+        ignored.
+        """
         every: dict[str, Any] = {"thread_ids": [str(key) for key in body.thread_ids]}
         await caller.authorize("threads", "delete", every)
         pruned = 0
@@ -96,16 +100,17 @@ class ThreadRoutes(Routes):
                 self._check_at_rest(key)
                 if not await keep_latest(self._database, str(key)):
                     raise conflict(
-                        f"thread {key}: its graph has a DeltaChannel, and needs the past"
+                        f"thread {key} cannot be pruned, because its graph has a DeltaChannel and "
+                        "needs earlier checkpoints; delete the thread instead"
                     )
             pruned += 1
         return JSON({"pruned_count": pruned})
 
     @route("GET", _T)
     async def get(self, thread_id: UUID, caller: CallerDep, include: str | None = None) -> JSON:
-        """One thread; with ``include=ttl``, and how long it is kept."""
+        """Return a thread, and with ``include=ttl`` its lifetime."""
         if include not in (None, "ttl"):
-            raise invalid("include: ttl, and nothing else")
+            raise invalid(f"include: unknown value {include!r}; the only value is ttl")
         row = await self._state.thread(caller, thread_id, "read")
         ttl = await lifetime_json(self._database, row) if include else None
         return JSON(thread_json(row) | ({"ttl": ttl} if ttl else {}))
@@ -118,7 +123,7 @@ class ThreadRoutes(Routes):
         caller: CallerDep,
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
-        """Merge metadata, and set how long it is kept."""
+        """Merge the metadata of a thread, and set its lifetime."""
         value: dict[str, Any] = {"thread_id": thread_id, "metadata": dict(body.metadata)}
         only = await caller.authorize("threads", "update", value)
         metadata = caller.metadata_after("threads.update", value)
@@ -127,22 +132,23 @@ class ThreadRoutes(Routes):
 
     @route("DELETE", _T, 204)
     async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:
-        """Stop a thread's runs, and forget all of it."""
+        """Stop a thread's runs, and delete the thread with all its data."""
         await self._state.thread(caller, thread_id, "delete")
         await self._forget(str(thread_id))
         return Response(status_code=204)
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """A new thread with the state and the history of this one. Raises 409 if it is not there:
-        clients of LangGraph's own server know no 404 here.
+        """Create a thread with the state and the history of another one. Raises 409 if that does
+        not exist, as LangGraph's own server does.
         """
         try:
             row = await self._state.thread(caller, thread_id, "read")
         except HTTPException as error:
             raise (conflict(error.detail) if error.status_code == 404 else error) from None
         self._check_at_rest(thread_id)
-        # LangGraph's own server gives no metadata here, and the copy belongs to the first owner.
+        # LangGraph's own server passes no metadata to the hook here; we pass the original's
+        # metadata.
         key = uuid4()
         value: dict[str, Any] = {"thread_id": key, "metadata": dict(row._mapping["metadata"])}
         await caller.authorize("threads", "create", value)
@@ -156,14 +162,14 @@ class ThreadRoutes(Routes):
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
     async def forget_all_of(self, caller: Caller, assistant_id: str) -> None:
-        """Forget the threads whose last run was an assistant's, of those that the caller sees.
-        Raises 403 where a hook refuses.
+        """Delete the threads whose last run belongs to an assistant, and that the caller may
+        delete. Raises 403 if a hook refuses.
         """
         only = {"assistant_id": assistant_id}
         page = bodies.ThreadSearch(metadata=only, limit=bodies.MAX_LIMIT)
-        while found := (await self._found(caller.tenant, page, None))[0]:
+        while rows := (await self._page(caller.tenant, page, None))[0]:
             left = 0
-            for row in found:
+            for row in rows:
                 if await self._may_delete(caller, UUID(row.thread_id)):
                     await self._forget(row.thread_id)
                 else:
@@ -180,22 +186,24 @@ class ThreadRoutes(Routes):
         return await caller.authorize("threads", "search", {**value, **about})
 
     async def _may_delete(self, caller: Caller, key: UUID) -> bool:
-        """Whether there is a thread that hooks let the caller delete."""
+        """Return whether a thread exists and the hooks let the caller delete it."""
         only = await caller.authorize("threads", "delete", {"thread_id": key})
-        found, _ = await self._found(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
-        return bool(found)
+        rows, _ = await self._page(caller.tenant, bodies.ThreadSearch(ids=[key]), only)
+        return bool(rows)
 
-    async def _found(
+    async def _page(
         self,
         tenant: str,
         body: bodies.ThreadSearch,
         only: Filter | None,
         columns: Sequence[sa.ColumnElement[Any]] = (threads.c.thread_id,),
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
-        """A page of those that match, each with these ``columns``, and its headers."""
+        """Return a page of the threads that meet the conditions, with these ``columns``, and the
+        response's headers.
+        """
         conditions = _matching(tenant, body, only)
         if body.ids is not None:
-            conditions.append(threads.c.thread_id.in_([str(one) for one in body.ids]))
+            conditions.append(threads.c.thread_id.in_([str(key) for key in body.ids]))
         return await self._database.page(threads, conditions, "thread_id", body, columns)
 
     async def _forget(self, key: str) -> None:
@@ -217,7 +225,9 @@ def _matching(
 def _shown(
     thread: dict[str, Any], body: bodies.ThreadSearch, parsed: Collection[str]
 ) -> dict[str, Any]:
-    """The parts of a thread that a search asks for. Its JSON is text, but for ``parsed`` parts."""
+    """Return the fields of a thread that a search selects. JSON fields are texts, except those in
+    ``parsed``.
+    """
     for name in _JSON - {*parsed}:
         if thread.get(name) is not None:
             thread[name] = Fragment(thread[name])

@@ -1,4 +1,4 @@
-"""The routes of threads' states and histories."""
+"""The routes for the states and histories of threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Select = Annotated[list[bodies.StateField] | None, Query()]
 
 
 class StateRoutes(Routes):
-    """Reads and writes the states of threads."""
+    """The routes that read and write the states of threads."""
 
     def __init__(self, state: TenantState, queue: RunQueue) -> None:
         self._state = state
@@ -44,13 +44,13 @@ class StateRoutes(Routes):
         subgraphs: bool = False,
         select: _Select = None,
     ) -> JSON:
-        """A thread's state now, or at a checkpoint."""
+        """Return a thread's latest state, or its state at a checkpoint."""
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
         return JSON(await self.state(caller, thread_id, checkpoint, subgraphs, select))
 
     @route("POST", f"{_S}/checkpoint")
     async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: CallerDep) -> JSON:
-        """A thread's state at a checkpoint, also one of a subgraph."""
+        """Return a thread's state at a checkpoint, which may belong to a subgraph."""
         at, subgraphs = body.checkpoint, body.subgraphs
         return JSON(await self.state(caller, thread_id, at, subgraphs, body.select))
 
@@ -58,16 +58,18 @@ class StateRoutes(Routes):
     async def update_state(
         self, thread_id: UUID, body: bodies.StateUpdate, caller: CallerDep
     ) -> JSON:
-        """Write values into a thread's state, as if a node had; from a checkpoint: fork it."""
+        """Write values into a thread's state, as if a node had written them. Writing at an earlier
+        checkpoint forks the thread's history there.
+        """
         key = str(thread_id)
-        async with self._graph(caller, thread_id, "update") as found:
-            if found is None:
-                raise invalid(f"thread {key} has no graph yet: run one, or give metadata.graph_id")
-            graph_id, graph = found
+        async with self._graph(caller, thread_id, "update") as opened:
+            if opened is None:
+                raise invalid(f"thread {key} has no graph yet; run one, or set metadata.graph_id")
+            graph_id, graph = opened
             if self._queue.live_in(key):
                 raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
             start = body.checkpoint or Checkpoint(checkpoint_id=body.checkpoint_id)
-            config = _known(_config(thread_id, start), caller, graph_id)
+            config = _with_metadata(_config(thread_id, start), caller, graph_id)
             with _refused_updates("values"):
                 written = await graph.aupdate_state(config, body.values, body.as_node)
             await self._state.threads.update_state(key, await thread_state(graph, key))
@@ -83,16 +85,18 @@ class StateRoutes(Routes):
         limit: bodies.Limit = 10,
         before: UUID | None = None,
     ) -> JSON:
-        """A thread's states, the last one first."""
+        """Return the states of a thread's history, the newest first."""
         return await self.history(thread_id, bodies.History(limit=limit, before=before), caller)
 
     @route("POST", f"{_T}/history")
     async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
-        """A thread's states, the last one first."""
+        """Return the states of a thread's history, the newest first."""
         return JSON(await self.states(thread_id, body, caller))
 
     async def states(self, thread_id: UUID, body: bodies.History, caller: Caller) -> list[Object]:
-        """A thread's states, the last one first."""
+        """Return the states of a thread's history, the newest first. Raises 404 as
+        `TenantState.thread` does.
+        """
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
         if isinstance(before, UUID):
@@ -101,24 +105,29 @@ class StateRoutes(Routes):
         async with self._graph(caller, thread_id, "read") as opened:
             if opened is None:
                 return []
-            found = opened[1].aget_state_history(
+            history = opened[1].aget_state_history(
                 config, filter=body.metadata, before=earlier, limit=body.limit
             )
             try:
-                states = [one async for one in found]
+                states = [state async for state in history]
             except ValueError as error:
                 raise invalid(str(error)) from error
-        return [state_json(one, str(thread_id), body.select) for one in states]
+        return [state_json(state, str(thread_id), body.select) for state in states]
 
     async def write(
         self, caller: Caller, graph_id: str, key: str, supersteps: Sequence[bodies.Superstep]
     ) -> None:
-        """Write supersteps into the state of a new thread."""
-        steps = [[StateUpdate(one.values, one.as_node) for one in s.updates] for s in supersteps]
+        """Write supersteps into the state of a new thread. Raises 422 for values that the graph
+        refuses.
+        """
+        steps = [
+            [StateUpdate(update.values, update.as_node) for update in step.updates]
+            for step in supersteps
+        ]
         access = await self._state.access_to(caller, key, graph_id, "threads.update")
         async with self._state.graphs.opened(graph_id, caller.tenant, access) as graph:
             with _refused_updates("supersteps"):
-                config = _known(_config(UUID(key), Checkpoint()), caller, graph_id)
+                config = _with_metadata(_config(UUID(key), Checkpoint()), caller, graph_id)
                 await graph.abulk_update_state(config, steps)
             await self._state.threads.update_state(key, await thread_state(graph, key))
 
@@ -132,7 +141,7 @@ class StateRoutes(Routes):
         subgraphs: bool = False,
         select: Sequence[str] | None = None,
     ) -> Object:
-        """A thread's state at a place. Raises 404 where there is none."""
+        """Return a thread's state at a checkpoint. Raises 404 if the checkpoint does not exist."""
         config = _config(thread_id, checkpoint)
         async with self._graph(caller, thread_id, "read") as opened:
             if opened is None:
@@ -150,7 +159,9 @@ class StateRoutes(Routes):
     async def _graph(
         self, caller: Caller, thread_id: UUID, action: Literal["read", "update"]
     ) -> AsyncIterator[tuple[str, Graph] | None]:
-        """The graph that a thread has run, or is to run, and its name."""
+        """Open the graph of a thread, and yield the graph's name and the graph; None if the thread
+        has no graph that is served.
+        """
         row = await self._state.thread(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
         if name not in self._state.graphs:
@@ -163,25 +174,31 @@ class StateRoutes(Routes):
 
 
 def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
-    """Where in the thread. Raises 422 for a checkpoint that names another thread."""
+    """Return the config that names a checkpoint of a thread. Raises 422 for a checkpoint of another
+    thread.
+    """
     if checkpoint.thread_id not in (None, thread_id):
         raise invalid(f"checkpoint.thread_id is not {thread_id}, the thread of the path")
     configurable = {"checkpoint_ns": "", **checkpoint.configurable(), "thread_id": str(thread_id)}
     return {"configurable": configurable}
 
 
-def _known(config: RunnableConfig, caller: Caller, graph_id: str) -> RunnableConfig:
-    """The config of an update, for the metadata of its checkpoint."""
-    who = {} if caller.user is None else {"user_id": caller.user.identity}
-    configurable = {**config["configurable"], **who}
+def _with_metadata(config: RunnableConfig, caller: Caller, graph_id: str) -> RunnableConfig:
+    """Add the user and the graph to the config of an update. LangGraph stores them in the metadata
+    of the new checkpoint.
+    """
+    user = {} if caller.user is None else {"user_id": caller.user.identity}
+    configurable = {**config["configurable"], **user}
     return {"configurable": configurable, "metadata": {"graph_id": graph_id}}
 
 
 @contextmanager
-def _refused_updates(what: str) -> Iterator[None]:
-    """Turn what LangGraph, or a reducer of the graph, raises for bad values into 422."""
+def _refused_updates(field: str) -> Iterator[None]:
+    """Turn errors that LangGraph or the graph's reducers raise for bad values into 422. ``field``
+    is the body's field with the values.
+    """
     try:
         yield
     except (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError) as error:
         first_line = str(error).partition("\n")[0] or type(error).__name__
-        raise invalid(f"{what}: {first_line}") from error
+        raise invalid(f"{field}: {first_line}") from error

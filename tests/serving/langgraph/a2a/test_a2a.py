@@ -230,9 +230,9 @@ async def test_what_a_graph_gets_is_what_was_sent(client: LangGraphClient, it: S
 @pytest.mark.parametrize(
     ("name", "parts", "terms", "kind", "says"),
     [
-        ("steps", ["hi"], {}, InvalidParamsError, "takes no messages: give steps as data"),
+        ("steps", ["hi"], {}, InvalidParamsError, "takes no messages; send a data part with steps"),
         ("steps", [[1]], {}, ContentTypeNotSupportedError, "JSON object"),
-        ("chat", ["hi"], {"context": "x"}, InvalidParamsError, "contextId 'x' is no UUID"),
+        ("chat", ["hi"], {"context": "x"}, InvalidParamsError, "contextId 'x' is not a UUID"),
         ("chat", ["hi"], {"task": "x"}, TaskNotFoundError, "'x' not found"),
         ("chat", ["hi"], {"task": f"{uuid4()}:{uuid4()}"}, TaskNotFoundError, "not found"),
         ("chat", [], {}, InvalidParamsError, "Validation failed"),
@@ -268,7 +268,7 @@ async def test_what_would_take_long_to_convert_is_bounded(it: Serving) -> None:
 async def test_what_there_is_not_is_refused(it: Serving) -> None:
     async with agent(it, "chat") as chat, agent(it, "ask") as ask:
         task = await sent(chat, "hi")
-        with pytest.raises(TaskNotFoundError, match="another assistant's"):
+        with pytest.raises(TaskNotFoundError, match="belongs to another assistant"):
             await ask.get_task(GetTaskRequest(id=task.id))
         config = TaskPushNotificationConfig(task_id=task.id, url="http://127.0.0.1:9")
         with pytest.raises(PushNotificationNotSupportedError):

@@ -54,7 +54,7 @@ ALLOWED = (
             "422", 14, (("*", "status", "400", "422"), ("*", "status", "404", "422"))),
     Allowed("better", "a failure of the server: 500", "an answer, or 422",
             6, (("*", "status", "500", "200"), ("*", "status", "500", "422"))),
-    Allowed("better", "a thread's id that is no UUID: 201, and an error", "422",
+    Allowed("better", "a thread's id that is not a UUID: 201, and an error", "422",
             1, (("* POST /threads", "status", "201", "422"),)),
     Allowed("better", "`POST /ok`: 404, where other paths say 405", "405",
             1, (("* POST /ok", "status", "404", "405"),)),

@@ -21,7 +21,15 @@ from sqlalchemy import Row
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth.hooks import Caller, User
 from agentrt.serving.langgraph.crons.clock import CronClock
-from agentrt.serving.langgraph.crons.routes import CronBody, Crons, _known_by, cron_json, next_time
+from agentrt.serving.langgraph.crons.routes import (
+    CronBody,
+    Crons,
+    _with_cron_id,
+    cron_json,
+    next_time,
+)
+from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.runs import NewRun
 from agentrt.serving.langgraph.database.tables import runs
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.starts import StartRoutes
@@ -75,7 +83,7 @@ class Home:
         body = CronBody.model_validate({"assistant_id": "steps", "schedule": schedule, **given})
         found = await self.state.assistants.find("default", "steps")
         body = body.model_copy(update={"assistant_id": found["assistant_id"]})
-        body = _known_by(key := uuid4(), body)
+        body = _with_cron_id(key := uuid4(), body)
         return await self.crons.add(CALLER, key, thread, body, {})
 
     async def after(self, seconds: float, *, begin: bool = True) -> int:
@@ -130,10 +138,16 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     """1. It ends before the run is in the queue: the run is in the database, and not due again.
     2. Two that find the same time due, start one.
     """
+    enter = home.state.runs.enter
+
+    async def killed_after(new: NewRun, only: Filter | None) -> None:
+        await enter(new, only)
+        raise KeyboardInterrupt
+
     await home.add()
     home.now += MINUTE
     with monkeypatch.context() as patch:
-        patch.setattr(home.queue, "enter", _killed)
+        patch.setattr(home.state.runs, "enter", killed_after)
         with pytest.raises(KeyboardInterrupt):
             await home.clock.start_due(home.now)
     assert len(await home.runs()) == 1
@@ -145,10 +159,6 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     monkeypatch.setattr(home.clock, "find_due", _finding(seen))
     monkeypatch.setattr(home.clock, "due", _finding([key]))
     assert await home.after(0) == 0
-
-
-def _killed(record: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _finding(what: Any) -> Callable[..., Any]:
@@ -186,7 +196,7 @@ async def test_a_thread_that_refuses_costs_one_time(
     thread = UUID(made["thread_id"])
     await home.add(thread=thread, multitask_strategy="reject")
     assert [await home.after(MINUTE) for _ in range(2)] == [1, 0]
-    assert "was not started" in caplog.text
+    assert "failed to start" in caplog.text
     assert await home.after(0) == 0
     [run] = await home.runs()
     await home.state.runs.remove(run.run_id)
@@ -285,14 +295,14 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
         ({"schedule": "every day"}, "schedule 'every day'"),
         ({"schedule": "0 0 30 2 *"}, "failed to find next date"),
         ({"schedule": "H H * * *"}, "hash_id"),
-        ({"timezone": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
-        ({"timezone": "../../etc/passwd"}, "no time zone"),
+        ({"timezone": "Mars/Olympus"}, "unknown time zone 'Mars/Olympus'"),
+        ({"timezone": "../../etc/passwd"}, "unknown time zone"),
         ({"end_time": "2020-01-01T00:00:00Z"}, "no run would start"),
         ({"end_time": "tomorrow"}, "end_time"),
         ({"end_time": "9999-12-31T23:59:59-01:00"}, "end_time: year 10000 is out of range"),
         ({"end_time": "9999-12-31T23:59:59.999999Z"}, "end_time: year 10000 is out of range"),
         ({"end_time": "0001-01-01T00:00:00+14:00"}, "end_time: year 0 is out of range"),
-        ({"interrupt_before": ["nowhere"]}, "no node 'nowhere'"),
+        ({"interrupt_before": ["nowhere"]}, "the graph has no node 'nowhere'"),
         ({"on_run_completed": "burn"}, "on_run_completed"),
         ({"retries": 3}, "retries: not supported here"),
     ],

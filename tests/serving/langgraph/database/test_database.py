@@ -26,11 +26,11 @@ from tests.serving.langgraph.serve import serving
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ("sqlite:", "give sqlite:FILE or postgresql:"),
-        ("sqlite::memory:", "give sqlite:FILE"),
-        ("sqlite:///x.db", "give sqlite:FILE"),
-        ("mysql://x", "give sqlite:FILE"),
-        ("agentrt.db", "give sqlite:FILE"),
+        ("sqlite:", "use sqlite:FILE or postgresql:"),
+        ("sqlite::memory:", "use sqlite:FILE"),
+        ("sqlite:///x.db", "use sqlite:FILE"),
+        ("mysql://x", "use sqlite:FILE"),
+        ("agentrt.db", "use sqlite:FILE"),
         ("sqlite:/no/such/folder/x.db", "folder '/no/such/folder' does not exist"),
         ("sqlite:/", "sqlite:/ is a folder"),
     ],
@@ -86,7 +86,7 @@ async def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as connection:
         connection.execute("UPDATE agentrt_about SET value = '99'")
     connection.close()
-    with pytest.raises(ConfigError, match="version 99, and this agentrt has version 1"):
+    with pytest.raises(ConfigError, match="version 99, and this agentrt needs version 1"):
         async with open_database(address):
             pass
 
@@ -107,7 +107,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with _holder(f"{file}.lock") as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(ConfigError, match="another server uses it"):
+        with pytest.raises(ConfigError, match="another server uses this database"):
             async with open_database(Address.parse(f"sqlite:{file}")):
                 pass
         holder.communicate()
@@ -118,7 +118,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "'bad' is no graph: it is of type int"),
+        (3, "'bad' is not a graph: it is of type int"),
         (lambda: 1 / 0, "makes 'bad' raised ZeroDivisionError"),
         (lambda a, b: None, "parameters b; "),
     ],

@@ -85,11 +85,11 @@ WITH_ANSWERS: list[tuple[dict[str, Any], set[str]]] = [
 `true` is not 1 here.
 """
 NOT_UNDERSTOOD: list[tuple[Any, str]] = [
-    ([], "no filter"),
-    (["owner"], "no filter"),
-    ("ann", "no filter"),
-    (0, "no filter"),
-    ("", "no filter"),
+    ([], "not a filter"),
+    (["owner"], "not a filter"),
+    ("ann", "not a filter"),
+    (0, "not a filter"),
+    ("", "not a filter"),
     ({"$or": []}, "two or more"),
     ({"$or": [{"owner": "ann"}]}, "two or more"),
     ({"$or": {"owner": "ann"}}, "two or more"),
@@ -98,7 +98,7 @@ NOT_UNDERSTOOD: list[tuple[Any, str]] = [
     ({"$or": [{"owner": "ann"}, {"owner": {"$ne": "bob"}}]}, r"'\$ne'"),
     ({"$not": {"owner": "ann"}}, r"'\$not'"),
     ({"$eq": "ann"}, r"'\$eq'"),
-    ({1: "ann"}, "not known"),
+    ({1: "ann"}, "unknown key"),
     ({"owner": {}}, "empty object"),
     ({"owner": {"$in": ["ann"]}}, r"'\$in'"),
     ({"owner": {"$or": ["ann", "bob"]}}, r"'\$or'"),

@@ -110,7 +110,7 @@ async def test_a_connection_that_is_cut_under_load(
     """While it is away, whoever asks is told so; what was under way ends once it is back, and the
     database is this server's again.
     """
-    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(tenant_state, "KEEP_LOCK_S", 0.05)
     monkeypatch.setattr(database, "LOCK_WAIT_S", 0.1)
     async with behind(url_of(admin)) as (it, client, proxy):
@@ -132,7 +132,7 @@ async def is_taken(url: str) -> bool:
         async with open_database(Address.parse(url)):
             return False
     except ConfigError as error:
-        return "another server uses it" in str(error)
+        return "another server uses this database" in str(error)
 
 
 async def test_a_database_that_is_silent(
@@ -162,7 +162,7 @@ async def test_a_database_that_takes_no_writes(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a standby does. What there is can be read, and runs end when it takes writes again."""
-    monkeypatch.setattr(execution, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
 
     async def set_to(value: str) -> None:
         await admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {READ_ONLY} = {value}")

@@ -1,9 +1,8 @@
-"""A run that waited for another is its own, whoever's end lets it begin."""
+"""A run that waited for another one starts when that ends, in its own context."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.database.runs import record_of
 from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.langgraph.runs import queue as run_queue
 from agentrt.serving.langgraph.runs.queue import RunQueue
@@ -46,14 +44,41 @@ async def test_a_run_has_the_context_of_who_asked_for_it(
     async with open_tenant_state(server) as state:
         queue, lives = RunQueue(state), []
         for tenant in ("ann", "eve"):
-            row, _ = await state.runs.enter(a_run(temporary=True), None)
 
-            def enter(tenant: str = tenant, row: Any = row) -> LiveRun:
+            async def enter(tenant: str = tenant) -> LiveRun:
                 ASKED_BY.set(tenant)
                 READER.set(tenant)
-                return queue.enter(record_of(row))
+                _, live = await queue.enter(a_run(temporary=True), None)
+                return live
 
-            lives.append(contextvars.copy_context().run(enter))
+            lives.append(await asyncio.create_task(enter()))
         await asyncio.gather(*(live.done.wait() for live in lives))
         await queue.close()
     assert seen == [("ann", None), ("eve", None)]
+
+
+async def test_a_run_whose_end_fails_lets_the_next_run_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[str] = []
+
+    class Execution:
+        def __init__(self, live: LiveRun, state: Any) -> None:
+            self._live = live
+
+        async def run(self) -> None:
+            started.append(self._live.record.run_id)
+            if len(started) == 1:
+                raise RuntimeError("a bug")
+
+    monkeypatch.setattr(run_queue, "Execution", Execution)
+    monkeypatch.setattr(run_queue, "MAX_RUNNING", 1)
+    server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
+    async with open_tenant_state(server) as state:
+        queue = RunQueue(state)
+        lives = [(await queue.enter(a_run(temporary=True), None))[1] for _ in range(2)]
+        for live in lives:
+            await live.ended()
+        await queue.close()
+    assert started == [live.record.run_id for live in lives]
+    assert "a bug" in caplog.text

@@ -75,7 +75,7 @@ async def test_a_version_that_mixes_namespaces_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(_compat, "version", lambda package: version)
-    with pytest.raises(ConfigError, match=rf"sqlite {version} finds items of other .* install"):
+    with pytest.raises(ConfigError, match=rf"sqlite {version} returns items of other .* install"):
         async with open_storage(f"sqlite:{tmp_path / 'a.db'}"):
             pass
 

@@ -29,7 +29,7 @@ async def test_threads_are_found_by_parts_of_their_metadata_and_values(
 
 async def test_a_graphs_own_assistant_stays(client: LangGraphClient) -> None:
     own = await client.assistants.get("steps")
-    with pytest.raises(ConflictError, match="comes with the graph"):
+    with pytest.raises(ConflictError, match="is the default assistant of the graph"):
         await client.assistants.delete(own["assistant_id"])
 
 
