@@ -67,13 +67,13 @@ _NEEDED = {
 """Settings that only one retention or admission policy uses."""
 
 
-def check_settings(config: SchedulerConfig, given: Iterable[str]) -> None:
+def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
     """Raise `ConfigError` for the first setting that has no effect with this configuration.
 
-    ``given`` are the names of the settings that the user has set, to any value.
+    ``names`` are the names of the settings that the user has set, to any value.
     """
     reads = policy_class(config.policy).settings
-    for name in given:
+    for name in names:
         option = f"--{name.replace('_', '-')}"
         if name in _NEEDED:
             field, needed = _NEEDED[name]
