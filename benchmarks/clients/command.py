@@ -92,7 +92,8 @@ async def _measure(runs: Runs, names: Sequence[str], options: Mapping[str, Any])
         note(f"{number} clients, {kind} conversations")
         minutes = options["minutes"]
         if options["on_servers"]:
-            runs[kind, number] = await real.run(names, kind, number, minutes, engine, model, note)
+            counted = runs[kind, number]
+            await real.run(counted, names, kind, number, minutes, engine, model, note)
             continue
         for name in names:
             runs[kind, number][name] = virtual.run(name, kind, number, minutes, options["seed"])
@@ -120,17 +121,21 @@ def table(runs: Runs) -> str:
     heads = ["conversations", "clients", "scheduler"]
     heads += [f"minute {number + 1}" for number in range(minutes)]
     heads += ["all / stock", f"all / {OFF}", "least quarter", "failed"]
-    return markdown(heads, [*_rows(runs)])
+    return markdown(heads, [*_rows(runs, minutes)])
 
 
-def _rows(runs: Runs) -> Iterator[list[str]]:
+def _rows(runs: Runs, minutes: int) -> Iterator[list[str]]:
     for (kind, number), by_name in runs.items():
         for name, mine in by_name.items():
+            if not mine.quarters:  # interrupted in its first quarter
+                continue
             base, off = by_name[STOCK], by_name.get(OFF)
             mean = mine.calls / len(mine.quarters)
+            by_minutes = [f"{ratio:.2f}" for ratio in by_minute(mine, base)]
             yield [
                 *(kind, str(number), name),
-                *(f"{ratio:.2f}" for ratio in by_minute(mine, base)),
+                *by_minutes,
+                *[""] * (minutes - len(by_minutes)),
                 f"{mine.calls / max(base.calls, 1):.3f}",
                 "" if off is None else f"{mine.calls / max(off.calls, 1):.3f}",
                 f"{min(mine.quarters) / mean:.2f}" if mean else "",

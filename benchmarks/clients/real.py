@@ -16,8 +16,8 @@ from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.grid import turns
 from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
-from benchmarks.harness import in_turns
 from benchmarks.servers import Server, StockServer, our_server, scheduling
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
@@ -26,6 +26,7 @@ _CALL_S = 600.0
 
 
 async def run(
+    counted: dict[str, Counted],
     names: Sequence[str],
     conversation: str,
     clients: int,
@@ -33,13 +34,17 @@ async def run(
     engine: EngineOptions,
     model: str,
     progress: Progress,
-) -> dict[str, Counted]:
-    """What so many clients of each get through on new servers of these names (`contender`).
+) -> None:
+    """Count what so many clients of each get through on new servers of these names (`contender`).
 
     All servers are there from the start, and have clients in turns of a quarter of a minute, so
-    that other work on the machine slows all of them. Between its turns a server has no call.
+    that other work on the machine slows all of them. Between its turns a server has no call. If the
+    run is cancelled, ``counted`` keeps the quarters that all of them have had.
     """
-    counted = {name: Counted(minutes) for name in names}
+    for name in names:
+        counted[name] = Counted(minutes)
+        quarters = len(counted[name].quarters)
+        counted[name].quarters.clear()
     async with AsyncExitStack() as stack:
         groups = {}
         for name in names:
@@ -47,13 +52,15 @@ async def run(
             server = await stack.enter_async_context(_server(name, engine, model))
             group = Clients(server.base_url, CONVERSATIONS[conversation], clients)
             groups[name] = await stack.enter_async_context(group)
-        for quarter, name in in_turns(names, len(counted[names[0]].quarters)):
-            calls, seconds = await groups[name].turn(QUARTER_S)
-            counted[name].quarters[quarter] = calls * QUARTER_S / seconds
-            progress(f"quarter {quarter + 1}, {name}: {calls / seconds:.1f} calls a second")
-        for name, group in groups.items():
-            counted[name].failed = group.failed
-    return counted
+        for quarter in range(quarters):
+            rates = {}
+            for name in turns(names, quarter):
+                calls, seconds = await groups[name].turn(QUARTER_S)
+                rates[name] = calls / seconds
+                progress(f"quarter {quarter + 1}, {name}: {rates[name]:.1f} calls a second")
+            for name, rate in rates.items():
+                counted[name].quarters.append(rate * QUARTER_S)
+                counted[name].failed = groups[name].failed
 
 
 @asynccontextmanager
