@@ -92,8 +92,8 @@ class Driver:
         """Return the outcomes. Raises `InvariantError` if a program cannot continue."""
         if len(self.table):
             raise InvariantError(
-                f"the simulation stopped at moment {self._moment:g}, but {len(self.table)} programs "
-                "have not ended"
+                f"the simulation stopped at moment {self._moment:g}, but {len(self.table)} "
+                "programs have not ended"
             )
         return RunOutcome(self.outcomes, self._backend.counts, self._backend.busy_s)
 

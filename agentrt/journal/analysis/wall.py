@@ -231,9 +231,8 @@ class _Walk:
         yield from self._before(later, life.since, at)
 
     def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[Piece]:
-        """Yield the pieces between the end of a parent (``since``) and the start of the node ``stay``
-        (``until``), from the last piece to the first. Without a node, the pieces end at the
-        program's end.
+        """Yield the pieces between the end of a parent and the start of a node, from the last piece
+        to the first. Without a node, the pieces end at the program's end.
         """
         place, at = "", until
         if stay is not None:

@@ -125,7 +125,8 @@ def make_request(
     """Make a request as the engine core does. ``params`` are vLLM's sampling parameters.
 
     A ``resumable`` request is an input chunk of the streaming session whose id is ``session``.
-    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters in place of sampling ones.
+    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters in place of
+    sampling ones.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
