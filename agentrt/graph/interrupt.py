@@ -28,13 +28,13 @@ class Progress:
 
 @dataclass(slots=True)
 class Interrupt:
-    """The details of an interrupt.
+    """The details of an interrupt: of a node that is a tool, a question or an event.
 
     ``transport`` names what runs the interrupt: ``thread``, ``process``, ``mcp:SERVER``, ``mqtt``,
     ``human`` or ``event``. ``arguments`` are its arguments, if they are known as a JSON object.
-    ``deadline`` is a time in seconds on the clock of the DAG. ``key`` is the same for all attempts,
-    so that a receiver recognizes a repeated attempt. ``attempt`` is the number of the current
-    attempt, from 1 on.
+    ``deadline`` is a time in seconds on the clock of the program's DAG. ``key`` is the same for all
+    attempts, so that a receiver recognizes a repeated attempt. ``attempt`` is the number of the
+    current attempt, from 1 on.
     """
 
     transport: str

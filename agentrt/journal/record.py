@@ -92,7 +92,7 @@ class ProgramRecord:
 
     - ``stopping`` returns whether the program is being stopped from outside, by a signal or a
       limit. Nodes that its code reaches then are not recorded.
-    - ``rests`` are the nodes that wait for a human or a time, by their tasks.
+    - ``rests`` maps each task that waits for a human or for a time to the node that it waits for.
     - ``listens`` says whether the program has subscribed to events, so that it cannot be parked.
     - ``parked``: the program is parked, and its code must not reach another node.
     - ``skips``: leave out values that cannot be recorded. Without it, they are errors.
@@ -230,7 +230,7 @@ class ProgramRecord:
         self._encoder.remember(task, encoded, node.place, node.start.attempt)
 
     def streams(self, place: str) -> None:
-        """Note that this process makes the streamed call at a place."""
+        """Remember that this process, not an earlier one, makes the streamed call at ``place``."""
         self._streams.add(place)
 
     # -- the program -------------------------------------------------------------------

@@ -91,7 +91,10 @@ class Driver:
     def result(self) -> RunOutcome:
         """Return the outcomes. Raises `InvariantError` if a program cannot continue."""
         if len(self.table):
-            raise InvariantError(f"{len(self.table)} programs are stuck at {self._moment}")
+            raise InvariantError(
+                f"the simulation stopped at moment {self._moment:g}, but {len(self.table)} "
+                "programs have not ended"
+            )
         return RunOutcome(self.outcomes, self._backend.counts, self._backend.busy_s)
 
     @property

@@ -36,8 +36,9 @@ class ServedCall(NamedTuple):
 
 
 def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[ServedCall]:
-    """Yield the calls of a program whose engine reported spans. ``reports`` are by the indices of
-    the calls.
+    """Yield those calls of a program for which the engine reported spans.
+
+    ``reports`` maps the index of each call in ``shape.calls`` to the engine's report.
     """
     turns: list[int] = []
     for index, call in enumerate(shape.calls):

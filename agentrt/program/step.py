@@ -1,7 +1,7 @@
 """One step of an agent: a call to the model, and the tools that its reply calls.
 
 An idempotent tool starts as soon as its own arguments are complete, while the model still decodes
-the rest of the reply (Pie, Fig. 7), so that both run in parallel.
+the rest of the reply, so that both run in parallel (as in Fig. 7 of Pie, SOSP 2025).
 """
 
 from __future__ import annotations

@@ -279,8 +279,9 @@ class Recorded:
     # -- recall, run and record a node -------------------------------------------------
 
     def _enter(self, kind: str, name: str, request: Any) -> NodeRecord | None:
-        """Return the record of the node that the code emits. None if the code is at a place that a
-        resumed program could not recognize.
+        """Return the record of the node that the code is about to create.
+
+        Return None if the code is at a place that a resumed program could not recognize.
         """
         scope = self._live.own_scope(name)
         if scope.place is None:

@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 class _Fault:
     """The last error of a task, and how many errors there were in a row.
 
-    ``since`` is the time of the retry after the error.
+    ``since`` is the time (seconds of the event loop) of the retry after the last error. The fault
+    expires when no new error follows for a while after this time.
     """
 
     text: str

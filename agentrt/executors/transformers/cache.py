@@ -1,4 +1,6 @@
-"""The keys and values of texts, in transformers' own caches, and a cache of them between calls."""
+"""The KV cache of a text, in the form of transformers' caches, and a store of such KV caches, from
+which later calls take the common beginning of their prompts.
+"""
 
 from __future__ import annotations
 

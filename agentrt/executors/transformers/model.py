@@ -36,8 +36,8 @@ class CausalModel:
 
     ``grammars`` compiles constraints. ``max_len`` is the model's context in tokens; None if it is
     not known. ``plain`` says that all layers attend to the whole text. ``moves`` says that the
-    positions of cached tokens can be changed, so that texts with a bounded attention may have any
-    length.
+    positions of cached tokens can be changed. A text whose tokens attend only to a window (see
+    `agentrt.contexts.attention`) may then be longer than ``max_len``.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:

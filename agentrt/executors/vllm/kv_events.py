@@ -46,7 +46,7 @@ class KVEventLog:
         return log if on_events(scheduler, log.publish) else None
 
     def publish(self, events: Iterable[Any]) -> None:
-        """Note the events of a step."""
+        """Record the KV events of one engine step, until `take` returns them."""
         changed = self._changed
         for event in events:
             keys = event_blocks(event)

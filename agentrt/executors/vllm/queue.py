@@ -109,8 +109,8 @@ def put_in_order(
 ) -> None:
     """Sort the ``running`` requests by the keys of their calls.
 
-    ``moved`` are the calls that may be at a wrong place. They need not run any more. ``calls`` are
-    all calls by request id.
+    ``moved`` are the calls that may be at a wrong place; some of them may no longer be running.
+    ``calls`` are all calls by request id.
     """
 
     def key(request: Request) -> Key:

@@ -244,7 +244,11 @@ class Follower(BaseCallbackHandler):
 
 
 def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
-    """Return the scope of code whose own context says ``here`` and whose run has ``frame``."""
+    """Return the scope in which code runs; None outside any program.
+
+    ``here`` is the scope in the code's own context variables, and ``frame`` the frame of its
+    LangGraph run. The frame counts if both belong to different programs.
+    """
     if frame is not None and (here is None or here.owner is not frame.scope.owner):
         return frame.scope
     if here is None or not isinstance(here.owner, Run) or here.owner.ended_at is not None:

@@ -153,7 +153,9 @@ class ToolQuestions:
     async def ask(self, job: ToolJob, text: str, schema: Mapping[str, Any] | None) -> Any:
         """Ask a question and return its answer. Raises a `ToolError` if there is none."""
         if job.ended_at is not None:
-            raise QuestionClosedError("the tool's call has ended, so nobody answers questions")
+            raise QuestionClosedError(
+                "the tool's call has ended, so its questions cannot be answered any more"
+            )
         form = None if schema is None else dict(schema)
         pending = _OpenQuestion(job, ToolQuestion(id=uuid.uuid4().hex, text=text, schema=form))
         self._say(job, "asks", pending.question)
@@ -179,7 +181,9 @@ class ToolQuestions:
         for pending in self._open.values():
             if pending.job is job and not pending.answered.done():
                 pending.answered.set_exception(
-                    QuestionClosedError("the tool's call has ended, so nobody answers questions")
+                    QuestionClosedError(
+                        "the tool's call has ended, so its questions cannot be answered any more"
+                    )
                 )
 
     def take(self, answer: ToolAnswer) -> None:
@@ -254,10 +258,10 @@ class JobContext:
         self._loop = asyncio.get_running_loop()
 
     def waits(self, why: str) -> None:
-        """Do nothing: the caller only knows that the job is accepted."""
+        """Do nothing: the caller is told only that the job was accepted, not that it waits."""
 
     def starts(self, attempt: int) -> None:
-        """Do nothing: the caller only knows that the job is accepted."""
+        """Do nothing: the caller is told only that the job was accepted, not when it starts."""
 
     def progress(self, progress: Progress) -> None:
         self._loop.call_soon_threadsafe(self._replies.progress, self._job, progress)

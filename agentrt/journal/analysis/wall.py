@@ -220,7 +220,7 @@ class _Walk:
         return pieces[::-1]
 
     def _back(self) -> Iterator[Piece]:
-        """Yield the pieces, the last first."""
+        """Yield the pieces of the wall time, from the last piece to the first."""
         life, at = self._life, self._life.until
         stay, later = self._last(), None
         while stay is not None and stay.until > life.since:
@@ -231,8 +231,8 @@ class _Walk:
         yield from self._before(later, life.since, at)
 
     def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[Piece]:
-        """Yield the pieces between a parent and a node, the last first. Without a node, they end at
-        the program's end.
+        """Yield the pieces between the end of a parent and the start of a node, from the last piece
+        to the first. Without a node, the pieces end at the program's end.
         """
         place, at = "", until
         if stay is not None:

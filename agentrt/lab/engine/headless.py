@@ -124,8 +124,9 @@ def make_request(
 ) -> Request:
     """Make a request as the engine core does. ``params`` are vLLM's sampling parameters.
 
-    A ``resumable`` request is an input chunk of the streaming session with this id. ``lora`` is
-    vLLM's request for an adapter. ``pooling`` are pooling parameters in place of sampling ones.
+    A ``resumable`` request is an input chunk of the streaming session whose id is ``session``.
+    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters in place of
+    sampling ones.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request

@@ -77,9 +77,11 @@ def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> lis
 
 
 def _hour(due: float) -> float:
-    """Return the time in days by which the share ``due`` of a day's programs arrives on average.
+    """Return the time of the day, from 0 to 1, at which a share ``due`` of the day's programs has
+    arrived on average.
 
-    This inverts the sum of a line and a sine by bisection.
+    The share that has arrived is a linear function of the time, minus a sine. This function
+    inverts it by bisection.
     """
     low, high = due - SWING, due + SWING
     for _ in range(50):

@@ -61,7 +61,7 @@ class _Call(Record):
 
 
 class _OwnCall(_Call):
-    """A call of the agent itself, which has a start time."""
+    """A call of the agent itself, not of a subagent. In the file, such a call has a start time."""
 
     t: Number
 

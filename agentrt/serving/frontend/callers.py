@@ -129,7 +129,8 @@ class RequestCaller(Caller):
     def call_off(self, error: AgentrtError) -> None:
         """Cancel all calls of the request; readers of their chunks get ``error``.
 
-        Repeats itself, so that calls are cancelled whose chunks are read only later.
+        The method schedules itself again, because a call whose chunks are read only later cannot be
+        cancelled yet.
         """
         self._off = self._off or error
         if self._deadline is not None:

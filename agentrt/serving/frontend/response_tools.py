@@ -336,7 +336,9 @@ def partial_json(text: str) -> Any:
 
 
 def client_arguments(kind: str, item: Mapping[str, Any]) -> str:
-    """Return the function arguments (JSON) that stand for the call ``item`` of a client's tool."""
+    """Convert ``item``, a call of a client's tool of this ``kind``, to the JSON arguments of the
+    function that represents the tool for the model.
+    """
     own = CLIENT_TOOLS[kind]
     value = item.get(own.holder)
     if isinstance(value, Mapping):

@@ -204,8 +204,8 @@ class ProgramLog:
     def _node_ended(self, event: NodeEnded) -> None:
         """Record the end of a call or an interrupt.
 
-        Calls of other frameworks may end after their program. They count while the program is among
-        the recently ended programs.
+        The calls of a program of another framework, such as LangGraph, may end after the program.
+        Their ends are recorded as long as the program is among the recently ended programs.
         """
         run = self.find(event.program_id)
         if run is None:

@@ -56,7 +56,7 @@ class ChangeReader:
         """
         if self._overflowed:
             raise ReaderTooSlowError(
-                "more changed than fits into this reader's buffer; connect again"
+                "this client read too slowly, and its buffer of changes overflowed; connect again"
             )
         changes, self._changes = self._changes, {}
         self._wake.clear()

@@ -2,7 +2,8 @@
 
 It is written in the subset of Python that the sandbox's interpreter knows: no decorators of
 methods, no base classes, and few special methods. All data leaves the sandbox through ``_ask`` or
-``_do``, as plain data. The host checks there what a program may do; this module checks nothing.
+``_do``, as plain data. The host checks each of these calls for what the program may do; this module
+checks nothing.
 """
 
 from __future__ import annotations

@@ -436,6 +436,6 @@ def add_call(calls: dict[int, FunctionCall], delta: DeltaToolCall) -> None:
 
 
 def begun_call(index: int, call: FunctionCall) -> DeltaToolCall:
-    """Return a whole call as a single delta."""
+    """Return a function call, complete or cut off, as a single delta of a stream."""
     function = DeltaFunctionCall(name=call.name, arguments=call.arguments)
     return DeltaToolCall(index=index, id=call.id, type="function", function=function)

@@ -137,9 +137,10 @@ def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Source]:
-    """Return the named generators and traces, with the scales of the options.
+    """Return the named generators and traces, scaled by the factors in ``options``.
 
-    Traces are read at once, and a report is printed to stderr. Raises `ConfigError`.
+    The files of traces are read here already, not when a run starts, and a report of each file is
+    printed to stderr. Raises `ConfigError`.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
     sources = [Source.named(name, scales=scales) for name in names]

@@ -160,8 +160,8 @@ class Assistants(Routes):
         assistant = await self.find(tenant, key, only)
         if key in map(default_assistant, self._graphs.names()):
             raise conflict(
-                f"assistant {key} is the default assistant of the graph {assistant['graph_id']!r}, "
-                "which cannot be deleted"
+                f"assistant {key} cannot be deleted: it is the default assistant of the graph "
+                f"{assistant['graph_id']!r}"
             )
         if delete_threads:
             await self.forget_threads(caller, key)
