@@ -280,8 +280,11 @@ class InputFile:
             if not was_there:
                 raise InputsError(f"{self.name}: --where: no record has the field {name!r}")
         if not count:
-            left = " that fulfil --where" if self._conditions else ""
-            raise InputsError(f"{self.name}: no records{left}; give at least one")
+            raise InputsError(
+                f"{self.name}: no records that fulfil --where; change the condition"
+                if self._conditions
+                else f"{self.name}: no records; add at least one"
+            )
         return count
 
     def _first_place(self, twin: Item) -> str:

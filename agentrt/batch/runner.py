@@ -97,7 +97,9 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A sample of an input to run; or, with ``unscored``, a result that only needs its scores."""
+    """A sample of an input to run. If ``unscored`` is set, the sample has that result already, and
+    only its scores are computed.
+    """
 
     item: Item
     sample: int

@@ -60,7 +60,9 @@ def _findings(target: str) -> Iterator[Finding]:
 
 
 def _loaded(target: str, part: str, *, users: bool) -> Finding:
-    """Load a target and build its graphs; return whether that worked, as the finding ``part``."""
+    """Load a target and build its graphs. Return a finding about ``part`` that says whether this
+    worked.
+    """
 
     async def prepare() -> list[Finding]:
         async with AsyncExitStack() as stack:

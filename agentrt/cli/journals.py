@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlan:
-    """A function that opens the journal's store, and the journal's options."""
+    """How to open a journal: a function that opens its store, and its options."""
 
     opened: Callable[[], Store]
     options: JournalOptions

@@ -4,7 +4,7 @@ Ctrl-C stops a command. SIGTERM drains it: the command finishes what runs and st
 A server is drained by any first signal. No process is left behind.
 
 The handlers are Python's and not those of the event loop, because a program may block the loop.
-A thread then ends the process when the time is up.
+If the command has not ended when the time is up, a thread ends the process.
 """
 
 from __future__ import annotations

@@ -206,7 +206,8 @@ class Executor(ABC):
     async def front_setups(self) -> Sequence[FrontSetup]:
         """Return the setup of vLLM's front end for each served model.
 
-        Empty for executors that take chat requests without rendering.
+        The result is empty for executors that accept chat requests as they are, so that no front
+        end has to render them to tokens.
         """
         return ()
 

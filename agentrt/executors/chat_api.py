@@ -40,8 +40,8 @@ class Caller(Protocol):
         """Make a call, and yield its output as `Executor.generate` does."""
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
-        """Return callers for ``count`` parallel calls. They must have ended after the ``with``
-        block.
+        """Return callers for ``count`` parallel calls. The calls must end before the ``with`` block
+        ends.
         """
 
     def failed(self, error: BaseException) -> AgentrtError | None:
@@ -95,7 +95,10 @@ def caller() -> Caller:
     """Return the caller for which vLLM's own code makes a call now. Raises `AgentrtError`."""
     current = CALLER.get()
     if current is None:
-        raise AgentrtError("vLLM's application made a call without a caller; set it with `calling`")
+        raise AgentrtError(
+            "vLLM's application made a call, but no program is set that makes it; enter "
+            "`calling(caller)` around the request"
+        )
     return current
 
 

@@ -1,8 +1,8 @@
-"""The frontier of a thread of a program: the last ended nodes before the thread's "now".
+"""The frontier of a thread of a program: the nodes that will be the parents of its next node.
 
-The next node that the thread emits has exactly these nodes as parents. A thread forks (a child
-thread starts from the same nodes), advances (one of its own nodes ended), and joins (it waited for
-another thread).
+These are the nodes that have ended in the thread's view and that no other such node depends on. A
+frontier changes when the thread forks (a child thread starts with the same nodes), when it advances
+(one of its own nodes has ended), and when it joins another thread (it has waited for that thread).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrt.graph.node import NodeKind
 
 
 class Frontier:
-    """The maximal ended nodes before "now" in a thread of a program. Not thread-safe.
+    """The last nodes that have ended in the view of a thread of a program. Not thread-safe.
 
     A thread that joins only threads that it has forked itself needs only set operations on the base
     of the fork, which cost O(1) per operation and new node. Joining a thread that another thread

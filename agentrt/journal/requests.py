@@ -106,8 +106,9 @@ class CallRequest:
 class RequestEncoder:
     """Encodes the requests of one running program as differences from its latest requests.
 
-    The cost of encoding grows with the new part of a request only: known messages are recognized by
-    the ids of their values, and the hash continues from that of the earlier request.
+    The cost of encoding grows only with the new part of a request: messages of earlier requests are
+    recognized by the identity of their values (Python's ``id``), and the hash of a request
+    continues the hash of the earlier request.
     """
 
     def __init__(self) -> None:

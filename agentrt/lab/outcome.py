@@ -63,10 +63,11 @@ def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[S
 class Outcome:
     """The outcome of one program. Times are in seconds; in a simulation, of simulated time.
 
-    ``ideal_s`` is its latency if no call ever waited; NaN if this is unknown. ``service_s`` and
-    ``waiting_s`` are sums over its calls, ``tool_s`` is the sum of its gaps. ``steps`` is the
-    number of engine steps from the arrival of its first call to the end of its last. ``calls`` are
-    the calls whose engine reported spans.
+    ``ideal_s`` is the program's latency if no call ever waited; NaN if this is unknown.
+    ``service_s`` and ``waiting_s`` are sums over its calls. ``tool_s`` is the sum of the gaps
+    between its calls, in which its tools run. ``steps`` is the number of engine steps from the
+    arrival of its first call to the end of its last. ``calls`` are the calls for which the engine
+    reported when they waited and when they ran.
     """
 
     program_id: str

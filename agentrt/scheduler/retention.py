@@ -92,7 +92,9 @@ class Cost(Retention):
 
 
 def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
-    """Return the probability that the blocks' program returns, and in how many seconds."""
+    """Return the probability that the program makes another call that uses these blocks, and the
+    expected number of seconds until that call.
+    """
     if blocks.gap is None or blocks.calling:  # a call is in the engine, or about to arrive
         return Forecast(1.0, RESOLUTION_S)
     kinds = blocks.kinds(blocks.gap)
@@ -125,7 +127,7 @@ class EvictionOrder:
         self._unranked[blocks] = None
 
     def discard(self, blocks: CachedBlocks) -> None:
-        """Remove an owner's blocks, if they are in the order."""
+        """Remove an owner's blocks from the eviction order, if they are in it."""
         self._unranked.pop(blocks, None)
         self._placed.discard(blocks)
         self._steady.discard(blocks)

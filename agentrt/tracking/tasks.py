@@ -82,7 +82,7 @@ def is_stopped(task: asyncio.Task[Any]) -> bool:
 
 
 def is_single(family: Family) -> bool:
-    """Return whether at most one task of a program's ``family`` is open."""
+    """Return whether at most one task in ``family``, the tasks of a program, has not ended."""
     if len(family) < 2:
         return True
     left = 2

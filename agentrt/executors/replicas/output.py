@@ -147,7 +147,8 @@ class CallOutput:
     def take(self, chunk: Chunk) -> Chunk | None:
         """Return the new part of a chunk; None if nothing of it is new.
 
-        Raises `EngineDiedError` if the chunk is not the same as before.
+        Raises `EngineDiedError` if a repeated run of the call has another output than the run
+        before it.
         """
         if self._first is None:
             return self._new(chunk)

@@ -51,18 +51,19 @@ if TYPE_CHECKING:
 class ReplicaSet(Executor):
     """An executor that runs calls on ``count`` engines, chosen by ``router``.
 
-    ``make`` creates the engine with a number. Engines may serve different models; a call that names
-    no model gets that of the first engine. If no replica is ready, a call waits up to
+    ``make(index)`` creates an engine. Engines may serve different models; a call that names no
+    model gets the model of the first engine. If no replica is ready, a call waits up to
     ``ready_timeout_s`` seconds. ``health`` says when an engine that does not answer counts as dead,
     and ``backoff`` when a dead engine is restarted. ``notice`` is called with a line of text when a
     replica fails or is back. ``scheduling`` has the engines' settings; routers use its queue
     levels.
 
-    The set keeps what the policy learns of programs on all engines in the history file that
-    ``scheduling`` names; None is a file for the engines' models and sizes. Each engine starts with
-    what the set knows, and learns more from its own programs. The engines must not write a history
-    file themselves: their ``history`` must be ``none``, or the ``replicas`` of their
-    `EngineOptions` more than one. Raises `ConfigError` for a file that is not a history file.
+    The set collects the statistics that the policy learns from programs on all engines, and keeps
+    them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
+    models and sizes of the engines. Each engine starts with the statistics of the set, and learns
+    more from its own programs. The engines must not write a history file themselves, so the
+    `EngineOptions` of each engine must have ``history`` set to ``none``, or ``replicas`` greater
+    than 1. Raises `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"

@@ -165,7 +165,8 @@ class RuntimeClient:
             return LoopJob(self._loop_for_threads(), lambda: self._run_on_front(question)).wait()
         if front is None:
             raise ConfigError(
-                "the engine has not started; await a call first, or count tokens in a thread"
+                "tokens cannot be counted on the event loop before the engine has started; await a "
+                "call of the model first, or count tokens in another thread"
             )
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, question(front)).result()

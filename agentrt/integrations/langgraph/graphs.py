@@ -98,7 +98,9 @@ def _signature(make: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(make)
     except ValueError as error:  # a function written in C
-        raise ProgramLoadError(f"it is a function without a signature; {_FORMS}") from error
+        raise ProgramLoadError(
+            f"the parameters of the function that makes the graph cannot be read; {_FORMS}"
+        ) from error
 
 
 def _takes(make: Callable[..., Any], signature: inspect.Signature) -> Mapping[str, str]:

@@ -35,12 +35,12 @@ def fork_in(
     input: str,
     how: Mapping[str, Any],
 ) -> RecordedProgram:
-    """Return a fork of ``old`` at the node ``at``.
+    """Return a fork of the program ``old`` that runs again from the node at place ``at``.
 
-    A fork that was made with the same options (``how``) and is not done is returned again;
-    otherwise a new fork is written to ``store``. ``input`` is its input, and ``answers`` replace
-    the answers of nodes, by their places; both are JSON texts. Raises `UsageError` for an answer
-    that cannot be set.
+    If ``store`` has a fork that was made with the same options (``how``) and is not done, that fork
+    is returned. Otherwise a new fork is written to ``store``. ``input`` is the fork's input as JSON
+    text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of these nodes as JSON
+    text. Raises `UsageError` for an answer that cannot be set.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))

@@ -107,8 +107,10 @@ def value(cell: Series, measure: str) -> str:
 
 
 def ratio(cell: Series, measure: str) -> str:
-    """Return the median ratio of a measure to the baseline's with the same seed, with the least and
-    the greatest; "-" if there is no ratio.
+    """Return the ratio of a measure to the same measure of the baseline, as text.
+
+    There is one ratio for each seed. The text has the median ratio, the least and the greatest; it
+    is "-" if there is no ratio.
     """
     ratios = cell.ratios(measure)
     if not ratios:

@@ -100,7 +100,7 @@ def _calls(
     for index, node in enumerate(dag.nodes):
         where = Fields(f"{entry.where}, nodes[{index}]", {})
         if node.id in seen:
-            raise where.complain(f"two nodes have the id {node.id}")
+            raise where.complain(f"two nodes have the id {node.id}; give each its own id")
         for parent in node.parents:
             if parent not in seen:
                 raise where.complain(f"the parent {parent!r} is not a node before this one")

@@ -134,7 +134,7 @@ def _items(own_input: Any) -> list[Any] | None:
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
     """Return ``include`` and ``service_tier`` without the values that vLLM would refuse.
 
-    These values have no effect on this server.
+    The removed values would have no effect on this server.
     """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")

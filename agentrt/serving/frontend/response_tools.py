@@ -90,8 +90,10 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The tool that a function stands for. ``kind`` is "function" for a function of a namespace,
-    "custom", or a key of `CLIENT_TOOLS`.
+    """The client's tool that the model sees as a function.
+
+    ``kind`` is the type of the tool: "function" for a function in a namespace, "custom", or a key
+    of `CLIENT_TOOLS`.
     """
 
     kind: str

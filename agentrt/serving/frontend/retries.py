@@ -104,7 +104,9 @@ class Tries:
         return own
 
     def _retried(self, own: Try, now: float) -> Try | None:
-        """Return the try in flight that this one repeats, for a request without a key."""
+        """Return the try in flight that the try ``own``, which has no ``Idempotency-Key``, repeats;
+        None if there is not exactly one such try.
+        """
         if own.count == 0 or (own.count is not None and self._follows_failed(own, now)):
             return None
         before = None if own.count is None else own.count - 1

@@ -42,8 +42,8 @@ async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
 class Endpoint:
     """The ASGI application of the MCP endpoint.
 
-    `run` opens the SDK's sessions when the first request arrives. If the sessions have failed,
-    requests are answered with status 503 until they run again.
+    `run` opens the MCP SDK's session manager when the first request arrives. If the session manager
+    has failed, requests are answered with status 503 until it runs again.
     """
 
     def __init__(self, server: Server, offers: Mapping[str, Offer], runs: ProgramRuns) -> None:

@@ -2,8 +2,9 @@
 files, no network and no imports from the host. ADR 17 has the reasons for Monty.
 
 The pool's own asyncio interface is not used, because its threads outlive the pool and sometimes
-abort a process that exits. Instead, each turn of a program runs in a thread of this module. A turn
-is the computation of a program between two waits, and has a time limit.
+abort a process that exits. Instead, for each turn of a program, a thread of this module waits for
+the Monty process that computes the turn. A turn is the computation of a program between two waits,
+and has a time limit.
 """
 
 from __future__ import annotations

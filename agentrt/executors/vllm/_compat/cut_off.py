@@ -66,8 +66,8 @@ _READ_AS_STREAMED = (
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
-    """Make all APIs in ``state``, the state of vLLM's application, read outputs as described
-    above.
+    """Make all APIs in ``state``, the state of vLLM's application, parse an output that was cut off
+    as they parse its stream.
     """
     ends = _ends(model_config, tokenizer)
     for name, finish in (

@@ -56,7 +56,8 @@ class _Row:
     """The parsers for models of some kind.
 
     The row is for models whose type is in ``types`` (empty: any type) and whose chat template
-    contains all of ``marks``. The reasoning parser is used if the template contains ``thinks``.
+    contains all of ``marks``. The reasoning parser is used only if the template contains the text
+    ``thinks``.
     """
 
     tool_parser: str

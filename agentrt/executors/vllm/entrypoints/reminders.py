@@ -73,7 +73,9 @@ class Reminders:
         self._templates: dict[tuple[str | None, bool], Template] = {}
 
     def kept(self, messages: Sequence[Any], params: Any) -> Sequence[Any]:
-        """Return a chat's messages, changed so that its template renders each at its place."""
+        """Return a chat's messages, changed so that its template renders each message at the
+        message's place in the chat.
+        """
         if all(_role(message) not in _INSTRUCTING for message in messages[1:]):
             return messages
         return in_place([_plain(message) for message in messages], self._template(params))

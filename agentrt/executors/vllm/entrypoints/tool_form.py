@@ -99,7 +99,8 @@ def tool_form(
 def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str, Any]]:
     """Return the chat with an explanation of the tools before the program's own messages.
 
-    The messages have only a role and content, and no tool calls.
+    The returned messages have only a role and content: tool calls and their results are rewritten
+    as text.
     """
     plain = without_tools(messages)
     if form is None:

@@ -1,4 +1,5 @@
-"""Assistants: graphs with a config and a context, in versions. Rows and routes.
+"""Assistants, which are graphs with a config and a context, in versions: their rows and their
+routes.
 
 Each graph has a default assistant, whose id follows from the graph's name.
 """

@@ -151,8 +151,10 @@ async def restore_writes(
     now: Iterable[Write],
     then: Iterable[Write],
 ) -> None:
-    """Restore pending writes: delete the rows ``now``, and insert the replaceable rows ``then``.
-    Rows that are in both and that are never replaced stay.
+    """Restore a thread's pending writes from the rows ``now`` to the earlier rows ``then``.
+
+    Rows in ``then`` that are never replaced must still be in the table, and stay there. All other
+    rows in ``now`` are deleted, and the replaceable rows in ``then`` are inserted.
     """
     table = writes_table(database)
     lasting = {(row.task, row.idx) for row in then if not row.replaceable}

@@ -64,12 +64,16 @@ class CommitGroup:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None) -> None:
-        """Record that the group is on the disk, or the error that undid the whole group."""
+        """Record that the group is on the disk, or the error because of which the whole group was
+        rolled back.
+        """
         self._error = error
         self._over.set()
 
     async def stored(self) -> None:
-        """Wait until the group is on the disk. Raises the error that undid the group."""
+        """Wait until the transactions of this group are on the disk. Raises the error because of
+        which the whole group was rolled back.
+        """
         await self._over.wait()
         if self._error is not None:
             raise type(self._error)(*self._error.args) from self._error

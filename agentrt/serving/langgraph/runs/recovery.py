@@ -45,12 +45,13 @@ from agentrt.serving.langgraph.database.storage import Storage
 
 
 async def origin_of(storage: Storage, record: RunRecord) -> Origin:
-    """Return the origin of a run's thread: the stored origin or, at the run's first start, the
-    thread's condition now.
+    """Return the origin of a run: the state of its thread before the run's first start.
 
-    It covers the pending writes that the run can change: those of the thread's latest checkpoint
-    and, for a run that answers questions, those of the checkpoints at which it was requested to
-    start. Any other run from an earlier checkpoint begins with a new checkpoint.
+    At the first start, the origin is read from the thread; later it is the one that was stored
+    then. The origin has the pending writes that the run can change: the writes of the thread's
+    latest checkpoint and, for a run that answers questions, the writes of the checkpoints from
+    which the request says that the run starts. Any other run from an earlier checkpoint begins with
+    a new checkpoint, and changes no earlier writes.
     """
     if record.origin is not None:
         return record.origin
