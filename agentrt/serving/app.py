@@ -33,11 +33,12 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     Raises `ConfigError` if two of these have authentication hooks.
     """
     from agentrt.serving import chat, langgraph, mcp, observability
+    from agentrt.serving.batches.api import api as batches
     from agentrt.serving.programs.api import api as programs
     from agentrt.serving.questions.api import api as questions
 
     auth = _auth_of(projects)
-    apis = [programs, questions, langgraph.api_with(auth), observability.api, chat.api]
+    apis = [programs, questions, langgraph.api_with(auth), batches, observability.api, chat.api]
     return [*apis, mcp.api_with(graphs=auth is None)] if mcp.is_installed() else apis
 
 

@@ -29,7 +29,8 @@ class Limits:
     are those that were computed, of prompts and outputs, and are charged when a call ends.
     ``submitted`` are live programs that were sent as source, and ``submitted_…`` what each of
     them may use. ``threads``, ``assistants``, ``crons`` and ``store_mib`` are what a tenant may
-    have in the database.
+    have in the database, ``files_mib`` the size of its files and ``batches`` the number of its
+    batches that have not ended.
     """
 
     weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0
@@ -48,6 +49,8 @@ class Limits:
     assistants: Count | None = 10_000
     crons: Count | None = 1_000
     store_mib: Count | None = 256
+    files_mib: Count | None = 1024
+    batches: Count = 64
 
 
 NAMES = tuple(field.name for field in fields(Limits))
