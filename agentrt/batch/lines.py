@@ -65,14 +65,17 @@ class LineFile:
             data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
             error: OSError | None = None
             try:
-                await loop.run_in_executor(self._thread, self._append, data)
+                await loop.run_in_executor(self._thread, self.append, data)
             except OSError as raised:
                 error = raised
             for _, written in lines:
                 if not written.done():
                     written.set_result(None) if error is None else written.set_exception(error)
 
-    def _append(self, data: bytes) -> None:
+    def append(self, data: bytes) -> None:
+        """Write whole lines, and wait until they are on the disk. Raises `OSError`, and then leaves
+        the file as it was.
+        """
         size = os.fstat(self._number).st_size
         try:
             done = 0

@@ -65,6 +65,7 @@ async def opened_app(
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
+    server.frontend = rest
     async with AsyncExitStack() as stack:
         for api in apis:
             app.include_router(await stack.enter_async_context(api(server)))

@@ -24,6 +24,7 @@ from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks
 
 if TYPE_CHECKING:
+    from agentrt.serving.frontend.dispatch import FrontendApp
     from agentrt.serving.frontend.responses import Rows
 
 
@@ -100,7 +101,8 @@ class Server:
     is not known yet (0: it never does). ``server_tools`` has the names of tools that stand for
     those of Anthropic's servers, by the kinds of these. If the server ``has_users``, authorization
     hooks separate the users of a tenant. It runs on a ``machine`` with these clocks.
-    ``response_rows`` keep the responses of the Responses API where a database is open.
+    ``response_rows`` keep the responses of the Responses API where a database is open. ``frontend``
+    answers requests of the model that have passed the middleware.
     """
 
     runtime: Runtime
@@ -127,6 +129,7 @@ class Server:
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)
     response_rows: Rows | None = None
+    frontend: FrontendApp | None = None
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

@@ -9,7 +9,11 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from agentrt.serving.batches.files import Files
-from agentrt.serving.batches.records import Folder
+from agentrt.serving.batches.records import Folder, Records
+from agentrt.serving.batches.requests import Targets
+from agentrt.serving.batches.routes import add_batches
+from agentrt.serving.batches.stored import StoredBatch
+from agentrt.serving.batches.work import Shop, Works
 from agentrt.serving.error_responses import OpenAIRoute
 from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.server import Server
@@ -32,12 +36,31 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         folder = Folder(place)
         stack.callback(folder.close)
         clock = SteadyClock(server.machine)
-        files = Files(server, folder, clock, lambda tenant, file_id: None)
-        files.forget_rest(lambda path: False)
+        batches = Records(folder, "batch_", "batch", StoredBatch.read)
+        live = [record for record in batches.all() if record.is_live]
+
+        def reader_of(tenant: str, file_id: str) -> str | None:
+            reading = (each for each in batches.of(tenant) if each.input_file_id == file_id)
+            return next((each.id for each in reading if each.is_live), None)
+
+        files = Files(server, folder, clock, reader_of)
+        written = {
+            files.content(record.tenant, file_id)
+            for record in live
+            for file_id in (record.output_id, record.error_id)
+        }
+        files.forget_rest(written.__contains__)
         files.add_to(router)
         await stack.enter_async_context(
             server.background.doing("sweep of files", files.sweep, _SWEEP_S)
         )
+        shop = Shop(server, clock, files, batches, Targets(server))
+        works = Works(shop)
+        add_batches(router, shop, works)
+        server.at_drain.append(works.drain)
+        stack.push_async_callback(works.close)
+        for record in live:
+            works.begin(record)
         yield router
 
 

@@ -7,7 +7,7 @@ which requests have been answered.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ MOST_ERRORS = 100
 _LONGEST_ID = 512
 _STREAM = "stream"
 _BATCH = "batch_"
+ANSWER = "batch_req_"
+"""How the ids of answers begin, which are also the names of their programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def check_input(path: Path, endpoint: str) -> Checked:
     for number, line in requests_of(path):
         if checked.total == MOST_LINES:
             text = f"a batch has at most {MOST_LINES} requests; split the file"
-            checked.errors.append(_error("too_many_requests", text, number))
+            checked.errors.append(file_error("too_many_requests", text, number))
             break
         checked.total += 1
         try:
@@ -127,20 +129,21 @@ def check_input(path: Path, endpoint: str) -> Checked:
                 text = f"custom_id {_short(request.custom_id)} is in line {first} already"
                 raise LineError("duplicate_custom_id", text, "custom_id")
         except LineError as error:
-            checked.errors.append(_error(error.code, str(error), number, error.param))
+            checked.errors.append(file_error(error.code, str(error), number, error.param))
             if len(checked.errors) == MOST_ERRORS:
                 break
             continue
         if checked.total == 1 and isinstance(request.body.get("model"), str):
             checked.model = request.body["model"]
     if not checked.total:
-        checked.errors.append(_error("empty_file", "the input file has no requests"))
+        checked.errors.append(file_error("empty_file", "the input file has no requests"))
     return checked
 
 
-def _error(
+def file_error(
     code: str, message: str, line: int | None = None, param: str | None = None
 ) -> Mapping[str, Any]:
+    """Return a fault of an input file in OpenAI's form."""
     return {"code": code, "message": message, "param": param, "line": line}
 
 
@@ -154,7 +157,7 @@ def _short(value: Any) -> str:
 
 def answer_id(batch_id: str, number: int) -> str:
     """Return the id of a line's answer."""
-    return f"batch_req_{batch_id.removeprefix(_BATCH)}_{number}"
+    return f"{ANSWER}{batch_id.removeprefix(_BATCH)}_{number}"
 
 
 def answer_line(batch_id: str, request: Request, outcome: Outcome) -> bytes:
@@ -232,7 +235,7 @@ def usage_of(path: Path) -> Mapping[str, Any]:
     }
 
 
-def unanswered(path: Path, endpoint: str, done: Collection[int]) -> Iterator[Request]:
+def unanswered(path: Path, endpoint: str, done: Collection[int]) -> Generator[Request, None, None]:
     """Yield the requests of a checked input that are not among those ``done``."""
     for number, line in requests_of(path):
         if number not in done:

@@ -46,7 +46,8 @@ class StoredBatch:
     """A batch of a tenant, in one of OpenAI's states.
 
     ``output_id`` and ``error_id`` are the ids that its two files will have, and ``output_seconds``
-    how long these are kept. ``times`` says when the batch came into each of its states.
+    how long these are kept. ``times`` says when the batch came into each of its states, and
+    ``ends`` in which state it will end, once it is finalizing.
     """
 
     id: str
@@ -62,6 +63,7 @@ class StoredBatch:
     metadata: Mapping[str, str] | None = None
     output_seconds: int | None = None
     status: str = "validating"
+    ends: str = ""
     model: str | None = None
     total: int = 0
     completed: int = 0

@@ -51,6 +51,8 @@ _BEFORE = {RESPONSES: 2}
 """Events of a stream that come before its call has begun."""
 _BATCH = 64
 """Pieces of a stream that are read together."""
+NO_CONNECTION = "no_connection"
+"""In the state of a request that this process makes: no connection has to be kept open for it."""
 _PIECE = 256
 """Messages. To hash so many of a kilobyte takes some 0.6 ms."""
 
@@ -129,7 +131,12 @@ class Exchange:
         later, streams = asyncio.get_running_loop().call_later, self.fields.get("stream") is True
         if (keep_alive_s := self.server.keep_alive_s) and streams:
             self._early = later(keep_alive_s, self._begin_early, send)
-        elif (early_s := self.server.early_s) and keep_alive_s and not streams:
+        elif (
+            (early_s := self.server.early_s)
+            and keep_alive_s
+            and not streams
+            and not scope["state"].get(NO_CONNECTION)
+        ):
             self._early = later(early_s, self._begin_whole, send)
         try:
             with calling(caller):
