@@ -267,7 +267,7 @@ class Batch:
             if run.ended_at is None:
                 await self._leave(run)
             del self._live[run.id]
-        if (fatal := _fatal_in(run.error)) is not None:
+        if (fatal := fatal_in(run.error)) is not None:
             raise fatal
         return await self._ended(await self._scored(await self._read(live, work, run_id), item))
 
@@ -361,7 +361,7 @@ class Batch:
                     value = await self._score(score, item, result)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
-                if (fatal := _fatal_in(error)) is not None:
+                if (fatal := fatal_in(error)) is not None:
                     raise fatal from None
                 late = f"it took longer than {limit:g} s (timeout)" if timer.expired() else ""
                 errors[score.name] = late or _said(error)
@@ -465,7 +465,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _fatal_in(error: BaseException | None) -> BaseException | None:
+def fatal_in(error: BaseException | None) -> BaseException | None:
     """Return the engine's or journal's error that a program's error is or was caused by."""
     left, seen = [error], set[int]()
     while left:

@@ -10,12 +10,13 @@ from fastapi import APIRouter
 
 from agentrt.serving.batches.files import Files
 from agentrt.serving.batches.records import Folder, Records
-from agentrt.serving.batches.requests import Targets
+from agentrt.serving.batches.requests import Targets, abandon_runs
 from agentrt.serving.batches.routes import add_batches
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.batches.work import Shop, Works
 from agentrt.serving.error_responses import OpenAIRoute
 from agentrt.serving.langgraph.database.connections import Address
+from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 from agentrt.steady import SteadyClock
 
@@ -54,11 +55,15 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         await stack.enter_async_context(
             server.background.doing("sweep of files", files.sweep, _SWEEP_S)
         )
-        shop = Shop(server, clock, files, batches, Targets(server))
+        runs = ProgramRuns(server)
+        stack.push_async_callback(runs.close)
+        shop = Shop(server, clock, files, batches, Targets(server, runs))
         works = Works(shop)
         add_batches(router, shop, works)
         server.at_drain.append(works.drain)
         stack.push_async_callback(works.close)
+        going_on = {record.id for record in live}
+        await abandon_runs(server, lambda batch: batch not in going_on)
         for record in live:
             works.begin(record)
         yield router

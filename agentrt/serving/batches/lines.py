@@ -160,6 +160,11 @@ def answer_id(batch_id: str, number: int) -> str:
     return f"{ANSWER}{batch_id.removeprefix(_BATCH)}_{number}"
 
 
+def batch_of(name: str) -> str:
+    """Return the id of the batch that an answer belongs to, by the id of the answer."""
+    return f"{_BATCH}{name.removeprefix(ANSWER).rpartition('_')[0]}"
+
+
 def answer_line(batch_id: str, request: Request, outcome: Outcome) -> bytes:
     """Return the line of an answer, or of a request that failed."""
     response = {

@@ -76,12 +76,12 @@ class Seat:
 class CallPlaces(Places):
     """Places for requests of the model: the slots of the engines that other calls leave free.
 
-    A tenant's batches have at most half of the calls that it may have under way, and its
-    interactive requests the other half.
+    A tenant's batches have at most half as many requests as it may have calls under way, and leave
+    the rest to its interactive requests.
     """
 
     def has_room(self, tenant: str) -> bool:
-        server, inside = self.server, self.inside.total()
+        server = self.server
         info = server.runtime.executor.info
         # A request of a batch that is still prepared has no call yet, so its calls cannot be
         # subtracted from those of all: they are told apart by their programs' names.
@@ -92,7 +92,7 @@ class CallPlaces(Places):
         )
         room = (info.slots or _SLOTS) * info.engines - others
         most = max(1, server.tenants.limits(tenant).calls // 2)
-        return inside < max(1, room) and server.tenants.calls(tenant) < most
+        return self.inside.total() < max(1, room) and self.inside[tenant] < most
 
 
 class ProgramPlaces(Places):
@@ -100,4 +100,4 @@ class ProgramPlaces(Places):
 
     def has_room(self, tenant: str) -> bool:
         most = max(1, self.server.tenants.limits(tenant).programs // 2)
-        return self.inside.total() < _PROGRAMS and self.server.live[tenant] < most
+        return self.inside.total() < _PROGRAMS and self.inside[tenant] < most

@@ -32,7 +32,7 @@ from agentrt.serving.batches.lines import (
 )
 from agentrt.serving.batches.places import Seat
 from agentrt.serving.batches.records import Records
-from agentrt.serving.batches.requests import Target, Targets
+from agentrt.serving.batches.requests import Target, Targets, abandon_runs
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.server import Server
 from agentrt.serving.tenants.admission import IS_BATCH
@@ -240,6 +240,7 @@ class Work:
     async def _finalize(self) -> None:
         record, files = self._record, self._shop.files
         await asyncio.to_thread(self._end_files)
+        await abandon_runs(self._shop.server, lambda batch: batch == record.id)
         written = (
             (record.completed, record.output_id, "output"),
             (record.failed, record.error_id, "error"),

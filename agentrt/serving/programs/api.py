@@ -71,7 +71,7 @@ def add_runs(
         waits or reads cancels the run.
         """
         program = _program(server, name)
-        _check_input(program, body.input)
+        check_input(program, body.input)
         tenant = tenant_of(request)
         return await answer(request, runs.start(program, tenant, body), body)
 
@@ -122,10 +122,11 @@ def _program(server: Server, name: str) -> Program:
     return found[name]
 
 
-def _check_input(program: Program, given: Any) -> None:
-    if program.needs_input and given is None:
+def check_input(program: Program, value: Any) -> None:
+    """Raise `ApiError` for an input that a program does not take, and where it lacks its input."""
+    if program.needs_input and value is None:
         raise ApiError(400, f"input: program {program.name!r} needs one", param="input")
-    if given is not None and not program.takes_input:
+    if value is not None and not program.takes_input:
         raise ApiError(400, f"input: program {program.name!r} takes none", param="input")
 
 

@@ -17,6 +17,8 @@ from agentrt.runtime.durable import Durable
 from agentrt.serving.programs.bodies import RunRequest
 
 LATE = {"type": "DeadlineExceeded", "message": "the run was over its time"}
+BATCH = "batch"
+"""The option of a recorded run that names the batch which it belongs to."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,11 +44,14 @@ def durable_of(body: RunRequest, now: float, *, by_event: bool = False) -> Durab
 
 async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
     """The runs of these types that go on. One whose client waited for it does not: that client is
-    gone, which cancels it; nor does one that was recorded with less than all.
+    gone, which cancels it; nor does one that was recorded with less than all. Those of batches are
+    left to their batches.
     """
     found = []
     for row in await journal.open_programs():
         options = json.loads(row.options)
+        if BATCH in options:
+            continue
         if options.get("waits") or row.content != "full":
             await journal.abandon(row.id)
         elif row.type not in types:

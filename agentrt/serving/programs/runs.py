@@ -83,18 +83,23 @@ class ProgramRuns:
         self._runtime.questions.listen(self._asked)
 
     def start(
-        self, program: Program, tenant: str, body: RunRequest, event: HappenedEvent | None = None
+        self,
+        program: Program,
+        tenant: str,
+        body: RunRequest,
+        event: HappenedEvent | None = None,
+        *,
+        durable: Durable | None = None,
     ) -> ServedRun:
-        """Start a program, for an ``event`` that it has as its input. Raises `BusyError` where the
-        tenant is at a limit.
+        """Start a program, for an ``event`` that it has as its input. ``durable`` says how it is
+        recorded, if not as its ``body`` says. Raises `BusyError` where the tenant is at a limit.
         """
         tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
         if live[tenant] >= most:
             raise BusyError(f"tenant {tenant!r} has {most} live programs; end some", 1.0)
         tenants.ask(tenant)
-        durable = None
-        if any(program is native for native in self._server.native.values()):
+        if durable is None and any(program is native for native in self._server.native.values()):
             now = self._runtime.steady.now()
             durable = durable_of(body, now, by_event=event is not None)
         return self._begin(program, tenant, body, durable, event)
@@ -172,6 +177,10 @@ class ProgramRuns:
         if one is None or one.tenant != tenant or one.run.type != name:
             raise ApiError(404, f"there is no run {run_id!r} of program {name!r}", code="not_found")
         return one
+
+    def forget(self, one: ServedRun) -> None:
+        """Forget a run that has ended, and whose result nobody will ask for."""
+        self._runs.pop(one.run.id, None)
 
     def sweep(self) -> None:
         """Forget the runs that ended long ago, and the oldest of too many."""

@@ -311,19 +311,28 @@ async def test_a_tenant_has_so_many_live_batches(tmp_path: Path) -> None:
 
 
 async def test_a_batch_goes_on_in_the_next_server(tmp_path: Path) -> None:
-    """1. A server stops while a batch has answers, and requests under way. 2. The next one makes
-    those that have no answer.
+    """1. A server stops while requests of a batch are under way. 2. Both files end in the middle of
+    a line, as after a kill. 3. The next server answers each request once.
     """
     lines = [request(str(n)) for n in range(30)]
     async with opened(tmp_path, says, kind=Held, slots=10) as server:
         engine = server.local.engine
         batch = await server.batch(*lines)
         await server.local.until(lambda: len(engine.open) == 10)
+    cut_off(tmp_path)
     async with opened(tmp_path, says) as server:
         batch = await server.until(await server.client.batches.retrieve(batch.id))
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)
         assert [said(line) for line in output] == [f"said {n + 1}" for n in range(30)]
+
+
+def cut_off(folder: Path) -> None:
+    """Add half a line to each file that a batch is writing."""
+    writing = [path for path in folder.glob("a.db.files/*/*.jsonl") if not path.stat().st_size]
+    assert len(writing) == 2
+    for path in writing:
+        path.write_bytes(b'{"id": "batch_req_0_2", "custom_id": "2", "resp')
 
 
 async def test_a_full_disk_delays_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
