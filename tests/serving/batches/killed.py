@@ -24,8 +24,8 @@ from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import Limits, Tenants
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.alone import serve_alone
-from tests.serving.batches.client import CHATS
 
+CHATS = "/v1/chat/completions"
 LIVE = 8
 """Programs of batches that are live at once: half of those that a tenant may have."""
 CALLS = 16

@@ -16,11 +16,11 @@ from tests.serving.langgraph.processes import Process
 from tests.serving.programs.test_durable import WAIT_S
 
 RUNS = "/v1/programs/ask/runs"
-CHAT_COUNT, RUN_COUNT, KILLS = 300, 150, 6
+CHAT_COUNT, RUN_COUNT, KILLS = 300, 150, 5
 
 
 async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) -> None:
-    """1. A server with a batch of chats and one of programs is killed at six random moments. 2. The
+    """1. A server with a batch of chats and one of programs is killed at five random moments. 2. The
     next server has both: each request has one line with the right answer, and only what was under
     way at a kill was made again.
     """
