@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import APIRouter
+from starlette.types import Receive, Scope, Send
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
@@ -24,7 +25,6 @@ from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks
 
 if TYPE_CHECKING:
-    from agentrt.serving.frontend.dispatch import FrontendApp
     from agentrt.serving.frontend.responses import Rows
 
 
@@ -81,6 +81,15 @@ class KeyCheck(Protocol):
         """Whether this tenant operates the server, and may see all others."""
 
 
+class ModelRoutes(Protocol):
+    """An ASGI application that answers requests of the model, at these ``paths`` alone."""
+
+    @property
+    def paths(self) -> Collection[str]: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 @dataclass(slots=True)
 class Server:
     """One server over one open runtime. ``models`` are the names of the models it serves.
@@ -129,7 +138,7 @@ class Server:
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)
     response_rows: Rows | None = None
-    frontend: FrontendApp | None = None
+    frontend: ModelRoutes | None = None
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

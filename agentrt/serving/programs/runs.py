@@ -178,9 +178,9 @@ class ProgramRuns:
             raise ApiError(404, f"there is no run {run_id!r} of program {name!r}", code="not_found")
         return one
 
-    def forget(self, one: ServedRun) -> None:
+    def forget(self, served: ServedRun) -> None:
         """Forget a run that has ended, and whose result nobody will ask for."""
-        self._runs.pop(one.run.id, None)
+        self._runs.pop(served.run.id, None)
 
     def sweep(self) -> None:
         """Forget the runs that ended long ago, and the oldest of too many."""

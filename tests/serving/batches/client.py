@@ -40,9 +40,9 @@ class Opened:
         client = self.clients(key)
         content = b"".join(_as_line(line) for line in lines)
         file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-        given = {"completion_window": "24h", **options}
-        made: Any = client.batches.create
-        batch: Batch = await made(input_file_id=file.id, endpoint=endpoint, **given)
+        fields = {"completion_window": "24h", **options}
+        create: Any = client.batches.create
+        batch: Batch = await create(input_file_id=file.id, endpoint=endpoint, **fields)
         return batch
 
     async def until(self, batch: Batch, *states: str, key: str = "none") -> Batch:
@@ -58,8 +58,8 @@ class Opened:
         if file_id is None:
             return []
         content = (await self.clients(key).files.content(file_id)).text
-        found = [json.loads(line) for line in content.splitlines()]
-        return sorted(found, key=lambda line: int(line["id"].rpartition("_")[2]))
+        lines = [json.loads(line) for line in content.splitlines()]
+        return sorted(lines, key=lambda line: int(line["id"].rpartition("_")[2]))
 
 
 def _as_line(line: Any) -> bytes:

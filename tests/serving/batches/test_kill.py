@@ -20,9 +20,9 @@ CHAT_COUNT, RUN_COUNT, KILLS = 300, 150, 5
 
 
 async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) -> None:
-    """1. A server with a batch of chats and one of programs is killed at five random moments. 2. The
-    next server has both: each request has one line with the right answer, and only what was under
-    way at a kill was made again.
+    """1. A server with a batch of chats and one of programs is killed at five random moments. 2.
+    The next server has both: each request has one line with the right answer, and only what was
+    under way at a kill was made again.
     """
     rng, happened, dies = random.Random(48), tmp_path / "happened", tmp_path / "dies"
     happened.touch()
