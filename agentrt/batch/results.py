@@ -6,7 +6,6 @@ opened again.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
@@ -14,13 +13,13 @@ import os
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from agentrt import files
 from agentrt.batch.inputs import key_of
+from agentrt.batch.lines import LineFile, sync
 from agentrt.batch.plain import as_json
 from agentrt.errors import UsageError
 
@@ -131,7 +130,7 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
         ) from error
 
 
-class ResultFile:
+class ResultFile(LineFile):
     """A file of results that only this process writes. Used in one event loop.
 
     ``retry`` starts a round that repeats runs or scores: ``failed`` repeats the runs without a
@@ -144,21 +143,16 @@ class ResultFile:
     def __init__(
         self, path: Path, *, retry: Retry | None = None, scores: Collection[str] = ()
     ) -> None:
-        self.path = path
         self._scores = tuple(scores)
+        self.path = path
         self._retry_file = path.with_name(path.name + ".retry")
         self._lock = self._locked()
         try:
-            self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            super().__init__(path)
         except OSError as error:
             self._lock.close()
             raise self._unwritable(error) from error
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
-        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
         try:
-            # The directory entry of a new file must survive a power failure, too.
-            _sync(path.absolute().parent)
             self._repair()
             self._begin(retry)
         except BaseException:
@@ -195,26 +189,19 @@ class ResultFile:
 
     def _repair(self) -> None:
         """Remove a last line that is incomplete, because its process was killed while writing."""
-        size = os.fstat(self._number).st_size
-        tail, start = b"", size
-        while start > 0 and b"\n" not in tail:
-            start = max(0, start - _BLOCK)
-            tail = os.pread(self._number, size - start, start)
-        rest = tail.rpartition(b"\n")[2]
+        rest = self.incomplete()
         if not rest:
             return
         with contextlib.suppress(ValueError, TypeError):
             read_result(rest)
-            os.pwrite(self._number, b"\n", size)  # only the newline was missing
-            os.fsync(self._number)
+            self.complete()
             return
         if not _begins_a_result(rest):
             raise UsageError(
                 f"--out {str(self.path)!r}: the last line is not a result; name a file of results, "
                 "or a new file"
             )
-        os.ftruncate(self._number, size - len(rest))
-        os.fsync(self._number)
+        self.drop(len(rest))
 
     def _begin(self, retry: Retry | None) -> None:
         """Index the file. In a retry, results from before its start are repeated."""
@@ -225,8 +212,8 @@ class ResultFile:
         elif begun is None or begun[0] != retry or begun[1] > size:
             begun = retry, size
             self._retry_file.write_text(json.dumps({"retry": retry, "offset": size}), "utf-8")
-            _sync(self._retry_file)
-            _sync(self.path.absolute().parent)
+            sync(self._retry_file)
+            sync(self.path.absolute().parent)
         self._round = begun
         self._ended: dict[bytes, int] = {}
         self._attempts: dict[bytes, int] = {}
@@ -287,45 +274,9 @@ class ResultFile:
 
     async def put(self, result: Result) -> None:
         """Add a line; it is on the disk when this returns. Raises `OSError`."""
-        written = asyncio.get_running_loop().create_future()
-        self._pending.append((result.to_line(), written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(), name="results")
-        await asyncio.shield(written)
+        await self.put_line(result.to_line())
         self._unscored.pop(key_of(result.id, result.sample), None)
         self._ended[key_of(result.id, result.sample)] = -1
-
-    async def _write(self) -> None:
-        """Write all pending lines, several with one flush."""
-        while self._pending:
-            lines, self._pending = self._pending, []
-            data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
-            error: OSError | None = None
-            try:
-                await loop.run_in_executor(self._thread, self._append, data)
-            except OSError as raised:
-                error = raised
-            for _, written in lines:
-                if not written.done():
-                    written.set_result(None) if error is None else written.set_exception(error)
-
-    def _append(self, data: bytes) -> None:
-        size = os.fstat(self._number).st_size
-        try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._number, data[done:], size + done)
-            os.fsync(self._number)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._number, size)
-            error.filename = str(self.path)
-            raise
-
-    async def flush(self) -> None:
-        """Wait until all lines are written."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
 
     def finish(self) -> None:
         """End the round of a retry after all inputs have ended, and remove the replaced lines."""
@@ -349,16 +300,13 @@ class ResultFile:
             except BaseException:
                 Path(copy.name).unlink(missing_ok=True)
                 raise
-        _sync(folder)
+        sync(folder)
         os.close(self._number)
         self._number = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Close the file and release its lock. Idempotent."""
-        self._thread.shutdown()
-        if self._number >= 0:
-            os.close(self._number)
-            self._number = -1
+        super().close()
         self._lock.close()
 
 
@@ -368,11 +316,3 @@ _BEGINNING = b'{"id": '
 def _begins_a_result(rest: bytes) -> bool:
     """Return whether an incomplete line can be the beginning of a result; only such are removed."""
     return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -276,7 +276,7 @@ class Batch:
             if run.ended_at is None:
                 await self._leave(run)
             del self._live[run.id]
-        if (fatal := _fatal_in(run.error)) is not None:
+        if (fatal := fatal_in(run.error)) is not None:
             raise fatal
         return await self._ended(await self._scored(await self._read(live, work, run_id), item))
 
@@ -372,7 +372,7 @@ class Batch:
                     value = await self._score(score, item, result)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
-                if (fatal := _fatal_in(error)) is not None:
+                if (fatal := fatal_in(error)) is not None:
                     raise fatal from None
                 late = f"took longer than {limit:g} s (timeout)" if timer.expired() else ""
                 errors[score.name] = late or _message_of(error)
@@ -478,7 +478,7 @@ def _message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _fatal_in(error: BaseException | None) -> BaseException | None:
+def fatal_in(error: BaseException | None) -> BaseException | None:
     """Return the error of the engine or the journal in the chain of causes of an error; None if
     there is none.
     """

@@ -33,11 +33,12 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     Raises `ConfigError` if more than one of these has authentication hooks.
     """
     from agentrt.serving import chat, langgraph, mcp, observability
+    from agentrt.serving.batches.api import api as batches
     from agentrt.serving.programs.api import api as programs
     from agentrt.serving.questions.api import api as questions
 
     auth = _auth_of(projects)
-    apis = [programs, questions, langgraph.api_with(auth), observability.api, chat.api]
+    apis = [programs, questions, langgraph.api_with(auth), batches, observability.api, chat.api]
     return [*apis, mcp.api_with(graphs=auth is None)] if mcp.is_installed() else apis
 
 
@@ -67,6 +68,7 @@ async def opened_app(
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
+    server.frontend = rest
     async with AsyncExitStack() as stack:
         for api in apis:
             app.include_router(await stack.enter_async_context(api(server)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import APIRouter
+from starlette.types import Receive, Scope, Send
 
 from agentrt.program import Program
 from agentrt.runtime import Runtime
@@ -82,6 +83,15 @@ class KeyCheck(Protocol):
         """Whether a tenant operates the server, and may see all other tenants."""
 
 
+class ModelRoutes(Protocol):
+    """An ASGI application that answers requests of the model, at these ``paths`` alone."""
+
+    @property
+    def paths(self) -> Collection[str]: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 @dataclass(slots=True)
 class Server:
     """The shared state of a server over an open runtime.
@@ -115,6 +125,7 @@ class Server:
     - ``response_rows``: the stored responses of the Responses API, if a database is open.
     - ``programs``: the programs of clients.
     - ``questions``: the questions of programs and graphs to humans.
+    - ``frontend``: the application that answers requests to the model, behind the middleware.
     """
 
     runtime: Runtime
@@ -141,6 +152,7 @@ class Server:
     has_users: bool = False
     machine: MachineClocks = field(default_factory=MachineClocks)
     response_rows: Rows | None = None
+    frontend: ModelRoutes | None = None
     programs: ClientPrograms = field(init=False)
     questions: ServerQuestions = field(init=False)
 

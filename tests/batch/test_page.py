@@ -42,14 +42,14 @@ def test_the_scores_and_the_loop_of_the_page(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agentrt.batch.runner._engine", lambda model: ScriptedExecutor(say))
-    _, scores, loop = blocks("batches.md")
+    _, scores, loop, _ = blocks("batches.md")
     (tmp_path / "capital.py").write_text(scores, "utf-8")
     (tmp_path / "loop_of_the_page.py").write_text(loop, "utf-8")
     (tmp_path / "countries.csv").write_text("id,input,answer\nf,France,Paris\n", "utf-8")
     asyncio.run(import_module("loop_of_the_page").main())
     assert capsys.readouterr().out == "f Paris {'right': 1.0, 'judge': 1.0}\n"
     [result] = read_results(tmp_path / "results.jsonl")
-    [shown] = blocks("batches.md", "json")
+    shown, _ = blocks("batches.md", "json")
     assert list(json.loads(result.to_line())) == list(json.loads(shown))
 
 

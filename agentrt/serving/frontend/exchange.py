@@ -53,6 +53,8 @@ _BEFORE = {RESPONSES: 2}
 """By path: the number of stream events that vLLM sends before the model call has begun."""
 _BATCH = 64
 """Maximum number of stream pieces that are collected before they are parsed together."""
+NO_CONNECTION = "no_connection"
+"""The entry in the state of a request that the server makes itself, without a connection."""
 _PIECE = 256
 """Messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6 ms."""
 
@@ -132,7 +134,12 @@ class Exchange:
         later, streams = asyncio.get_running_loop().call_later, self.fields.get("stream") is True
         if (keep_alive_s := self.server.keep_alive_s) and streams:
             self._early = later(keep_alive_s, self._begin_early, send)
-        elif (early_s := self.server.early_s) and keep_alive_s and not streams:
+        elif (
+            (early_s := self.server.early_s)
+            and keep_alive_s
+            and not streams
+            and not scope["state"].get(NO_CONNECTION)
+        ):
             self._early = later(early_s, self._begin_whole, send)
         try:
             with calling(caller):

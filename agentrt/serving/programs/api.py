@@ -77,7 +77,7 @@ def add_runs(
         A client that disconnects while it waits or streams cancels the run.
         """
         program = _program(server, name)
-        _check_input(program, body.input)
+        check_input(program, body.input)
         tenant = tenant_of(request)
         return await answer(request, runs.start(program, tenant, body), body)
 
@@ -129,7 +129,8 @@ def _program(server: Server, name: str) -> Program:
     return programs[name]
 
 
-def _check_input(program: Program, input_value: Any) -> None:
+def check_input(program: Program, input_value: Any) -> None:
+    """Raise `ApiError` if a program does not take the input, or lacks its input."""
     if program.needs_input and input_value is None:
         text = f"program {program.name!r} needs an input; send the field 'input'"
         raise ApiError(400, text, param="input")

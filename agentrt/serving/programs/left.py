@@ -18,6 +18,8 @@ from agentrt.serving.programs.bodies import RunRequest
 
 LATE = {"type": "DeadlineExceeded", "message": "the run did not end before its deadline"}
 """The error of a run that was cancelled at its deadline."""
+BATCH = "batch"
+"""The option of a recorded run that names its batch."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,11 +49,14 @@ async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
     """Return the unfinished runs of these program types that this server can resume.
 
     A run whose client waited for its result is not resumed: the client has disconnected, which
-    cancels the run. A run is not resumed either if the journal does not have its full content.
+    cancels the run. A run is not resumed either if the journal does not have its full content. Runs
+    of batches are left to their batches.
     """
     open_runs = []
     for row in await journal.open_programs():
         options = json.loads(row.options)
+        if BATCH in options:
+            continue
         if options.get("waits") or row.content != "full":
             await journal.abandon(row.id)
         elif row.type not in types:

@@ -87,12 +87,18 @@ class ProgramRuns:
         self._runtime.questions.listen(self._on_question)
 
     def start(
-        self, program: Program, tenant: str, body: RunRequest, event: HappenedEvent | None = None
+        self,
+        program: Program,
+        tenant: str,
+        body: RunRequest,
+        event: HappenedEvent | None = None,
+        *,
+        durable: Durable | None = None,
     ) -> ServedRun:
         """Start a run of a program.
 
-        ``event`` is the event that triggered the run, if any. Raises `BusyError` if the tenant is
-        at a limit.
+        ``event`` is the event that triggered the run, if any. ``durable`` says how the run is
+        recorded, if not as its ``body`` says. Raises `BusyError` if the tenant is at a limit.
         """
         tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
@@ -100,8 +106,7 @@ class ProgramRuns:
             text = f"tenant {tenant!r} has {most} live programs, the most that it may have"
             raise BusyError(f"{text}; end a program first", 1.0)
         tenants.ask(tenant)
-        durable = None
-        if any(program is native for native in self._server.native.values()):
+        if durable is None and any(program is native for native in self._server.native.values()):
             now = self._runtime.steady.now()
             durable = durable_of(body, now, by_event=event is not None)
         return self._begin(program, tenant, body, durable, event)
@@ -180,6 +185,10 @@ class ProgramRuns:
         if served_run is None or served_run.tenant != tenant or served_run.run.type != name:
             raise ApiError(404, f"unknown run {run_id!r} of program {name!r}", code="not_found")
         return served_run
+
+    def forget(self, served: ServedRun) -> None:
+        """Forget a run that has ended, and whose result nobody will ask for."""
+        self._runs.pop(served.run.id, None)
 
     def sweep(self) -> None:
         """Forget runs that ended long ago, and the oldest ended runs beyond the maximum."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,8 @@ from agentrt.scheduler.policies import Policy, policy_class
 from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Tenants
 
+IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
+"""Whether a call is one of a batch: calls of its tenant that are not go first."""
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
 """The cost of an output token in prompt tokens (as in the evaluation of the VTC paper)."""
@@ -96,6 +100,8 @@ class AdmissionController(ForwardingExecutor):
         """Wait until a call is admitted. Return its ticket and the seconds that it waited."""
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
         rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
+        if IS_BATCH.get():
+            rank = math.inf
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
         entered = self._waiting[ticket.number] = asyncio.get_running_loop().create_future()
         self._admit()

@@ -34,6 +34,7 @@ class Limits:
       of these programs.
     - ``threads``, ``assistants``, ``crons``, ``store_mib``: what the tenant may have in the
       database.
+    - ``files_mib``: the size of the tenant's files. ``batches``: its batches that have not ended.
     """
 
     weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0
@@ -52,6 +53,8 @@ class Limits:
     assistants: Count | None = 10_000
     crons: Count | None = 1_000
     store_mib: Count | None = 256
+    files_mib: Count | None = 1024
+    batches: Count = 64
 
 
 NAMES = tuple(field.name for field in fields(Limits))

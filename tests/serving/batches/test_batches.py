@@ -1,0 +1,354 @@
+"""Batches of OpenAI's API, by OpenAI's own client: states, files, errors, cancel and expiry."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from agentrt.request import Call
+from agentrt.serving.tenants import Limits
+from tests.doubles.machine import NOON, Machine
+from tests.serving.batches.client import CHATS, opened, request
+from tests.serving.local import MODEL, Held
+from tests.serving.tenants.plain_keys import PlainKeys
+
+
+def says(call: Call) -> str:
+    """Says which line of a batch it answers."""
+    name = call.identity.session or ""
+    return f"said {name.rpartition('_')[2] if name.startswith('batch_req_') else 'mine'}"
+
+
+def said(line: Any) -> str:
+    text: str = line["response"]["body"]["choices"][0]["message"]["content"]
+    return text
+
+
+async def test_a_batch_of_chats(tmp_path: Path) -> None:
+    """1. A batch is created, with a request that the server refuses. 2. Its answers are in its
+    output, the refusal in its errors, each with what the same request over HTTP gets.
+    """
+    async with opened(tmp_path, says, machine=Machine().clocks()) as server:
+        wrong = request("r2", model=MODEL, messages=[], temperature=-1)
+        lines = [request("r1", "a"), wrong, request("r3", "c"), b"\n", request("r4", "a")]
+        batch = await server.batch(*lines, metadata={"k": "v"})
+        assert (batch.status, batch.endpoint, batch.object) == ("validating", CHATS, "batch")
+        assert (batch.created_at, batch.expires_at) == (NOON, NOON + 24 * 3600)
+        batch = await server.until(batch)
+        assert batch.status == "completed"
+        assert batch.metadata == {"k": "v"}
+        assert batch.model == MODEL
+        assert batch.in_progress_at == batch.finalizing_at == batch.completed_at == NOON
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
+        output = await server.lines(batch.output_file_id)
+        assert [line["custom_id"] for line in output] == ["r1", "r3", "r4"]
+        assert [said(line) for line in output] == ["said 1", "said 3", "said 5"]
+        assert {(line["error"], line["response"]["status_code"]) for line in output} == {
+            (None, 200)
+        }
+        usages = [line["response"]["body"]["usage"] for line in output]
+        assert batch.usage is not None
+        assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
+        assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages)
+        [error] = await server.lines(batch.error_file_id)
+        over_http = await server.local.client.post(CHATS, json=wrong["body"])
+        assert error["custom_id"] == "r2"
+        assert error["response"]["status_code"] == over_http.status_code == 400
+        assert error["response"]["body"] == over_http.json()
+        assert not server.local.programs()
+        files = {file.id: file async for file in server.client.files.list(purpose="batch_output")}
+        assert files.keys() == {batch.output_file_id, batch.error_file_id}
+        assert files[str(batch.output_file_id)].filename == f"{batch.id}_output.jsonl"
+        assert files[str(batch.output_file_id)].expires_at is None
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+async def test_other_endpoints(url: str, body: dict[str, Any], tmp_path: Path) -> None:
+    async with opened(tmp_path) as server:
+        batch = await server.batch(request("r", url=url, model=MODEL, **body), endpoint=url)
+        batch = await server.until(batch)
+        [line] = await server.lines(batch.output_file_id)
+        over_http = await server.local.post(url, {"model": MODEL, **body})
+        assert line["response"]["body"].keys() == over_http.keys()
+        assert batch.usage is not None
+        assert batch.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        (b"{\n", "invalid_json_line", None),
+        (b"[1]\n", "invalid_json_line", None),
+        (b'{"custom_id": NaN}\n', "invalid_json_line", None),
+        (b"\xff\xfe{}\n", "invalid_json_line", None),
+        ({**request("x"), "custom_id": None}, "invalid_custom_id", "custom_id"),
+        ({**request("x"), "custom_id": 7}, "invalid_custom_id", "custom_id"),
+        ({**request("x"), "custom_id": ""}, "invalid_custom_id", "custom_id"),
+        ({**request("x"), "custom_id": "x" * 513}, "invalid_custom_id", "custom_id"),
+        (request("good"), "duplicate_custom_id", "custom_id"),
+        ({**request("x"), "method": "GET"}, "invalid_method", "method"),
+        ({**request("x"), "url": "/v1/completions"}, "invalid_url", "url"),
+        ({**request("x"), "body": "hello"}, "invalid_body", "body"),
+        (request("x", messages=[], stream=True), "invalid_body", "body.stream"),
+        (request("x", input="a", background=True), "invalid_body", "body.background"),
+    ],
+)
+async def test_a_line_that_is_no_request_fails_the_batch(
+    line: Any, code: str, param: str | None, tmp_path: Path
+) -> None:
+    async with opened(tmp_path) as server:
+        batch = await server.until(await server.batch(request("good"), line, request("last")))
+        assert batch.status == "failed"
+        assert batch.failed_at is not None
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        [error] = batch.errors.data
+        assert (error.line, error.code, error.param) == (2, code, param)
+        assert error.message
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        assert not server.local.engine.calls
+
+
+async def test_a_file_without_requests_fails_and_many_faults_are_cut(tmp_path: Path) -> None:
+    async with opened(tmp_path) as server:
+        for content, count in ((b"", 1), (b"\n\n", 1), (b"x\n" * 300, 100)):
+            batch = await server.until(await server.batch(content))
+            assert batch.status == "failed"
+            assert batch.errors is not None
+            assert batch.errors.data is not None
+            assert len(batch.errors.data) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"endpoint": "/v1/moderations"}, "endpoint: this server has no batches for"),
+        ({"endpoint": "/v1/programs/x/runs"}, "endpoint: this server has no batches for"),
+        ({"completion_window": "soon"}, "completion_window must be a time from 1m to 30d"),
+        ({"completion_window": "0h"}, "completion_window must be a time from 1m to 30d"),
+        ({"completion_window": "31d"}, "completion_window must be a time from 1m to 30d"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"extra_body": {"input_file_id": "file-1"}}, "input_file_id: no such file"),
+        ({"extra_body": {"input_file_id": "../x"}}, "input_file_id: no such file"),
+        ({"extra_body": {"priority": 1}}, "does not know the field 'priority'"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            "output_expires_after.seconds must be from 3600",
+        ),
+    ],
+)
+async def test_a_bad_batch_is_refused(options: Any, words: str, tmp_path: Path) -> None:
+    async with opened(tmp_path) as server:
+        with pytest.raises(openai.BadRequestError, match=words):
+            await server.batch(request("r"), **options)
+        assert not (await server.client.batches.list()).data
+
+
+async def test_a_written_file_is_no_input(tmp_path: Path) -> None:
+    async with opened(tmp_path) as server:
+        batch = await server.until(await server.batch(request("r")))
+        output = {"input_file_id": batch.output_file_id}
+        with pytest.raises(openai.BadRequestError, match="no such file with purpose 'batch'"):
+            await server.batch(request("r"), extra_body=output)
+
+
+async def test_batches_are_listed_in_pages(tmp_path: Path) -> None:
+    async with opened(tmp_path) as server:
+        made = [(await server.until(await server.batch(request("r")))).id for _ in range(3)]
+        assert [batch.id async for batch in server.client.batches.list(limit=2)] == made[::-1]
+        page = await server.client.batches.list(limit=2, after=made[2])
+        assert ([batch.id for batch in page.data], page.has_more) == (made[1::-1], False)
+
+
+async def test_cancelled_at_work(tmp_path: Path) -> None:
+    """Its calls are aborted, and it cannot be cancelled again."""
+    async with opened(tmp_path, says, kind=Held) as server:
+        engine = server.local.engine
+        batch = await server.batch(*(request(str(n)) for n in range(40)))
+        await server.local.until(lambda: len(engine.open) == 16)
+        assert (await server.until(batch, "in_progress")).request_counts is not None
+        with pytest.raises(openai.BadRequestError, match=f"{batch.id} reads file"):
+            await server.client.files.delete(batch.input_file_id)
+        cancelling = await server.client.batches.cancel(batch.id)
+        assert cancelling.status in ("cancelling", "cancelled")
+        batch = await server.until(batch)
+        assert (batch.status, batch.cancelling_at is None) == ("cancelled", False)
+        assert not engine.open
+        assert not server.local.programs()
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 40, "completed": 0, "failed": 0}
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        with pytest.raises(openai.BadRequestError, match="status 'cancelled'"):
+            await server.client.batches.cancel(batch.id)
+        await server.client.files.delete(batch.input_file_id)
+
+
+async def test_expired(tmp_path: Path) -> None:
+    """1. Sixteen of 20 requests are under way when the time is over. 2. They are aborted, and all
+    20 have lines in the errors. Later the input and the errors expire, too.
+    """
+    machine = Machine()
+    async with opened(tmp_path, says, kind=Held, machine=machine.clocks()) as server:
+        engine = server.local.engine
+        lifetime = {"anchor": "created_at", "seconds": 3600}
+        lines = [request(str(n)) for n in range(20)]
+        batch = await server.batch(*lines, completion_window="10m", output_expires_after=lifetime)
+        await server.local.until(lambda: len(engine.open) == 16)
+        machine.passes(599.0)
+        await machine.looked()
+        assert len(engine.open) == 16
+        machine.passes(2.0)
+        batch = await server.until(batch)
+        assert (batch.status, batch.expired_at) == ("expired", NOON + 601)
+        assert not engine.open
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 20, "completed": 0, "failed": 20}
+        errors = await server.lines(batch.error_file_id)
+        assert [line["custom_id"] for line in errors] == [str(n) for n in range(20)]
+        assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+        assert {line["response"] for line in errors} == {None}
+        file = await server.client.files.retrieve(str(batch.error_file_id))
+        assert file.expires_at == NOON + 601 + 3600
+
+
+async def test_a_tenant_at_its_limit_waits(tmp_path: Path) -> None:
+    """A tenant may have two calls, of which its batches take one: the other is free for it."""
+    async with opened(tmp_path, says, kind=Held, limits=Limits(calls=2)) as server:
+        engine = server.local.engine
+        batch = await server.batch(*(request(str(n)) for n in range(4)))
+        await server.local.until(lambda: engine.open)
+        own = asyncio.create_task(server.local.chat("mine"))
+        await server.local.until(lambda: len(engine.open) == 2)
+        engine.go.set()
+        assert (await own)["choices"][0]["message"]["content"] == "said mine"
+        batch = await server.until(batch)
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == 4
+
+
+async def test_a_rate_that_is_used_up_delays_a_batch(tmp_path: Path) -> None:
+    """The limit is two requests, and 60 more a minute."""
+    async with opened(tmp_path, limits=Limits(requests_per_minute=60)) as server:
+        tenants = server.local.server.tenants
+        for _ in range(60):
+            tenants.ask("default")
+        batch = await server.until(await server.batch(request("1"), request("2")))
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 2, "completed": 2, "failed": 0}
+
+
+async def test_interactive_calls_go_first(tmp_path: Path) -> None:
+    """Three calls of people have three of the engine's four slots, and a batch has the fourth."""
+    async with opened(tmp_path, kind=Held, slots=4) as server:
+        engine = server.local.engine
+        chats = [asyncio.create_task(server.local.chat("x")) for _ in range(3)]
+        await server.local.until(lambda: len(engine.open) == 3)
+        batch = await server.batch(*(request(str(n)) for n in range(6)))
+        await server.until(batch, "in_progress")
+        await server.local.until(lambda: len(engine.open) == 4)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(engine.open) == 4
+        engine.go.set()
+        await asyncio.gather(*chats)
+        assert (await server.until(batch)).status == "completed"
+
+
+async def test_a_tenants_own_calls_overtake_those_of_its_batch(tmp_path: Path) -> None:
+    """Where calls wait for admission, those of people enter the engine before those of a batch."""
+    limits = Limits(concurrency=1)
+    async with opened(tmp_path, says, kind=Held, limits=limits, is_shared=True) as server:
+        engine = server.local.engine
+        batch = await server.batch(*(request(str(n)) for n in range(3)))
+        await server.local.until(lambda: sum(len(r.calls) for r in server.local.runtime.table) == 3)
+        own = asyncio.create_task(server.local.chat("mine"))
+        await server.local.until(lambda: sum(len(r.calls) for r in server.local.runtime.table) == 4)
+        engine.go.set()
+        await own
+        await server.until(batch)
+        assert [says(call) for call in engine.calls][1] == "said mine"
+
+
+async def test_tenants_see_their_own_batches_only(tmp_path: Path) -> None:
+    async with opened(tmp_path, says, keys=PlainKeys(), is_shared=True) as server:
+        batch = await server.batch(request("r"), key="a")
+        batch = await server.until(batch, key="a")
+        theirs = server.clients("b").batches
+        assert not (await theirs.list()).data
+        for ask in (theirs.retrieve, theirs.cancel):
+            with pytest.raises(openai.NotFoundError, match="no such batch"):
+                await ask(batch.id)
+        with pytest.raises(openai.BadRequestError, match="no such file"):
+            await server.batch(
+                request("r"), key="b", extra_body={"input_file_id": batch.input_file_id}
+            )
+        with pytest.raises(openai.NotFoundError):
+            await server.clients("b").files.content(str(batch.output_file_id))
+        [call] = server.local.engine.calls
+        assert call.identity.tenant == "a"
+
+
+async def test_a_tenant_has_so_many_live_batches(tmp_path: Path) -> None:
+    async with opened(tmp_path, kind=Held, limits=Limits(batches=1)) as server:
+        batch = await server.batch(request("r"))
+        with pytest.raises(openai.RateLimitError, match="has 1 batches that have not ended"):
+            await server.batch(request("r"))
+        server.local.engine.go.set()
+        await server.until(batch)
+        await server.until(await server.batch(request("r")))
+
+
+async def test_a_batch_goes_on_in_the_next_server(tmp_path: Path) -> None:
+    """1. A server stops while requests of a batch are under way. 2. Both files end in the middle of
+    a line, as after a kill. 3. The next server answers each request once.
+    """
+    lines = [request(str(n)) for n in range(30)]
+    async with opened(tmp_path, says, kind=Held, slots=10) as server:
+        engine = server.local.engine
+        batch = await server.batch(*lines)
+        await server.local.until(lambda: len(engine.open) == 10)
+    cut_off(tmp_path)
+    async with opened(tmp_path, says) as server:
+        batch = await server.until(await server.client.batches.retrieve(batch.id))
+        assert batch.status == "completed"
+        output = await server.lines(batch.output_file_id)
+        assert [said(line) for line in output] == [f"said {n + 1}" for n in range(30)]
+
+
+def cut_off(folder: Path) -> None:
+    """Add half a line to each file that a batch is writing."""
+    writing = [path for path in folder.glob("a.db.files/*/*.jsonl") if not path.stat().st_size]
+    assert len(writing) == 2
+    for path in writing:
+        path.write_bytes(b'{"id": "batch_req_0_2", "custom_id": "2", "resp')
+
+
+async def test_a_full_disk_delays_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests run again once there is room."""
+    from agentrt.batch.lines import LineFile
+
+    whole, faults = LineFile.append, [OSError(28, "No space left on device")]
+
+    def append(file: LineFile, data: bytes) -> None:
+        if faults:
+            raise faults.pop()
+        whole(file, data)
+
+    monkeypatch.setattr(LineFile, "append", append)
+    async with opened(tmp_path, says) as server:
+        batch = await server.until(await server.batch(*(request(str(n)) for n in range(5))))
+        assert batch.status == "completed"
+        output = await server.lines(batch.output_file_id)
+        assert [line["custom_id"] for line in output] == [str(n) for n in range(5)]
