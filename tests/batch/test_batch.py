@@ -322,7 +322,7 @@ async def test_a_program_that_does_not_let_itself_be_cancelled(
 
 async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    inputs = [*range(97), -1, -2, -3]
+    inputs = [-1, -2, -3, *range(97)]  # the last ones would not be started if enough had ended
     outcome = await results(inputs, waits, stop_when="97%", out=out, max_live=8)
     stopped = [each for each in outcome if each.over == "stop-when"]
     assert len(outcome) == len(list(read_results(out))) == 100

@@ -271,7 +271,7 @@ async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(
     late = RayEngine(EngineOptions(), Cluster(nodes.address, 2, memory=GIB))
     said: list[str] = []
     room = r"an engine needs 1 cores, 1\.0 GiB of one node; free on its 2 nodes together: 0 cores, "
-    with pytest.raises(NoRoomError, match=rf"had room within 0\.5 s: {room}.* GiB; give fewer"):
+    with pytest.raises(NoRoomError, match=rf"had room within 0\.5 s: {room}.* GiB; use fewer"):
         await late.start(said.append)
     await late.close()
     assert said[0] == "joining the cluster"

@@ -240,7 +240,7 @@ async def test_a_worker_ends_a_tool_in_an_endless_loop_and_told_to_stop_finishes
     with workers(1, f"mqtt://127.0.0.1:{mortal.port}", folder=tmp_path) as (worker,):
         async with opened(mortal.broker()) as (runtime, transport):
             await offered(transport, 1)
-            with pytest.raises(InterruptExpiredError, match=r"spins was not over"):
+            with pytest.raises(InterruptExpiredError, match="tool spins did not finish"):
                 await runtime.start(endless).wait()
             process = psutil.Process(worker.process.pid)
             await until(lambda: not process.children(recursive=True))
