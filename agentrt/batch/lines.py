@@ -1,4 +1,4 @@
-"""A file of lines for one writer: each line is on the disk as a whole, or not at all."""
+"""A file of lines for a single writer, who knows when each line is safely on the disk."""
 
 from __future__ import annotations
 
@@ -12,45 +12,50 @@ _BLOCK = 64 * 1024
 
 
 class LineFile:
-    """A file of lines, used in one event loop. What a kill has left of a half-written line is
-    `incomplete` when the file is opened again. Raises `OSError` if the file cannot be opened.
+    """A file of lines with a single writer, used in one event loop.
+
+    The file is created if it does not exist. A process that is killed while it writes can leave an
+    incomplete last line. After opening the file again, `incomplete` returns that line; end it with
+    `complete`, or remove it with `drop`, before you add lines. Raises `OSError` if the file cannot
+    be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         try:
-            # The name of a new file has to survive a loss of power, too.
+            # Without this, a loss of power could remove the name of a new file from its folder.
             sync(path.absolute().parent)
         except OSError:
             LineFile.close(self)
             raise
 
     def incomplete(self) -> bytes:
-        """Return the bytes after the last line end: the beginning of a line that was cut off."""
-        size = os.fstat(self._number).st_size
+        """Return the bytes after the last line end: an incomplete last line, or nothing."""
+        size = os.fstat(self._descriptor).st_size
         tail, start = b"", size
         while start > 0 and b"\n" not in tail:
             start = max(0, start - _BLOCK)
-            tail = os.pread(self._number, size - start, start)
+            tail = os.pread(self._descriptor, size - start, start)
         return tail.rpartition(b"\n")[2]
 
     def complete(self) -> None:
-        """End the incomplete line, of which only the line end was missing."""
-        os.pwrite(self._number, b"\n", os.fstat(self._number).st_size)
-        os.fsync(self._number)
+        """Add the line end to the last line, if it is complete except for its line end."""
+        os.pwrite(self._descriptor, b"\n", os.fstat(self._descriptor).st_size)
+        os.fsync(self._descriptor)
 
     def drop(self, count: int) -> None:
-        """Remove the last ``count`` bytes."""
-        os.ftruncate(self._number, os.fstat(self._number).st_size - count)
-        os.fsync(self._number)
+        """Remove the last ``count`` bytes of the file."""
+        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - count)
+        os.fsync(self._descriptor)
 
     async def put_line(self, line: bytes) -> None:
-        """Add a line with its end; it is on the disk when this returns. If the caller is cancelled,
-        the line is written nevertheless. Raises `OSError`.
+        """Add a line, which must end with a line end. It is on the disk when this returns.
+
+        If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
         """
         written = asyncio.get_running_loop().create_future()
         self._pending.append((line, written))
@@ -59,7 +64,7 @@ class LineFile:
         await asyncio.shield(written)
 
     async def _write(self) -> None:
-        """Write all pending lines, several with one flush."""
+        """Write the pending lines. Lines that are pending together share one ``fsync``."""
         while self._pending:
             lines, self._pending = self._pending, []
             data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
@@ -73,38 +78,40 @@ class LineFile:
                     written.set_result(None) if error is None else written.set_exception(error)
 
     def append(self, data: bytes) -> None:
-        """Write whole lines, and wait until they are on the disk. Raises `OSError`, and then leaves
-        the file as it was.
+        """Add complete lines, and wait until they are on the disk.
+
+        Blocks, so call it in a thread or when no event loop waits. Raises `OSError`, and then
+        restores the earlier content of the file.
         """
-        size = os.fstat(self._number).st_size
+        size = os.fstat(self._descriptor).st_size
         try:
             done = 0
             while done < len(data):
-                done += os.pwrite(self._number, data[done:], size + done)
-            os.fsync(self._number)
+                done += os.pwrite(self._descriptor, data[done:], size + done)
+            os.fsync(self._descriptor)
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._number, size)
+                os.ftruncate(self._descriptor, size)
             error.filename = str(self.path)
             raise
 
     async def flush(self) -> None:
-        """Wait until all lines are written."""
+        """Wait until all lines of `put_line` have been written."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._thread.shutdown()
-        if self._number >= 0:
-            os.close(self._number)
-            self._number = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
+    """Wait until the content of a file, or the list of names of a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

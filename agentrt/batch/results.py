@@ -205,7 +205,7 @@ class ResultFile(LineFile):
 
     def _begin(self, retry: Retry | None) -> None:
         """Index the file. In a retry, results from before its start are repeated."""
-        size = os.fstat(self._number).st_size
+        size = os.fstat(self._descriptor).st_size
         begun = self._read_retry()
         if retry is None:
             begun = None
@@ -267,7 +267,7 @@ class ResultFile(LineFile):
         """Return the result of a sample that had ended before this process began."""
         start, line = self._ended[key_of(item_id, sample)], b""
         while not line.endswith(b"\n") and (
-            block := os.pread(self._number, _BLOCK, start + len(line))
+            block := os.pread(self._descriptor, _BLOCK, start + len(line))
         ):
             line += block.partition(b"\n")[0] + b"\n" if b"\n" in block else block
         return read_result(line)
@@ -295,14 +295,14 @@ class ResultFile(LineFile):
                     copy.write(result.to_line())
                 copy.flush()
                 os.fsync(copy.fileno())
-                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._number).st_mode))
+                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._descriptor).st_mode))
                 os.replace(copy.name, self.path)
             except BaseException:
                 Path(copy.name).unlink(missing_ok=True)
                 raise
         sync(folder)
-        os.close(self._number)
-        self._number = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        os.close(self._descriptor)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Close the file and release its lock. Idempotent."""

@@ -1,8 +1,12 @@
-"""OpenAI's files and batches (``/v1/files``, ``/v1/batches``), for calls of the model and for runs
-of served programs.
+"""OpenAI's files and batches (``/v1/files``, ``/v1/batches``), for model calls and for runs of
+served programs.
 
-`records` keeps what the server knows of files and batches in a folder beside the database, `stored`
-says what these are, `lines` reads and writes the lines of their files, `requests` answers one line
-within this process, `places` bounds how many lines are under way, `work` takes a batch through its
-states, and `api` has the routes.
+- `stored`: the records of a file and of a batch, and their JSON for clients.
+- `records`: keeps these records in a folder beside the database.
+- `lines`: reads and writes the lines of input, output and error files.
+- `slots`: limits the number of batch requests in flight.
+- `requests`: answers one request of a batch inside this process.
+- `runner`: takes a batch from its creation to its final status.
+- `files` and `routes`: the routes of files and of batches.
+- `api`: opens all of it for a server, and resumes the unfinished batches.
 """

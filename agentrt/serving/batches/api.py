@@ -1,4 +1,4 @@
-"""Opens the API of files and batches over a server, and goes on with the batches that it finds."""
+"""Opens the API of files and batches for a server, and resumes the unfinished batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from agentrt.serving.batches.files import Files
-from agentrt.serving.batches.records import Folder, Records
-from agentrt.serving.batches.requests import Targets, abandon_runs
+from agentrt.serving.batches.records import Records, TenantFolders
+from agentrt.serving.batches.requests import Endpoints, abandon_runs
 from agentrt.serving.batches.routes import add_batches
+from agentrt.serving.batches.runner import BatchRunners, BatchServices
 from agentrt.serving.batches.stored import StoredBatch
-from agentrt.serving.batches.work import Shop, Works
 from agentrt.serving.error_responses import OpenAIRoute
 from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.programs.runs import ProgramRuns
@@ -21,55 +21,64 @@ from agentrt.serving.server import Server
 from agentrt.steady import SteadyClock
 
 _SWEEP_S = 60.0
+"""Seconds between two removals of expired files."""
 
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Files and batches in a folder beside the server's SQLite database. With PostgreSQL and no
-    folder of its own, the server has neither. Raises `ConfigError` if the folder cannot be used.
+    """Open the routes of files and batches, which are stored in a folder beside the database.
+
+    The router is empty if the database is PostgreSQL, because there is no folder beside it. Raises
+    `ConfigError` if the folder cannot be used.
     """
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
-    place = folder_beside(server.database)
-    if place is None:
+    path = folder_beside(server.database)
+    if path is None:
         yield router
         return
     async with AsyncExitStack() as stack:
-        folder = Folder(place)
-        stack.callback(folder.close)
+        folders = TenantFolders(path)
+        stack.callback(folders.close)
         clock = SteadyClock(server.machine)
-        batches = Records(folder, "batch_", "batch", StoredBatch.read)
+        batches = Records(folders, "batch_", "batch", StoredBatch.from_fields)
         live = [record for record in batches.all() if record.is_live]
 
-        def reader_of(tenant: str, file_id: str) -> str | None:
-            reading = (each for each in batches.of(tenant) if each.input_file_id == file_id)
-            return next((each.id for each in reading if each.is_live), None)
+        def batch_reading(tenant: str, file_id: str) -> str | None:
+            return next(
+                (
+                    batch.id
+                    for batch in batches.of(tenant)
+                    if batch.input_file_id == file_id and batch.is_live
+                ),
+                None,
+            )
 
-        files = Files(server, folder, clock, reader_of)
-        written = {
+        files = Files(server, folders, clock, batch_reading)
+        being_written = {
             files.content(record.tenant, file_id)
             for record in live
             for file_id in (record.output_id, record.error_id)
         }
-        files.forget_rest(written.__contains__)
+        files.remove_orphans(being_written.__contains__)
         files.add_to(router)
         await stack.enter_async_context(
             server.background.doing("sweep of files", files.sweep, _SWEEP_S)
         )
         runs = ProgramRuns(server)
         stack.push_async_callback(runs.close)
-        shop = Shop(server, clock, files, batches, Targets(server, runs))
-        works = Works(shop)
-        add_batches(router, shop, works)
-        server.at_drain.append(works.drain)
-        stack.push_async_callback(works.close)
-        going_on = {record.id for record in live}
-        await abandon_runs(server, lambda batch: batch not in going_on)
+        services = BatchServices(server, clock, files, batches, Endpoints(server, runs))
+        runners = BatchRunners(services)
+        add_batches(router, services, runners)
+        server.at_drain.append(runners.drain)
+        stack.push_async_callback(runners.close)
+        live_ids = {record.id for record in live}
+        await abandon_runs(server, lambda batch_id: batch_id not in live_ids)
         for record in live:
-            works.begin(record)
+            runners.start(record)
         yield router
 
 
 def folder_beside(database: str) -> Path | None:
-    """Return the folder of the files of a server with this database; None for PostgreSQL."""
+    """Return the folder for the files of a server with this database URL; None for PostgreSQL."""
     file = Address.parse(database).file
     return None if file is None else file.with_name(f"{file.name}.files")

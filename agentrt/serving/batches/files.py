@@ -1,4 +1,4 @@
-"""The routes of files: what clients upload for batches, and what batches have written."""
+"""Files and their routes: input files that clients upload, and files that batches have written."""
 
 from __future__ import annotations
 
@@ -15,50 +15,56 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from agentrt.batch.lines import sync
-from agentrt.serving.batches.records import Folder, Records
-from agentrt.serving.batches.stored import StoredFile, content_of
+from agentrt.serving.batches.records import Records, TenantFolders
+from agentrt.serving.batches.stored import StoredFile, content_path
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
 from agentrt.steady import SteadyClock
 
-KEPT_S = 30 * 24 * 3600
-"""How long an uploaded file is kept unless its client says otherwise, as at OpenAI."""
-LEAST_KEPT_S, MOST_KEPT_S = 3600, KEPT_S
-UPLOADED, WRITTEN = "batch", "batch_output"
-"""The purposes of files: uploaded for batches, and written by batches."""
-_MOST_LISTED = 10_000
-_LONGEST_NAME = 255
-_FIELDS = 16
+MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 24 * 3600
+DEFAULT_LIFETIME_S = MAX_LIFETIME_S
+"""Seconds until an uploaded file expires if the upload has no ``expires_after``. OpenAI has the
+same default.
+"""
+PURPOSE_INPUT, PURPOSE_OUTPUT = "batch", "batch_output"
+"""The purpose of files that clients upload for batches, and of files that batches write."""
+_MAX_PAGE = 10_000
+_MAX_FILENAME = 255
+_MAX_FORM_FIELDS = 16
 
 
 class Files:
-    """The files of all tenants. ``reader_of`` names the live batch that reads a file, if there is
-    one: such a file stays.
+    """The files of all tenants.
+
+    ``batch_reading`` takes a tenant and the id of a file, and returns the id of the live batch
+    whose input the file is, or None. A file that a live batch reads is not removed.
     """
 
     def __init__(
         self,
         server: Server,
-        folder: Folder,
+        folders: TenantFolders,
         clock: SteadyClock,
-        reader_of: Callable[[str, str], str | None],
+        batch_reading: Callable[[str, str], str | None],
     ) -> None:
         self._server = server
-        self._folder = folder
+        self._folders = folders
         self._clock = clock
-        self._reader_of = reader_of
-        self.records = Records(folder, "file-", "file", StoredFile.read)
+        self._batch_reading = batch_reading
+        self.records = Records(folders, "file-", "file", StoredFile.from_fields)
 
     def content(self, tenant: str, file_id: str) -> Path:
         """Return the path of a file's content."""
-        return content_of(self._folder.of(tenant), file_id)
+        return content_path(self._folders.of(tenant), file_id)
 
     async def publish(
-        self, tenant: str, file_id: str, filename: str, purpose: str, seconds: float | None
+        self, tenant: str, file_id: str, filename: str, purpose: str, lifetime_s: float | None
     ) -> StoredFile:
-        """Make a file out of content that is on the disk already. It is kept for so many seconds.
-        Idempotent. Raises `OSError`.
+        """Add the record of a file whose content is already on the disk, and return the record.
+
+        The file expires after ``lifetime_s`` seconds; with None it does not expire. Idempotent.
+        Raises `OSError`.
         """
         if (known := self.records.find(tenant, file_id)) is not None:
             return known
@@ -71,86 +77,88 @@ class Files:
             int(now),
             filename,
             purpose,
-            None if seconds is None else int(now + seconds),
+            None if lifetime_s is None else int(now + lifetime_s),
         )
         await self.records.put(record)
         return record
 
     async def remove(self, record: StoredFile) -> None:
-        """Remove a file. Raises `OSError`."""
+        """Remove a file and its content. Raises `OSError`."""
         await self.records.remove(record)
         content = self.content(record.tenant, record.id)
         await asyncio.to_thread(content.unlink, missing_ok=True)
 
     async def sweep(self) -> None:
-        """Remove the files that have expired and that no batch reads."""
+        """Remove all expired files, except those that a live batch reads."""
         now = self._clock.now()
         for record in self.records.all():
-            is_over = record.expires_at is not None and record.expires_at <= now
-            if is_over and self._reader_of(record.tenant, record.id) is None:
+            is_expired = record.expires_at is not None and record.expires_at <= now
+            if is_expired and self._batch_reading(record.tenant, record.id) is None:
                 await self.remove(record)
 
-    def forget_rest(self, keeps: Callable[[Path], bool]) -> None:
-        """Remove contents without a record, as a kill leaves them, except those that it ``keeps``.
-        Called when the server starts.
+    def remove_orphans(self, is_needed: Callable[[Path], bool]) -> None:
+        """Remove contents that have no record, except those for which ``is_needed`` returns True.
+
+        Such contents are left by a server that was killed. Call this when the server starts.
         """
         known = {self.content(record.tenant, record.id) for record in self.records.all()}
-        for path in self._left():
-            if path not in known and not keeps(path):
+        for path in self._stored_paths():
+            if path not in known and not is_needed(path):
                 path.unlink(missing_ok=True)
 
-    def _left(self) -> Iterator[Path]:
-        for tenant in self._folder.tenants():
+    def _stored_paths(self) -> Iterator[Path]:
+        """Yield the paths of all contents, and of the files that a kill has left half written."""
+        for folder in self._folders.all():
             for pattern in ("*.jsonl", "*.part", "*.new"):
-                yield from tenant.glob(pattern)
+                yield from folder.glob(pattern)
 
     # -- routes ------------------------------------------------------------------------
 
     def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
+        """Add the routes of files to a router."""
 
         @router.post("/files", response_model=None)
         async def create_file(request: Request) -> Response:
-            """Upload the input of a batch, as a form with ``file`` and ``purpose``."""
-            async with request.form(max_files=1, max_fields=_FIELDS) as form:
+            """Upload the input file of a batch, as a form with the fields `file` and `purpose`."""
+            async with request.form(max_files=1, max_fields=_MAX_FORM_FIELDS) as form:
                 return JSONResponse(await self._create(tenant_of(request), form))
 
         @router.get("/files", response_model=None)
         async def list_files(
             request: Request,
             after: str | None = None,
-            limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _MOST_LISTED,
+            limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _MAX_PAGE,
             order: Literal["asc", "desc"] = "desc",
             purpose: str | None = None,
         ) -> Response:
-            """The tenant's files, the newest first."""
+            """List the files of the tenant, the newest file first."""
             page = self.records.page(
                 tenant_of(request),
                 after=after,
                 limit=limit,
                 ascending=order == "asc",
-                keeps=lambda record: purpose in (None, record.purpose),
+                matches=lambda record: purpose in (None, record.purpose),
             )
             return JSONResponse(page)
 
         @router.get("/files/{file_id}", response_model=None)
         async def retrieve_file(request: Request, file_id: str) -> Response:
-            """A file, without its content."""
+            """Return the file object of a file, without the content of the file."""
             return JSONResponse(self.records.get(tenant_of(request), file_id).to_json())
 
         @router.get("/files/{file_id}/content", response_model=None)
         async def content_of_file(request: Request, file_id: str) -> Response:
-            """The content of a file."""
+            """Return the content of a file."""
             record = self.records.get(tenant_of(request), file_id)
             path = self.content(record.tenant, record.id)
             return FileResponse(path, media_type="application/octet-stream")
 
         @router.delete("/files/{file_id}", response_model=None)
         async def delete_file(request: Request, file_id: str) -> Response:
-            """Delete a file. One that a live batch reads stays until that batch has ended."""
+            """Delete a file. The input file of a batch can be deleted when the batch has ended."""
             record = self.records.get(tenant_of(request), file_id)
-            if (reader := self._reader_of(record.tenant, record.id)) is not None:
-                text = f"{reader} reads file {file_id!r}; cancel the batch, or wait for its end"
+            if (batch_id := self._batch_reading(record.tenant, record.id)) is not None:
+                text = f"{batch_id} reads file {file_id!r}; cancel the batch, or wait for its end"
                 raise ApiError(400, text, param="id", code="file_in_use")
             await self.remove(record)
             return JSONResponse({"id": file_id, "object": "file", "deleted": True})
@@ -160,47 +168,54 @@ class Files:
         if not isinstance(upload, UploadFile):
             text = "file: send the file as the field 'file' of a form (multipart/form-data)"
             raise ApiError(400, text, param="file", code="invalid_value")
-        if purpose != UPLOADED:
-            text = f"purpose: this server keeps files for batches; pass {UPLOADED!r}"
+        if purpose != PURPOSE_INPUT:
+            text = f"purpose: this server keeps files for batches only; pass {PURPOSE_INPUT!r}"
             raise ApiError(400, text, param="purpose", code="invalid_value")
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-        kept_s = KEPT_S if anchor is seconds is None else read_lifetime(anchor, seconds)
-        self._check_room(tenant, upload.size or 0)
+        is_default = anchor is seconds is None
+        lifetime_s = DEFAULT_LIFETIME_S if is_default else read_lifetime(anchor, seconds)
+        self._check_space(tenant, upload.size or 0)
         file_id = self.records.new_id()
-        path = content_of(self._folder.made_for(tenant), file_id)
+        path = content_path(self._folders.create(tenant), file_id)
         await asyncio.to_thread(_copy, upload.file, path)
-        name = (upload.filename or "file")[:_LONGEST_NAME]
-        return (await self.publish(tenant, file_id, name, UPLOADED, kept_s)).to_json()
+        name = (upload.filename or "file")[:_MAX_FILENAME]
+        record = await self.publish(tenant, file_id, name, PURPOSE_INPUT, lifetime_s)
+        return record.to_json()
 
-    def _check_room(self, tenant: str, size: int) -> None:
+    def _check_space(self, tenant: str, size: int) -> None:
         shortage = self._server.checks.get("disk", lambda: None)()
         if shortage is not None:
             raise ApiError(507, f"{shortage}; free some space, and try again", code="disk_full")
-        most = self._server.tenants.limits(tenant).files_mib
+        limit_mib = self._server.tenants.limits(tenant).files_mib
         used = sum(record.bytes for record in self.records.of(tenant))
-        if most is not None and used + size > most * 2**20:
+        if limit_mib is not None and used + size > limit_mib * 2**20:
             raise ApiError(
                 400,
                 f"tenant {tenant!r} has {used / 2**20:.1f} MiB of files, and this file would take "
-                f"it over its limit files_mib, which is {most}; delete some files",
+                f"it over its limit files_mib, which is {limit_mib}; delete some files",
                 code="storage_limit_exceeded",
             )
 
 
 def read_lifetime(anchor: object, seconds: object, name: str = "expires_after") -> int:
-    """Read for how many seconds a file is to be kept. Raises `ApiError`."""
+    """Return the lifetime of a file in seconds, from the values of its field ``expires_after``.
+
+    ``name`` is the name of the field for error messages. Raises `ApiError` for other values than
+    OpenAI's API allows.
+    """
     if anchor != "created_at":
         text = f"{name}.anchor must be 'created_at', got {anchor!r}"
         raise ApiError(400, text, param=f"{name}.anchor", code="invalid_value")
-    text_of = str(seconds)
-    kept_s = int(text_of) if text_of.isascii() and text_of.isdigit() and len(text_of) < 10 else 0
-    if not LEAST_KEPT_S <= kept_s <= MOST_KEPT_S:
-        text = f"{name}.seconds must be from {LEAST_KEPT_S} to {MOST_KEPT_S}, got {seconds!r}"
+    digits = str(seconds)
+    lifetime_s = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else 0
+    if not MIN_LIFETIME_S <= lifetime_s <= MAX_LIFETIME_S:
+        text = f"{name}.seconds must be from {MIN_LIFETIME_S} to {MAX_LIFETIME_S}, got {seconds!r}"
         raise ApiError(400, text, param=f"{name}.seconds", code="invalid_value")
-    return kept_s
+    return lifetime_s
 
 
 def _copy(source: BinaryIO, path: Path) -> None:
+    """Copy an upload to ``path``. The path exists only once the whole content is on the disk."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:

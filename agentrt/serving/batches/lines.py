@@ -1,7 +1,7 @@
-"""The lines of a batch's files: requests in, answers and errors out.
+"""The lines of a batch's files: requests in the input file, answers in the output and error files.
 
-The id of an answer contains the number of its request's line, so that the files themselves say
-which requests have been answered.
+The id of an answer contains the line number of its request. The output and error files are
+therefore the only record of which requests have been answered.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from pydantic_core import from_json
 
 from agentrt.batch.lines import LineFile
 
-MOST_LINES = 50_000
-"""Requests of a batch, as at OpenAI."""
-MOST_ERRORS = 100
-"""Faults of an input file that its batch names."""
-_LONGEST_ID = 512
+MAX_REQUESTS = 50_000
+"""Maximum number of requests of a batch. OpenAI has the same limit."""
+MAX_ERRORS = 100
+"""Maximum number of errors of an input file that its batch lists."""
+_MAX_CUSTOM_ID = 512
 _STREAM = "stream"
-_BATCH = "batch_"
-ANSWER = "batch_req_"
-"""How the ids of answers begin, which are also the names of their programs."""
+_BATCH_ID_PREFIX = "batch_"
+ANSWER_ID_PREFIX = "batch_req_"
+"""The beginning of the ids of answers. The id of an answer is also the name of the program that
+makes the calls for it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request in line ``number`` of the input, counted from 1."""
+    """A request of a batch. ``number`` is its line number in the input file, counted from 1."""
 
     number: int
     custom_id: str
@@ -38,24 +40,26 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request was answered. With ``busy_s`` it was not: it is to be made again after so many
-    seconds. ``fault`` says why a program has no result although its request was answered.
+    """The answer to a request.
+
+    If ``retry_after_s`` is set, the server was busy: the request must be made again after that many
+    seconds. ``error`` is the reason why a program that ran has no result.
     """
 
     status: int
     body: Any
     request_id: str
-    busy_s: float | None = None
-    fault: Mapping[str, str] | None = None
+    retry_after_s: float | None = None
+    error: Mapping[str, str] | None = None
 
     @property
     def failed(self) -> bool:
-        """Whether it belongs into the file of errors."""
-        return self.fault is not None or not 200 <= self.status < 300
+        """Whether the answer belongs into the error file."""
+        return self.error is not None or not 200 <= self.status < 300
 
 
 class LineError(ValueError):
-    """A line that is not a request. ``param`` is the field at fault."""
+    """A line of an input file is not a valid request. ``param`` names the field that is wrong."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -65,8 +69,8 @@ class LineError(ValueError):
 # -- the input -------------------------------------------------------------------------------
 
 
-def requests_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an input that are not empty, with their numbers. Raises `OSError`."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the line number and the content of each line that is not empty. Raises `OSError`."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -74,7 +78,10 @@ def requests_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_request(number: int, line: bytes, endpoint: str) -> Request:
-    """Read a line as a request to ``endpoint``. Raises `LineError`."""
+    """Return the request in an input line. Raises `LineError` if it is not a valid request.
+
+    ``endpoint`` is the endpoint of the batch, which must be the request's ``url``.
+    """
     try:
         value = from_json(line.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
@@ -82,8 +89,9 @@ def read_request(number: int, line: bytes, endpoint: str) -> Request:
     if not isinstance(value, dict):
         raise LineError("invalid_json_line", "this line is not a JSON object")
     custom_id, body = value.get("custom_id"), value.get("body")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _LONGEST_ID:
-        text = f"custom_id must be a text of 1 to {_LONGEST_ID} characters, got {_short(custom_id)}"
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
+        allowed = f"a string of 1 to {_MAX_CUSTOM_ID} characters"
+        text = f"custom_id must be {allowed}, got {_short(custom_id)}"
         raise LineError("invalid_custom_id", text, "custom_id")
     if value.get("method") != "POST":
         text = f'method must be "POST", got {_short(value.get("method"))}'
@@ -96,15 +104,17 @@ def read_request(number: int, line: bytes, endpoint: str) -> Request:
         raise LineError("invalid_body", text, "body")
     for name in (_STREAM, "background"):
         if body.get(name):
-            text = f"body.{name} must be false or left out: a batch has one answer for a request"
+            text = f"body.{name} must be false or left out in a batch"
             raise LineError("invalid_body", text, f"body.{name}")
     return Request(number, custom_id, body)
 
 
 @dataclass(slots=True)
-class Checked:
-    """What an input file holds: the number of its requests and the model of the first one, or
-    ``errors`` in OpenAI's form.
+class InputCheck:
+    """The result of checking an input file.
+
+    ``total`` is the number of requests, and ``model`` the model of the first request. ``errors``
+    are in the form of OpenAI's batch object, and empty for a valid file.
     """
 
     total: int = 0
@@ -112,38 +122,39 @@ class Checked:
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-def check_input(path: Path, endpoint: str) -> Checked:
-    """Read an input file. Takes a while for a long file: to be called in a thread. Raises
-    `OSError`.
+def check_input(path: Path, endpoint: str) -> InputCheck:
+    """Check all lines of an input file. Raises `OSError`.
+
+    A long file takes a while, so call this in a thread.
     """
-    checked, seen = Checked(), dict[str, int]()
-    for number, line in requests_of(path):
-        if checked.total == MOST_LINES:
-            text = f"a batch has at most {MOST_LINES} requests; split the file"
-            checked.errors.append(file_error("too_many_requests", text, number))
+    check, seen = InputCheck(), dict[str, int]()
+    for number, line in numbered_lines(path):
+        if check.total == MAX_REQUESTS:
+            text = f"a batch has at most {MAX_REQUESTS} requests; split the file"
+            check.errors.append(input_error("too_many_requests", text, number))
             break
-        checked.total += 1
+        check.total += 1
         try:
             request = read_request(number, line, endpoint)
             if (first := seen.setdefault(request.custom_id, number)) != number:
-                text = f"custom_id {_short(request.custom_id)} is in line {first} already"
+                text = f"custom_id {_short(request.custom_id)} is already used in line {first}"
                 raise LineError("duplicate_custom_id", text, "custom_id")
         except LineError as error:
-            checked.errors.append(file_error(error.code, str(error), number, error.param))
-            if len(checked.errors) == MOST_ERRORS:
+            check.errors.append(input_error(error.code, str(error), number, error.param))
+            if len(check.errors) == MAX_ERRORS:
                 break
             continue
-        if checked.total == 1 and isinstance(request.body.get("model"), str):
-            checked.model = request.body["model"]
-    if not checked.total:
-        checked.errors.append(file_error("empty_file", "the input file has no requests"))
-    return checked
+        if check.total == 1 and isinstance(request.body.get("model"), str):
+            check.model = request.body["model"]
+    if not check.total:
+        check.errors.append(input_error("empty_file", "the input file has no requests"))
+    return check
 
 
-def file_error(
+def input_error(
     code: str, message: str, line: int | None = None, param: str | None = None
 ) -> Mapping[str, Any]:
-    """Return a fault of an input file in OpenAI's form."""
+    """Return an error of an input file, in the form of OpenAI's batch object."""
     return {"code": code, "message": message, "param": param, "line": line}
 
 
@@ -156,27 +167,27 @@ def _short(value: Any) -> str:
 
 
 def answer_id(batch_id: str, number: int) -> str:
-    """Return the id of a line's answer."""
-    return f"{ANSWER}{batch_id.removeprefix(_BATCH)}_{number}"
+    """Return the id of the answer to the request in line ``number``."""
+    return f"{ANSWER_ID_PREFIX}{batch_id.removeprefix(_BATCH_ID_PREFIX)}_{number}"
 
 
-def batch_of(name: str) -> str:
-    """Return the id of the batch that an answer belongs to, by the id of the answer."""
-    return f"{_BATCH}{name.removeprefix(ANSWER).rpartition('_')[0]}"
+def batch_id_of(answer: str) -> str:
+    """Return the id of the batch to which the answer with this id belongs."""
+    return f"{_BATCH_ID_PREFIX}{answer.removeprefix(ANSWER_ID_PREFIX).rpartition('_')[0]}"
 
 
 def answer_line(batch_id: str, request: Request, outcome: Outcome) -> bytes:
-    """Return the line of an answer, or of a request that failed."""
+    """Return the line for the output file, or for the error file if the request failed."""
     response = {
         "status_code": outcome.status,
         "request_id": outcome.request_id,
         "body": outcome.body,
     }
-    return _line(batch_id, request.number, request.custom_id, response, outcome.fault)
+    return _line(batch_id, request.number, request.custom_id, response, outcome.error)
 
 
 def expired_line(batch_id: str, request: Request) -> bytes:
-    """Return the line of a request whose batch has expired."""
+    """Return the error line of a request that was not answered before its batch expired."""
     text = "This request could not be executed before the completion window expired."
     error = {"code": "batch_expired", "message": text}
     return _line(batch_id, request.number, request.custom_id, None, error)
@@ -198,28 +209,34 @@ def _line(
     return json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-def repaired(file: LineFile) -> LineFile:
-    """Remove what a kill has left of a half-written line."""
-    if rest := file.incomplete():
-        file.drop(len(rest))
+def open_answers(path: Path) -> LineFile:
+    """Open an output or error file, and remove an incomplete last line that a kill has left.
+
+    Raises `OSError`.
+    """
+    file = LineFile(path)
+    if tail := file.incomplete():
+        file.drop(len(tail))
     return file
 
 
-def answered(path: Path) -> Iterator[int]:
-    """Yield the numbers of the requests that a file has whole lines for."""
+def answered_numbers(path: Path) -> Iterator[int]:
+    """Yield the line numbers of the requests that have a complete line in an output or error
+    file.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                # The id comes first, and the rest may be long.
+                # The id is the first field. The whole line is not parsed, because it may be long.
                 yield int(line[: line.index(b'",')].rpartition(b"_")[2])
 
 
-def usage_of(path: Path) -> Mapping[str, Any]:
-    """Return the tokens of all answers in a file of answers, as a batch object has them."""
+def total_usage(path: Path) -> Mapping[str, Any]:
+    """Return the tokens of all answers in an output file, as the ``usage`` of a batch object."""
     tokens = dict.fromkeys(("input", "output", "cached", "reasoning"), 0)
-    for _, line in requests_of(path) if path.exists() else ():
+    for _, line in numbered_lines(path) if path.exists() else ():
         usage = from_json(line)["response"]["body"].get("usage")
         if isinstance(usage, dict):
             read, written = (
@@ -240,8 +257,10 @@ def usage_of(path: Path) -> Mapping[str, Any]:
     }
 
 
-def unanswered(path: Path, endpoint: str, done: Collection[int]) -> Generator[Request, None, None]:
-    """Yield the requests of a checked input that are not among those ``done``."""
-    for number, line in requests_of(path):
+def unanswered_requests(
+    path: Path, endpoint: str, done: Collection[int]
+) -> Generator[Request, None, None]:
+    """Yield the requests of a valid input file whose line numbers are not in ``done``."""
+    for number, line in numbered_lines(path):
         if number not in done:
             yield read_request(number, line, endpoint)

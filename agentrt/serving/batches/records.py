@@ -1,4 +1,5 @@
-"""Records of a tenant in a folder: a JSON file each, read into memory when the server starts.
+"""Records of files and batches. Each record is a JSON file in the folder of its tenant, and all
+records are read into memory when the server starts.
 
 No part of a path comes from a client: the name of a tenant's folder is a digest, and an id is
 looked up in memory before it becomes the name of a file.
@@ -27,7 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Record(Protocol):
-    """What is kept of one thing of a tenant. ``number`` orders the records of a kind by age."""
+    """A stored file or batch of a tenant.
+
+    ``number`` grows with each new record of the tenant, so that records of the same second
+    are listed in the order of their creation, too.
+    """
 
     @property
     def id(self) -> str: ...
@@ -38,21 +43,23 @@ class Record(Protocol):
     @property
     def number(self) -> int: ...
 
-    def dumped(self) -> Mapping[str, Any]:
-        """Return all fields, for the disk."""
+    def to_fields(self) -> Mapping[str, Any]:
+        """Return all fields, as they are stored on the disk."""
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the object that clients see."""
+        """Return the object for clients, as OpenAI's API defines it."""
 
 
 R = TypeVar("R", bound=Record)
 
 
-class Folder:
-    """The folder of all tenants' records. It is made, and locked for this process, by the first
-    write; until then a server that keeps nothing leaves nothing on the disk.
+class TenantFolders:
+    """A folder with one folder for the records of each tenant.
 
-    Raises `ConfigError` if another process has it, or if it cannot be used.
+    The folder is created and locked for this process by the first write, so that a server without
+    files and batches writes nothing to the disk. A folder that exists is locked at once.
+
+    Raises `ConfigError` if another process has locked the folder, or if it cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,11 +69,11 @@ class Folder:
             self._open()
 
     def of(self, tenant: str) -> Path:
-        """Return the folder of a tenant, which need not exist."""
+        """Return the path of a tenant's folder, whether or not it exists."""
         return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
-    def made_for(self, tenant: str) -> Path:
-        """Return the folder of a tenant, which is made if it does not exist. Raises `OSError`."""
+    def create(self, tenant: str) -> Path:
+        """Create the folder of a tenant if it does not exist, and return it. Raises `OSError`."""
         if self._lock is None:
             self._open()
         folder = self.of(tenant)
@@ -92,10 +99,10 @@ class Folder:
                 f"{self.path}: files and batches cannot be kept there: {reason}"
             ) from error
 
-    def tenants(self) -> Iterator[Path]:
-        """Yield the folders of all tenants."""
+    def all(self) -> Iterator[Path]:
+        """Yield the existing folders of all tenants."""
         if self.path.is_dir():
-            yield from (each for each in sorted(self.path.iterdir()) if each.is_dir())
+            yield from (path for path in sorted(self.path.iterdir()) if path.is_dir())
 
     def close(self) -> None:
         """Release the lock. Idempotent."""
@@ -105,26 +112,34 @@ class Folder:
 
 
 class Records(Generic[R]):
-    """The records of one kind, whose ids begin with ``prefix``. ``noun`` names the kind in errors,
-    and ``read`` makes a record of what `Record.dumped` returned.
+    """All records of one kind: the files, or the batches.
+
+    The ids begin with ``prefix``. ``noun`` names the kind in error messages. ``from_fields``
+    returns the record for the fields that `Record.to_fields` returned.
     """
 
     def __init__(
-        self, folder: Folder, prefix: str, noun: str, read: Callable[[Mapping[str, Any]], R]
+        self,
+        folders: TenantFolders,
+        prefix: str,
+        noun: str,
+        from_fields: Callable[[Mapping[str, Any]], R],
     ) -> None:
-        self._folder = folder
+        self._folders = folders
         self._prefix, self._noun = prefix, noun
         self._records: defaultdict[str, dict[str, R]] = defaultdict(dict)
         self._writing = asyncio.Lock()
-        for tenant in folder.tenants():
+        for folder in folders.all():
             loaded = [
-                each for path in tenant.glob(f"{prefix}*.json") if (each := _read(path, read))
+                record
+                for path in folder.glob(f"{prefix}*.json")
+                if (record := _read(path, from_fields))
             ]
             for record in sorted(loaded, key=lambda record: (record.number, record.id)):
                 self._records[record.tenant][record.id] = record
 
     def new_id(self) -> str:
-        """Return an id that nobody can guess."""
+        """Return a new random id, which cannot be guessed."""
         return f"{self._prefix}{token_hex(_ID_BYTES)}"
 
     def next_number(self, tenant: str) -> int:
@@ -133,15 +148,15 @@ class Records(Generic[R]):
         return 1 if last is None else last.number + 1
 
     def all(self) -> list[R]:
-        """Return the records of all tenants, the oldest of each first."""
+        """Return the records of all tenants: for each tenant, the oldest record first."""
         return [record for records in self._records.values() for record in records.values()]
 
     def of(self, tenant: str) -> list[R]:
-        """Return the records of a tenant, the oldest first."""
+        """Return the records of a tenant, the oldest record first."""
         return list(self._records[tenant].values())
 
     def find(self, tenant: str, record_id: str) -> R | None:
-        """Return a tenant's record, or None."""
+        """Return a tenant's record; None if the tenant has no record with this id."""
         return self._records[tenant].get(record_id)
 
     def get(self, tenant: str, record_id: str) -> R:
@@ -159,20 +174,25 @@ class Records(Generic[R]):
         after: str | None,
         limit: int,
         ascending: bool = False,
-        keeps: Callable[[R], bool] = lambda record: True,
+        matches: Callable[[R], bool] = lambda record: True,
     ) -> dict[str, Any]:
-        """Return a page of a tenant's records as OpenAI's lists are, the newest first unless they
-        are ``ascending``. The page begins ``after`` the record with that id. Raises `ApiError` if
-        there is no such record.
+        """Return a page of a tenant's records, in the form of OpenAI's lists.
+
+        - ``after``: the id of the last record of the previous page; None for the first page.
+        - ``limit``: the maximum number of records of the page.
+        - ``ascending``: whether the oldest record comes first, and not the newest.
+        - ``matches``: the page has only records for which this function returns True.
+
+        Raises `ApiError` if the tenant has no record with the id ``after``.
         """
         records = self.of(tenant) if ascending else self.of(tenant)[::-1]
         if after is not None:
-            place = [record.id for record in records]
-            if after not in place:
+            ids = [record.id for record in records]
+            if after not in ids:
                 text = f"after: no such {self._noun}: {after!r}; pass the last id of a page"
                 raise ApiError(400, text, param="after", code="invalid_value")
-            records = records[place.index(after) + 1 :]
-        matching = [record for record in records if keeps(record)]
+            records = records[ids.index(after) + 1 :]
+        matching = [record for record in records if matches(record)]
         data = [record.to_json() for record in matching[:limit]]
         return {
             "object": "list",
@@ -183,10 +203,11 @@ class Records(Generic[R]):
         }
 
     async def put(self, record: R) -> None:
-        """Add or replace a record; it is on the disk when this returns. Raises `OSError`."""
-        async with self._writing:  # the last state that was put is the one that stays
-            text = json.dumps(record.dumped())
-            folder = self._folder.made_for(record.tenant)
+        """Add or replace a record. It is on the disk when this returns. Raises `OSError`."""
+        # The fields are read under the lock, so that the last write has the last state.
+        async with self._writing:
+            text = json.dumps(record.to_fields())
+            folder = self._folders.create(record.tenant)
             await asyncio.to_thread(_replace, folder / f"{record.id}.json", text)
         self._records[record.tenant][record.id] = record
 
@@ -194,20 +215,22 @@ class Records(Generic[R]):
         """Remove a record. Raises `OSError`."""
         self._records[record.tenant].pop(record.id, None)
         async with self._writing:
-            path = self._folder.of(record.tenant) / f"{record.id}.json"
+            path = self._folders.of(record.tenant) / f"{record.id}.json"
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
-def _read(path: Path, read: Callable[[Mapping[str, Any]], R]) -> R | None:
+def _read(path: Path, from_fields: Callable[[Mapping[str, Any]], R]) -> R | None:
     try:
-        return read(files.read_json(path))
+        return from_fields(files.read_json(path))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        _log.warning("%s is left out: it is not a record of agentrt: %s", path, error)
+        _log.warning(
+            "%s is ignored because it is not a record that this server can read: %s", path, error
+        )
         return None
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file as a whole, or leave it as it was."""
+    """Replace the content of a file atomically."""
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)

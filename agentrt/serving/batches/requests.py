@@ -1,4 +1,4 @@
-"""Makes the requests of a batch within this process, as those of its tenant over HTTP are made."""
+"""Answers the requests of a batch inside this process, with the same checks as HTTP requests."""
 
 from __future__ import annotations
 
@@ -18,49 +18,56 @@ from agentrt.executors.identity import PREFIX
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import RunState
-from agentrt.serving.batches.lines import ANSWER, Outcome, Request, batch_of
-from agentrt.serving.batches.places import CallPlaces, Places, ProgramPlaces
+from agentrt.serving.batches.lines import ANSWER_ID_PREFIX, Outcome, Request, batch_id_of
+from agentrt.serving.batches.slots import CallSlots, ProgramSlots, Slots
 from agentrt.serving.bodies import TooLargeError, read_body, whole
 from agentrt.serving.error_responses import ApiError, describe, log_fault, openai_error
 from agentrt.serving.frontend.exchange import NO_CONNECTION
 from agentrt.serving.programs.api import check_input, describe_run
 from agentrt.serving.programs.bodies import RunRequest
-from agentrt.serving.programs.left import BATCH
+from agentrt.serving.programs.left import BATCH_OPTION
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-"""The endpoints of batches, where vLLM has them for the models that are served."""
-_BUSY = (429, 503)
-_BUSY_S = 5.0
-_LONGEST_BUSY_S = 60.0
-_SHORTEST_S = 0.001
+MODEL_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+"""Model endpoints that batches may use, if vLLM serves them for the server's models."""
+_RETRIED_STATUSES = (429, 503)
+_DEFAULT_RETRY_S = 5.0
+_MAX_RETRY_S = 60.0
+_MIN_DEADLINE_S = 0.001
 
 
-class Target(Protocol):
-    """Answers the requests of one endpoint."""
+class Endpoint(Protocol):
+    """An endpoint that answers requests of batches."""
 
     @property
-    def places(self) -> Places:
-        """Where its requests wait until they may begin."""
+    def slots(self) -> Slots:
+        """The slots that limit the number of its requests in flight."""
 
     async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
-        """Answer a request, whose name is the same after a restart of the server."""
+        """Answer a request. ``name`` is the id of the answer, and stays the same when a later
+        server makes the request again.
+        """
 
 
-class CallTarget:
-    """An endpoint of the model. A request passes the same checks as one over HTTP, and its calls
-    are those of a program of their own, which ends with it.
+class ModelEndpoint:
+    """An endpoint of the model, such as ``/v1/chat/completions``.
+
+    A request passes the same checks as an HTTP request. Its calls belong to a program of their own,
+    which ends with the request.
     """
 
-    def __init__(self, server: Server, endpoint: str, app: ASGIApp, places: CallPlaces) -> None:
+    def __init__(self, server: Server, path: str, app: ASGIApp, slots: CallSlots) -> None:
         self._server = server
-        self._endpoint = endpoint
+        self._path = path
         self._app = app
-        self.places = places
+        self.slots = slots
 
     async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
-        """Answer a request; a tenant at a limit, or an engine that starts again, is busy."""
+        """Answer a request.
+
+        The outcome has ``retry_after_s`` if the tenant is at a limit or the engine restarts.
+        """
         body = json.dumps(request.body).encode()
         headers = {
             b"content-type": b"application/json",
@@ -74,8 +81,8 @@ class CallTarget:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": self._endpoint,
-            "raw_path": self._endpoint.encode(),
+            "path": self._path,
+            "raw_path": self._path.encode(),
             "root_path": "",
             "query_string": b"",
             "headers": list(headers.items()),
@@ -100,23 +107,25 @@ class CallTarget:
 
         try:
             receive, _ = await read_body(
-                _receiving(body), self._endpoint, headers, self._server.bounds.body_bytes
+                _receive_once(body), self._path, headers, self._server.bounds.body_bytes
             )
             await self._app(scope, receive, send)
             answer = from_json(bytes(sent))
         except TooLargeError as error:
             text = openai_error(413, str(error), code="body_too_large")
             return Outcome(413, text, name)
-        except Exception as error:  # a bug: the log gets its traceback, the batch goes on
+        except Exception as error:  # A bug fails this request, and not the whole batch.
             status, text, _ = describe(error)
             log_fault(status, error)
             return Outcome(status, text, name)
         status = start["status"]
-        return Outcome(status, answer, name, _busy_s(start) if status in _BUSY else None)
+        return Outcome(
+            status, answer, name, _retry_after_s(start) if status in _RETRIED_STATUSES else None
+        )
 
 
-def _receiving(body: bytes) -> Receive:
-    """Return what gives the body of a request whose client never goes."""
+def _receive_once(body: bytes) -> Receive:
+    """Return an ASGI ``receive`` that yields the body, and never a disconnect."""
     messages = iter((whole(body),))
 
     async def receive() -> Message:
@@ -128,33 +137,39 @@ def _receiving(body: bytes) -> Receive:
     return receive
 
 
-def _busy_s(start: Mapping[str, Any]) -> float:
-    """Return the seconds after which a request that was refused for now may come again."""
+def _retry_after_s(start: Mapping[str, Any]) -> float:
+    """Return the seconds of the header Retry-After, or a default; ``start`` begins the response."""
     value = dict(start.get("headers", ())).get(b"retry-after", b"")
-    return min(_LONGEST_BUSY_S, float(value)) if value.isdigit() else _BUSY_S
+    return min(_MAX_RETRY_S, float(value)) if value.isdigit() else _DEFAULT_RETRY_S
 
 
-class ProgramTarget:
-    """A served program. With a journal, a run that a kill has cut off is resumed from there."""
+class ProgramEndpoint:
+    """The endpoint of a served program.
+
+    If the server has a journal, a run that a kill has interrupted is resumed from the journal.
+    """
 
     def __init__(
-        self, server: Server, runs: ProgramRuns, program: Program, places: ProgramPlaces
+        self, server: Server, runs: ProgramRuns, program: Program, slots: ProgramSlots
     ) -> None:
         self._journal = server.runtime.journal
         self._steady = server.runtime.steady
         self._runs = runs
         self._program = program
-        self.places = places
+        self.slots = slots
 
     async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
-        """Run the program. What fails because the engine died is made again."""
-        run_id = f"{self._program.name}-{name.removeprefix(ANSWER).replace('_', '.')}-1"
+        """Run the program.
+
+        The outcome has ``retry_after_s`` if the tenant is at a limit or the engine has died.
+        """
+        run_id = f"{self._program.name}-{name.removeprefix(ANSWER_ID_PREFIX).replace('_', '.')}-1"
         try:
             body = RunRequest.model_validate(request.body)
             check_input(self._program, body.input)
             durable = await self._durable(run_id, name, body)
             if durable is not None and durable.options["until"] is not None:
-                left_s = max(_SHORTEST_S, durable.options["until"] - self._steady.now())
+                left_s = max(_MIN_DEADLINE_S, durable.options["until"] - self._steady.now())
                 body = body.model_copy(update={"deadline": left_s})
             served = self._runs.start(self._program, tenant, body, durable=durable)
         except ValidationError as error:
@@ -162,27 +177,31 @@ class ProgramTarget:
             return Outcome(status, text, name)
         except (AgentrtError, ApiError) as error:
             status, text, headers = describe(error)
-            busy_s = float(headers.get("retry-after", _BUSY_S)) if status in _BUSY else None
-            return Outcome(status, text, name, busy_s)
+            if status not in _RETRIED_STATUSES:
+                return Outcome(status, text, name)
+            return Outcome(status, text, name, float(headers.get("retry-after", _DEFAULT_RETRY_S)))
         run = served.run
         assert run.task is not None
         try:
             await asyncio.wait([run.task])
         finally:
             if not run.task.done():
-                # The batch says later whether the run goes on in the next server.
+                # The run stays open in the journal. If its batch is still live after a restart, the
+                # next server resumes the run.
                 run.left = True
                 run.cancel()
                 await asyncio.wait([run.task])
             self._runs.forget(served)
         described = describe_run(served)
         if fatal_in(run.error) is not None:
-            return Outcome(503, described, name, _BUSY_S)
-        return Outcome(200, described, name, fault=_fault(described))
+            return Outcome(503, described, name, _DEFAULT_RETRY_S)
+        return Outcome(200, described, name, error=_error(described))
 
     async def _durable(self, run_id: str, name: str, body: RunRequest) -> Durable | None:
-        """Return how a run is recorded: its deadline stays that of its first start. None without a
-        journal, and with one from which no run can be resumed.
+        """Return how the run is recorded in the journal, so that it can be resumed.
+
+        The deadline of a resumed run counts from its first start. Returns None if there is no
+        journal, or if the journal does not record the full content of runs.
         """
         journal = self._journal
         if journal is None or journal.content != "full":
@@ -192,46 +211,48 @@ class ProgramTarget:
             rows = await journal.programs("id = ?", (run_id,))
             until = json.loads(rows[0].options)["until"] if rows else None
             until = self._steady.now() + body.deadline if until is None else until
-        options = {BATCH: batch_of(name), "waits": True, "until": until}
+        options = {BATCH_OPTION: batch_id_of(name), "waits": True, "until": until}
         return Durable(options=options, id=run_id, skips=True)
 
 
-def _fault(described: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return why a run has no result, or None."""
+def _error(described: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the reason why a run has no result; None if it has a result."""
     state, error = described["state"], described["error"]
     if state == RunState.DONE:
         return None
-    words = f"{error['type']}: {error['message']}" if error else f"the run was {state}"
-    return {"code": f"program_{state}", "message": words}
+    text = f"{error['type']}: {error['message']}" if error else f"the run was {state}"
+    return {"code": f"program_{state}", "message": text}
 
 
-async def abandon_runs(server: Server, is_over: Callable[[str], bool]) -> None:
-    """Close the open runs in the journal whose batches are over: they will not go on."""
+async def abandon_runs(server: Server, has_ended: Callable[[str], bool]) -> None:
+    """Mark the unfinished runs of ended batches in the journal as ended, so that no server resumes
+    them. ``has_ended`` takes the id of a batch.
+    """
     journal = server.runtime.journal
     for row in () if journal is None else await journal.open_programs():
-        batch = json.loads(row.options).get(BATCH)
-        if journal is not None and batch is not None and is_over(batch):
+        batch_id = json.loads(row.options).get(BATCH_OPTION)
+        if journal is not None and batch_id is not None and has_ended(batch_id):
             await journal.abandon(row.id)
 
 
-class Targets:
-    """What answers the requests of each endpoint of a server."""
+class Endpoints:
+    """The endpoints of a server that answer requests of batches."""
 
     def __init__(self, server: Server, runs: ProgramRuns) -> None:
         self._server = server
         self._runs = runs
-        self._calls, self._programs = CallPlaces(server), ProgramPlaces(server)
+        self._call_slots, self._program_slots = CallSlots(server), ProgramSlots(server)
 
-    def find(self, endpoint: str) -> Target:
-        """Return what answers at an endpoint. Raises `NotServedError` if nothing does."""
+    def find(self, path: str) -> Endpoint:
+        """Return the endpoint at a path. Raises `NotServedError` if batches cannot use the path."""
         server, front, programs = self._server, self._server.frontend, self._server.native
-        calls = [] if front is None else [path for path in ENDPOINTS if path in front.paths]
-        if front is not None and endpoint in calls:
-            return CallTarget(server, endpoint, front, self._calls)
+        models = [] if front is None else [url for url in MODEL_ENDPOINTS if url in front.paths]
+        if front is not None and path in models:
+            return ModelEndpoint(server, path, front, self._call_slots)
         runs = {f"/v1/programs/{name}/runs": program for name, program in programs.items()}
-        if endpoint in runs:
-            return ProgramTarget(server, self._runs, runs[endpoint], self._programs)
+        if path in runs:
+            return ProgramEndpoint(server, self._runs, runs[path], self._program_slots)
         raise NotServedError(
-            f"this server has no batches for endpoint {endpoint!r}; it has them for "
-            f"{', '.join([*calls, *runs]) or 'no endpoint'}"
+            f"this server has no batches for endpoint {path!r}; it has them for "
+            f"{', '.join([*models, *runs]) or 'no endpoint'}"
         )

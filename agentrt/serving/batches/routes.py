@@ -11,34 +11,36 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import NotServedError
-from agentrt.serving.batches.files import UPLOADED, read_lifetime
+from agentrt.serving.batches.files import PURPOSE_INPUT, read_lifetime
+from agentrt.serving.batches.runner import BatchRunners, BatchServices
 from agentrt.serving.batches.stored import StoredBatch
-from agentrt.serving.batches.work import Shop, Works
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Strict
 
-_MOST_LISTED = 100
-_LISTED = 20
-_MOST_KEPT = 10_000
-"""Batches of a tenant that are remembered; those that ended first are forgotten."""
+_MAX_PAGE = 100
+_DEFAULT_PAGE = 20
+_MAX_BATCHES = 10_000
+"""Maximum number of batches of a tenant. When a tenant creates more, its oldest ended batches are
+removed.
+"""
 _WINDOW = re.compile(r"([0-9]{1,5})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600}
-_LONGEST_S = 30 * 24 * 3600
+_MAX_WINDOW_S = 30 * 24 * 3600
 
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
 class Lifetime(Strict):
-    """How long the files that a batch writes are kept."""
+    """The field `output_expires_after`: when the files that a batch writes expire."""
 
     anchor: Any = None
     seconds: Any = None
 
 
 class BatchRequest(Strict):
-    """``POST /v1/batches``."""
+    """The body of a request that creates a batch."""
 
     input_file_id: str
     endpoint: str
@@ -47,29 +49,29 @@ class BatchRequest(Strict):
     output_expires_after: Lifetime | None = None
 
 
-def window_s(window: str) -> int:
-    """Return the seconds of a completion window. Raises `ApiError`."""
+def read_window(window: str) -> int:
+    """Return the seconds of a completion window such as ``24h``. Raises `ApiError`."""
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= _LONGEST_S:
+    if not 0 < seconds <= _MAX_WINDOW_S:
         text = f"completion_window must be a time from 1m to 30d, such as 24h, got {window!r}"
         raise ApiError(400, text, param="completion_window", code="invalid_value")
     return seconds
 
 
-def add_batches(router: APIRouter, shop: Shop, works: Works) -> None:
-    """Add the routes."""
-    records = shop.records
+def add_batches(router: APIRouter, services: BatchServices, runners: BatchRunners) -> None:
+    """Add the routes of batches to a router."""
+    records = services.records
 
     @router.post("/batches", response_model=None)
     async def create_batch(request: Request, body: BatchRequest) -> Response:
-        """Begin a batch with an uploaded file."""
+        """Create a batch. Its requests are the lines of an uploaded file."""
         tenant = tenant_of(request)
-        record = _new(shop, tenant, body)
+        record = _new_batch(services, tenant, body)
         await records.put(record)
-        works.begin(record)
-        ended = [each for each in records.of(tenant) if not each.is_live]
-        for old in ended[: max(0, len(records.of(tenant)) - _MOST_KEPT)]:
+        runners.start(record)
+        ended = [batch for batch in records.of(tenant) if not batch.is_live]
+        for old in ended[: max(0, len(records.of(tenant)) - _MAX_BATCHES)]:
             await records.remove(old)
         return JSONResponse(record.to_json())
 
@@ -77,61 +79,61 @@ def add_batches(router: APIRouter, shop: Shop, works: Works) -> None:
     async def list_batches(
         request: Request,
         after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _LISTED,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE)] = _DEFAULT_PAGE,
     ) -> Response:
-        """The tenant's batches, the newest first."""
+        """List the batches of the tenant, the newest batch first."""
         return JSONResponse(records.page(tenant_of(request), after=after, limit=limit))
 
     @router.get("/batches/{batch_id}", response_model=None)
     async def retrieve_batch(request: Request, batch_id: str) -> Response:
-        """How a batch stands."""
+        """Return a batch, with its status and the numbers of its requests."""
         return JSONResponse(records.get(tenant_of(request), batch_id).to_json())
 
     @router.post("/batches/{batch_id}/cancel", response_model=None)
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """Cancel a batch. Requests under way are aborted, and what has been answered stays."""
+        """Cancel a batch. Requests in flight are aborted. Answers that were written are kept."""
         record = records.get(tenant_of(request), batch_id)
         if record.status in ("validating", "in_progress"):
-            record.come_to("cancelling", shop.clock.now())
+            record.enter("cancelling", services.clock.now())
             await records.put(record)
-            works.stop(record)
+            runners.interrupt(record)
         elif record.status != "cancelling":
             text = f"batch {batch_id!r} has status {record.status!r} and cannot be cancelled"
             raise ApiError(400, text, code="batch_not_cancellable")
         return JSONResponse(record.to_json())
 
 
-def _new(shop: Shop, tenant: str, body: BatchRequest) -> StoredBatch:
-    """Make a batch of a request. Raises `ApiError`."""
-    seconds = window_s(body.completion_window)
+def _new_batch(services: BatchServices, tenant: str, body: BatchRequest) -> StoredBatch:
+    """Return the new batch that a request describes. Raises `ApiError` if it is not allowed."""
+    seconds = read_window(body.completion_window)
     try:
-        shop.targets.find(body.endpoint)
+        services.endpoints.find(body.endpoint)
     except NotServedError as error:
         raise ApiError(400, f"endpoint: {error}", param="endpoint", code="invalid_value") from None
-    file = shop.files.records.find(tenant, body.input_file_id)
-    if file is None or file.purpose != UPLOADED:
-        text = f"input_file_id: no such file with purpose {UPLOADED!r}: {body.input_file_id!r}"
+    file = services.files.records.find(tenant, body.input_file_id)
+    if file is None or file.purpose != PURPOSE_INPUT:
+        text = f"input_file_id: no such file with purpose {PURPOSE_INPUT!r}: {body.input_file_id!r}"
         raise ApiError(400, text, param="input_file_id", code="not_found")
-    kept_s = None
+    output_lifetime_s = None
     if (lifetime := body.output_expires_after) is not None:
-        kept_s = read_lifetime(lifetime.anchor, lifetime.seconds, "output_expires_after")
-    most = shop.server.tenants.limits(tenant).batches
-    if sum(record.is_live for record in shop.records.of(tenant)) >= most:
-        text = f"tenant {tenant!r} has {most} batches that have not ended, as many as its limit"
-        text += " batches allows; wait for the end of a batch, or cancel one"
+        output_lifetime_s = read_lifetime(lifetime.anchor, lifetime.seconds, "output_expires_after")
+    limit = services.server.tenants.limits(tenant).batches
+    if sum(record.is_live for record in services.records.of(tenant)) >= limit:
+        text = f"tenant {tenant!r} has {limit} batches that have not ended, as many as its limit"
+        text += " batches allows; wait until a batch has ended, or cancel a batch"
         raise ApiError(429, text, code="batch_limit_exceeded")
-    now = shop.clock.now()
+    now = services.clock.now()
     return StoredBatch(
-        shop.records.new_id(),
+        services.records.new_id(),
         tenant,
-        shop.records.next_number(tenant),
+        services.records.next_number(tenant),
         body.endpoint,
         file.id,
         body.completion_window,
         int(now),
         int(now) + seconds,
-        shop.files.records.new_id(),
-        shop.files.records.new_id(),
+        services.files.records.new_id(),
+        services.files.records.new_id(),
         body.metadata,
-        kept_s,
+        output_lifetime_s,
     )

@@ -1,4 +1,4 @@
-"""What is kept of a file and of a batch, and how clients see them."""
+"""The records of files and batches, as they are stored and as clients see them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
-"""The states of a batch that has not ended."""
+"""The statuses of a batch that has not ended."""
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a tenant. Times are in seconds since 1970; ``expires_at`` None is never."""
+    """A file of a tenant, without its content.
+
+    Times are Unix times in seconds. A file whose ``expires_at`` is None does not expire.
+    """
 
     id: str
     tenant: str
@@ -26,16 +29,16 @@ class StoredFile:
     expires_at: int | None = None
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> StoredFile:
-        """Make it of what `dumped` returned. Raises `TypeError`."""
+    def from_fields(cls, fields: Mapping[str, Any]) -> StoredFile:
+        """Return the record with these stored fields. Raises `TypeError` for unknown fields."""
         return cls(**fields)
 
-    def dumped(self) -> Mapping[str, Any]:
-        """Return all fields, for the disk."""
+    def to_fields(self) -> Mapping[str, Any]:
+        """Return all fields, as they are stored on the disk."""
         return asdict(self)
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return OpenAI's file object."""
+        """Return the file object of OpenAI's API."""
         shown = ("id", "bytes", "created_at", "filename", "purpose", "expires_at")
         values = {name: getattr(self, name) for name in shown}
         return {"object": "file", "status": "processed", "status_details": None, **values}
@@ -43,11 +46,14 @@ class StoredFile:
 
 @dataclass(slots=True)
 class StoredBatch:
-    """A batch of a tenant, in one of OpenAI's states.
+    """A batch of a tenant. ``status`` is one of OpenAI's batch statuses.
 
-    ``output_id`` and ``error_id`` are the ids that its two files will have, and ``output_seconds``
-    how long these are kept. ``times`` says when the batch came into each of its states, and
-    ``ends`` in which state it will end, once it is finalizing.
+    - ``output_id`` and ``error_id``: the ids of the output file and of the error file. They are
+      chosen when the batch is created.
+    - ``output_lifetime_s``: seconds until these two files expire; None if they do not expire.
+    - ``entered_at``: by status, the Unix time in seconds at which the batch entered it.
+    - ``final_status``: the status that follows ``finalizing``: ``completed`` or ``expired``.
+    - ``total``, ``completed`` and ``failed``: numbers of requests.
     """
 
     id: str
@@ -61,20 +67,20 @@ class StoredBatch:
     output_id: str
     error_id: str
     metadata: Mapping[str, str] | None = None
-    output_seconds: int | None = None
+    output_lifetime_s: int | None = None
     status: str = "validating"
-    ends: str = ""
+    final_status: str = ""
     model: str | None = None
     total: int = 0
     completed: int = 0
     failed: int = 0
     errors: list[Mapping[str, Any]] = field(default_factory=list)
     usage: Mapping[str, Any] | None = None
-    times: dict[str, int] = field(default_factory=dict)
+    entered_at: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> StoredBatch:
-        """Make it of what `dumped` returned. Raises `TypeError`."""
+    def from_fields(cls, fields: Mapping[str, Any]) -> StoredBatch:
+        """Return the record with these stored fields. Raises `TypeError` for unknown fields."""
         return cls(**fields)
 
     @property
@@ -82,17 +88,17 @@ class StoredBatch:
         """Whether the batch has not ended."""
         return self.status in LIVE
 
-    def come_to(self, status: str, now: float) -> None:
-        """Enter a state."""
+    def enter(self, status: str, now: float) -> None:
+        """Change the status at the Unix time ``now``."""
         self.status = status
-        self.times[status] = int(now)
+        self.entered_at[status] = int(now)
 
-    def dumped(self) -> Mapping[str, Any]:
-        """Return all fields, for the disk."""
+    def to_fields(self) -> Mapping[str, Any]:
+        """Return all fields, as they are stored on the disk."""
         return asdict(self)
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return OpenAI's batch object."""
+        """Return the batch object of OpenAI's API."""
         ended, errors = not self.is_live, list(self.errors)
         counts = {"total": self.total, "completed": self.completed, "failed": self.failed}
         return {
@@ -108,13 +114,13 @@ class StoredBatch:
             "error_file_id": self.error_id if ended and self.failed else None,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
-            **{f"{name}_at": self.times.get(name) for name in _TIMES},
+            **{f"{name}_at": self.entered_at.get(name) for name in _TIMES},
             "request_counts": counts,
             "usage": self.usage,
             "metadata": self.metadata,
         }
 
 
-def content_of(folder: Path, file_id: str) -> Path:
-    """Return the path of a file's content in its tenant's folder."""
+def content_path(folder: Path, file_id: str) -> Path:
+    """Return the path of a file's content. ``folder`` is the folder of the file's tenant."""
     return folder / f"{file_id}.jsonl"

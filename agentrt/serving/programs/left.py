@@ -18,8 +18,8 @@ from agentrt.serving.programs.bodies import RunRequest
 
 LATE = {"type": "DeadlineExceeded", "message": "the run did not end before its deadline"}
 """The error of a run that was cancelled at its deadline."""
-BATCH = "batch"
-"""The option of a recorded run that names its batch."""
+BATCH_OPTION = "batch"
+"""The option of a recorded run that has the id of the run's batch."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +50,12 @@ async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
 
     A run whose client waited for its result is not resumed: the client has disconnected, which
     cancels the run. A run is not resumed either if the journal does not have its full content. Runs
-    of batches are left to their batches.
+    of batches are not returned: their batches resume them.
     """
     open_runs = []
     for row in await journal.open_programs():
         options = json.loads(row.options)
-        if BATCH in options:
+        if BATCH_OPTION in options:
             continue
         if options.get("waits") or row.content != "full":
             await journal.abandon(row.id)

@@ -24,7 +24,9 @@ from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Tenants
 
 IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
-"""Whether a call is one of a batch: calls of its tenant that are not go first."""
+"""Whether the current task makes calls for a batch of OpenAI's API. They are admitted after all
+other waiting calls of the same tenant.
+"""
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
 """The cost of an output token in prompt tokens (as in the evaluation of the VTC paper)."""

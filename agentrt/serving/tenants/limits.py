@@ -34,7 +34,8 @@ class Limits:
       of these programs.
     - ``threads``, ``assistants``, ``crons``, ``store_mib``: what the tenant may have in the
       database.
-    - ``files_mib``: the size of the tenant's files. ``batches``: its batches that have not ended.
+    - ``files_mib``: the total size of the tenant's files at ``/v1/files``, in MiB.
+    - ``batches``: the number of the tenant's batches that have not ended.
     """
 
     weight: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 1.0

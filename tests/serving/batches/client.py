@@ -1,4 +1,4 @@
-"""A server with files and batches, and OpenAI's own client of it."""
+"""A server with files and batches for tests, and OpenAI's official client for it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass
-class Opened:
-    """A server, and clients of its tenants by their keys."""
+class BatchServer:
+    """A server with batches. ``clients`` returns the client for an API key."""
 
     local: LocalServer
     clients: Callable[[str], AsyncOpenAI]
 
     @property
     def client(self) -> AsyncOpenAI:
-        """A client of the tenant that has no key."""
+        """The client for a server without keys."""
         return self.clients("none")
 
     async def batch(
         self, *lines: Any, endpoint: str = CHATS, key: str = "none", **options: Any
     ) -> Batch:
-        """Upload the lines, and create a batch of them."""
+        """Upload the lines as an input file, and create a batch from it."""
         client = self.clients(key)
         content = b"".join(_as_line(line) for line in lines)
         file = await client.files.create(file=("in.jsonl", content), purpose="batch")
@@ -45,16 +45,16 @@ class Opened:
         batch: Batch = await create(input_file_id=file.id, endpoint=endpoint, **fields)
         return batch
 
-    async def until(self, batch: Batch, *states: str, key: str = "none") -> Batch:
-        """Wait until a batch is in one of the states."""
+    async def until(self, batch: Batch, *statuses: str, key: str = "none") -> Batch:
+        """Wait until a batch has one of these statuses, or has ended if none is named."""
         async with asyncio.timeout(WAIT_S):
-            while batch.status not in (states or ENDED):
+            while batch.status not in (statuses or ENDED):
                 await asyncio.sleep(0.005)
                 batch = await self.clients(key).batches.retrieve(batch.id)
         return batch
 
     async def lines(self, file_id: str | None, key: str = "none") -> list[Any]:
-        """The lines of a file, in the order of their ids."""
+        """Return the lines of an output or error file, in the order of the requests."""
         if file_id is None:
             return []
         content = (await self.clients(key).files.content(file_id)).text
@@ -67,16 +67,16 @@ def _as_line(line: Any) -> bytes:
 
 
 def request(name: str, text: str = "hello", url: str = CHATS, **body: Any) -> Mapping[str, Any]:
-    """A line that asks for a chat, or for anything else with a body of its own."""
+    """Return an input line: a chat request, or a request with the fields ``body``."""
     chat = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
     return {"custom_id": name, "method": "POST", "url": url, "body": body or chat}
 
 
 @asynccontextmanager
-async def opened(folder: Path, *args: Any, **options: Any) -> AsyncIterator[Opened]:
-    """Open a server whose files lie in ``folder``."""
-    own = {"database": f"sqlite:{folder / 'a.db'}", "apis": (programs, batches), **options}
-    async with open_server(*args, **own) as local:
+async def serve_batches(folder: Path, *args: Any, **options: Any) -> AsyncIterator[BatchServer]:
+    """Run a server with batches whose database and files are in ``folder``."""
+    settings = {"database": f"sqlite:{folder / 'a.db'}", "apis": (programs, batches), **options}
+    async with open_server(*args, **settings) as local:
         clients: dict[str, AsyncOpenAI] = {}
 
         def client_of(key: str) -> AsyncOpenAI:
@@ -86,7 +86,7 @@ async def opened(folder: Path, *args: Any, **options: Any) -> AsyncIterator[Open
             return clients[key]
 
         try:
-            yield Opened(local, client_of)
+            yield BatchServer(local, client_of)
         finally:
             for client in clients.values():
                 await client.close()

@@ -1,4 +1,4 @@
-"""Batches of OpenAI's API, by OpenAI's own client: states, files, errors, cancel and expiry."""
+"""OpenAI's API of batches, tested with OpenAI's official client."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pytest
 from agentrt.request import Call
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
-from tests.serving.batches.client import CHATS, opened, request
+from tests.serving.batches.client import CHATS, request, serve_batches
 from tests.serving.local import MODEL, Held
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
-def says(call: Call) -> str:
-    """Says which line of a batch it answers."""
+def answer_text(call: Call) -> str:
+    """Answer with the line number of the batch request, or with "mine" for other calls."""
     name = call.identity.session or ""
     return f"said {name.rpartition('_')[2] if name.startswith('batch_req_') else 'mine'}"
 
 
-def said(line: Any) -> str:
+def text_of(line: Any) -> str:
     text: str = line["response"]["body"]["choices"][0]["message"]["content"]
     return text
 
 
 async def test_a_batch_of_chats(tmp_path: Path) -> None:
-    """1. A batch is created, with a request that the server refuses. 2. Its answers are in its
-    output, the refusal in its errors, each with what the same request over HTTP gets.
+    """The answers are in the output file. The request that the server refuses is in the error file,
+    with the same status and body as over HTTP.
     """
-    async with opened(tmp_path, says, machine=Machine().clocks()) as server:
+    async with serve_batches(tmp_path, answer_text, machine=Machine().clocks()) as server:
         wrong = request("r2", model=MODEL, messages=[], temperature=-1)
         lines = [request("r1", "a"), wrong, request("r3", "c"), b"\n", request("r4", "a")]
         batch = await server.batch(*lines, metadata={"k": "v"})
@@ -47,7 +47,7 @@ async def test_a_batch_of_chats(tmp_path: Path) -> None:
         assert batch.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
         output = await server.lines(batch.output_file_id)
         assert [line["custom_id"] for line in output] == ["r1", "r3", "r4"]
-        assert [said(line) for line in output] == ["said 1", "said 3", "said 5"]
+        assert [text_of(line) for line in output] == ["said 1", "said 3", "said 5"]
         assert {(line["error"], line["response"]["status_code"]) for line in output} == {
             (None, 200)
         }
@@ -75,7 +75,7 @@ async def test_a_batch_of_chats(tmp_path: Path) -> None:
     ],
 )
 async def test_other_endpoints(url: str, body: dict[str, Any], tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         batch = await server.batch(request("r", url=url, model=MODEL, **body), endpoint=url)
         batch = await server.until(batch)
         [line] = await server.lines(batch.output_file_id)
@@ -104,10 +104,10 @@ async def test_other_endpoints(url: str, body: dict[str, Any], tmp_path: Path) -
         (request("x", input="a", background=True), "invalid_body", "body.background"),
     ],
 )
-async def test_a_line_that_is_no_request_fails_the_batch(
+async def test_an_invalid_line_fails_the_batch(
     line: Any, code: str, param: str | None, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         batch = await server.until(await server.batch(request("good"), line, request("last")))
         assert batch.status == "failed"
         assert batch.failed_at is not None
@@ -120,8 +120,8 @@ async def test_a_line_that_is_no_request_fails_the_batch(
         assert not server.local.engine.calls
 
 
-async def test_a_file_without_requests_fails_and_many_faults_are_cut(tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+async def test_an_empty_file_fails_and_at_most_100_errors_are_listed(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path) as server:
         for content, count in ((b"", 1), (b"\n\n", 1), (b"x\n" * 300, 100)):
             batch = await server.until(await server.batch(content))
             assert batch.status == "failed"
@@ -150,14 +150,14 @@ async def test_a_file_without_requests_fails_and_many_faults_are_cut(tmp_path: P
     ],
 )
 async def test_a_bad_batch_is_refused(options: Any, words: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         with pytest.raises(openai.BadRequestError, match=words):
             await server.batch(request("r"), **options)
         assert not (await server.client.batches.list()).data
 
 
-async def test_a_written_file_is_no_input(tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+async def test_an_output_file_cannot_be_an_input_file(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path) as server:
         batch = await server.until(await server.batch(request("r")))
         output = {"input_file_id": batch.output_file_id}
         with pytest.raises(openai.BadRequestError, match="no such file with purpose 'batch'"):
@@ -165,16 +165,16 @@ async def test_a_written_file_is_no_input(tmp_path: Path) -> None:
 
 
 async def test_batches_are_listed_in_pages(tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         made = [(await server.until(await server.batch(request("r")))).id for _ in range(3)]
         assert [batch.id async for batch in server.client.batches.list(limit=2)] == made[::-1]
         page = await server.client.batches.list(limit=2, after=made[2])
         assert ([batch.id for batch in page.data], page.has_more) == (made[1::-1], False)
 
 
-async def test_cancelled_at_work(tmp_path: Path) -> None:
-    """Its calls are aborted, and it cannot be cancelled again."""
-    async with opened(tmp_path, says, kind=Held) as server:
+async def test_a_running_batch_is_cancelled(tmp_path: Path) -> None:
+    """The calls of the batch are aborted, and the batch cannot be cancelled again."""
+    async with serve_batches(tmp_path, answer_text, kind=Held) as server:
         engine = server.local.engine
         batch = await server.batch(*(request(str(n)) for n in range(40)))
         await server.local.until(lambda: len(engine.open) == 16)
@@ -196,11 +196,11 @@ async def test_cancelled_at_work(tmp_path: Path) -> None:
 
 
 async def test_expired(tmp_path: Path) -> None:
-    """1. Sixteen of 20 requests are under way when the time is over. 2. They are aborted, and all
-    20 have lines in the errors. Later the input and the errors expire, too.
+    """1. Sixteen of 20 requests are in flight when the batch expires. 2. They are aborted, and all
+    20 requests have an error line. The error file has the expiry that the batch was created with.
     """
     machine = Machine()
-    async with opened(tmp_path, says, kind=Held, machine=machine.clocks()) as server:
+    async with serve_batches(tmp_path, answer_text, kind=Held, machine=machine.clocks()) as server:
         engine = server.local.engine
         lifetime = {"anchor": "created_at", "seconds": 3600}
         lines = [request(str(n)) for n in range(20)]
@@ -223,9 +223,9 @@ async def test_expired(tmp_path: Path) -> None:
         assert file.expires_at == NOON + 601 + 3600
 
 
-async def test_a_tenant_at_its_limit_waits(tmp_path: Path) -> None:
-    """A tenant may have two calls, of which its batches take one: the other is free for it."""
-    async with opened(tmp_path, says, kind=Held, limits=Limits(calls=2)) as server:
+async def test_batches_leave_half_of_the_calls_to_interactive_requests(tmp_path: Path) -> None:
+    """Of a limit of two calls, batches use one, and the other is free for an interactive call."""
+    async with serve_batches(tmp_path, answer_text, kind=Held, limits=Limits(calls=2)) as server:
         engine = server.local.engine
         batch = await server.batch(*(request(str(n)) for n in range(4)))
         await server.local.until(lambda: engine.open)
@@ -238,9 +238,9 @@ async def test_a_tenant_at_its_limit_waits(tmp_path: Path) -> None:
         assert batch.request_counts.completed == 4
 
 
-async def test_a_rate_that_is_used_up_delays_a_batch(tmp_path: Path) -> None:
-    """The limit is two requests, and 60 more a minute."""
-    async with opened(tmp_path, limits=Limits(requests_per_minute=60)) as server:
+async def test_an_exhausted_request_rate_delays_a_batch(tmp_path: Path) -> None:
+    """The tenant has used all 60 requests of this minute when the batch begins."""
+    async with serve_batches(tmp_path, limits=Limits(requests_per_minute=60)) as server:
         tenants = server.local.server.tenants
         for _ in range(60):
             tenants.ask("default")
@@ -250,8 +250,8 @@ async def test_a_rate_that_is_used_up_delays_a_batch(tmp_path: Path) -> None:
 
 
 async def test_interactive_calls_go_first(tmp_path: Path) -> None:
-    """Three calls of people have three of the engine's four slots, and a batch has the fourth."""
-    async with opened(tmp_path, kind=Held, slots=4) as server:
+    """Interactive calls use three of the engine's four slots, and a batch the fourth."""
+    async with serve_batches(tmp_path, kind=Held, slots=4) as server:
         engine = server.local.engine
         chats = [asyncio.create_task(server.local.chat("x")) for _ in range(3)]
         await server.local.until(lambda: len(engine.open) == 3)
@@ -267,9 +267,11 @@ async def test_interactive_calls_go_first(tmp_path: Path) -> None:
 
 
 async def test_a_tenants_own_calls_overtake_those_of_its_batch(tmp_path: Path) -> None:
-    """Where calls wait for admission, those of people enter the engine before those of a batch."""
+    """If calls wait for admission, interactive calls are admitted before those of a batch."""
     limits = Limits(concurrency=1)
-    async with opened(tmp_path, says, kind=Held, limits=limits, is_shared=True) as server:
+    async with serve_batches(
+        tmp_path, answer_text, kind=Held, limits=limits, is_shared=True
+    ) as server:
         engine = server.local.engine
         batch = await server.batch(*(request(str(n)) for n in range(3)))
         await server.local.until(lambda: sum(len(r.calls) for r in server.local.runtime.table) == 3)
@@ -278,11 +280,11 @@ async def test_a_tenants_own_calls_overtake_those_of_its_batch(tmp_path: Path) -
         engine.go.set()
         await own
         await server.until(batch)
-        assert [says(call) for call in engine.calls][1] == "said mine"
+        assert [answer_text(call) for call in engine.calls][1] == "said mine"
 
 
 async def test_tenants_see_their_own_batches_only(tmp_path: Path) -> None:
-    async with opened(tmp_path, says, keys=PlainKeys(), is_shared=True) as server:
+    async with serve_batches(tmp_path, answer_text, keys=PlainKeys(), is_shared=True) as server:
         batch = await server.batch(request("r"), key="a")
         batch = await server.until(batch, key="a")
         theirs = server.clients("b").batches
@@ -300,8 +302,8 @@ async def test_tenants_see_their_own_batches_only(tmp_path: Path) -> None:
         assert call.identity.tenant == "a"
 
 
-async def test_a_tenant_has_so_many_live_batches(tmp_path: Path) -> None:
-    async with opened(tmp_path, kind=Held, limits=Limits(batches=1)) as server:
+async def test_the_number_of_live_batches_is_limited(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path, kind=Held, limits=Limits(batches=1)) as server:
         batch = await server.batch(request("r"))
         with pytest.raises(openai.RateLimitError, match="has 1 batches that have not ended"):
             await server.batch(request("r"))
@@ -310,24 +312,24 @@ async def test_a_tenant_has_so_many_live_batches(tmp_path: Path) -> None:
         await server.until(await server.batch(request("r")))
 
 
-async def test_a_batch_goes_on_in_the_next_server(tmp_path: Path) -> None:
-    """1. A server stops while requests of a batch are under way. 2. Both files end in the middle of
-    a line, as after a kill. 3. The next server answers each request once.
+async def test_the_next_server_continues_a_batch(tmp_path: Path) -> None:
+    """1. A server stops while requests of a batch are in flight. 2. Both files end in the middle of
+    a line, as after a kill. 3. The next server writes one answer for each request.
     """
     lines = [request(str(n)) for n in range(30)]
-    async with opened(tmp_path, says, kind=Held, slots=10) as server:
+    async with serve_batches(tmp_path, answer_text, kind=Held, slots=10) as server:
         engine = server.local.engine
         batch = await server.batch(*lines)
         await server.local.until(lambda: len(engine.open) == 10)
-    cut_off(tmp_path)
-    async with opened(tmp_path, says) as server:
+    add_half_lines(tmp_path)
+    async with serve_batches(tmp_path, answer_text) as server:
         batch = await server.until(await server.client.batches.retrieve(batch.id))
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)
-        assert [said(line) for line in output] == [f"said {n + 1}" for n in range(30)]
+        assert [text_of(line) for line in output] == [f"said {n + 1}" for n in range(30)]
 
 
-def cut_off(folder: Path) -> None:
+def add_half_lines(folder: Path) -> None:
     """Add half a line to each file that a batch is writing."""
     writing = [path for path in folder.glob("a.db.files/*/*.jsonl") if not path.stat().st_size]
     assert len(writing) == 2
@@ -336,7 +338,7 @@ def cut_off(folder: Path) -> None:
 
 
 async def test_a_full_disk_delays_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests run again once there is room."""
+    """Requests whose answers were not written run again when the disk has space."""
     from agentrt.batch.lines import LineFile
 
     whole, faults = LineFile.append, [OSError(28, "No space left on device")]
@@ -347,7 +349,7 @@ async def test_a_full_disk_delays_a_batch(tmp_path: Path, monkeypatch: pytest.Mo
         whole(file, data)
 
     monkeypatch.setattr(LineFile, "append", append)
-    async with opened(tmp_path, says) as server:
+    async with serve_batches(tmp_path, answer_text) as server:
         batch = await server.until(await server.batch(*(request(str(n)) for n in range(5))))
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)

@@ -1,4 +1,4 @@
-"""Files of OpenAI's API, by OpenAI's own client."""
+"""OpenAI's API of files, tested with OpenAI's official client."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import openai
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.serving.batches.records import Folder
+from agentrt.serving.batches.records import TenantFolders
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
-from tests.serving.batches.client import opened
+from tests.serving.batches.client import serve_batches
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
 async def test_a_file_is_kept_listed_read_and_deleted_also_after_a_restart(tmp_path: Path) -> None:
     names = ["a.jsonl", "../../b.jsonl", "c"]
-    async with opened(tmp_path, machine=Machine().clocks()) as server:
+    async with serve_batches(tmp_path, machine=Machine().clocks()) as server:
         client = server.client
         made = [
             await client.files.create(file=(name, b"x" * size), purpose="batch")
@@ -32,7 +32,7 @@ async def test_a_file_is_kept_listed_read_and_deleted_also_after_a_restart(tmp_p
         assert {(file.created_at, file.expires_at) for file in made} == {
             (NOON, NOON + 30 * 24 * 3600)
         }
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         client = server.client
         assert [file.id async for file in client.files.list()] == [f.id for f in made[::-1]]
         in_pages = [file async for file in client.files.list(limit=1, order="asc")]
@@ -54,14 +54,14 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-async def test_a_server_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+async def test_a_server_without_files_writes_nothing_to_the_disk(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path) as server:
         assert not (await server.client.files.list()).data
     assert not files_in(tmp_path)
 
 
 async def test_tenants_see_their_own_files_only(tmp_path: Path) -> None:
-    async with opened(tmp_path, keys=PlainKeys()) as server:
+    async with serve_batches(tmp_path, keys=PlainKeys()) as server:
         mine, theirs = server.clients("a"), server.clients("b")
         file = await mine.files.create(file=("a", b"x"), purpose="batch")
         assert not (await theirs.files.list()).data
@@ -105,7 +105,7 @@ async def test_tenants_see_their_own_files_only(tmp_path: Path) -> None:
     ],
 )
 async def test_a_bad_upload_is_refused(form: dict[str, Any], words: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         answer = await server.local.client.post("/v1/files", **form)
         assert answer.status_code == 400, answer.text
         assert words in answer.json()["error"]["message"]
@@ -113,7 +113,7 @@ async def test_a_bad_upload_is_refused(form: dict[str, Any], words: str, tmp_pat
 
 
 async def test_files_have_bounds(tmp_path: Path) -> None:
-    async with opened(tmp_path, limits=Limits(files_mib=1)) as server:
+    async with serve_batches(tmp_path, limits=Limits(files_mib=1)) as server:
         first = await server.client.files.create(file=("a", b"x" * 2**20), purpose="batch")
         with pytest.raises(openai.BadRequestError, match="its limit files_mib, which is 1"):
             await server.client.files.create(file=("b", b"x"), purpose="batch")
@@ -131,7 +131,7 @@ async def test_files_have_bounds(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(ConfigError, match="files and batches cannot be kept there"):
-        Folder(tmp_path / "taken")
+        TenantFolders(tmp_path / "taken")
 
 
 def test_one_server_at_a_time_has_the_files(tmp_path: Path) -> None:
@@ -145,6 +145,6 @@ def test_one_server_at_a_time_has_the_files(tmp_path: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(ConfigError, match="another server uses this folder"):
-            Folder(tmp_path)
+            TenantFolders(tmp_path)
         other.communicate(b"\n")
-    Folder(tmp_path).close()
+    TenantFolders(tmp_path).close()

@@ -1,4 +1,4 @@
-"""A server that is killed again and again: its batches have one line for each request."""
+"""If a server is killed repeatedly, its batches still have one line for each request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
-from tests.serving.batches.client import Opened, request
-from tests.serving.batches.killed import CALLS, LIVE, serve
+from tests.serving.batches.client import BatchServer, request
+from tests.serving.batches.killed_server import CALLS, LIVE, serve
 from tests.serving.langgraph.processes import Process
 from tests.serving.programs.test_durable import WAIT_S
 
@@ -20,18 +20,19 @@ CHAT_COUNT, RUN_COUNT, KILLS = 300, 150, 5
 
 
 async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) -> None:
-    """1. A server with a batch of chats and one of programs is killed at five random moments. 2.
-    The next server has both: each request has one line with the right answer, and only what was
-    under way at a kill was made again.
+    """1. A server with a batch of chats and a batch of programs is killed at five random moments.
+
+    2. The next server completes both batches: each request has one line with the right answer, and
+    only calls that were in flight at a kill were made again.
     """
-    rng, happened, dies = random.Random(48), tmp_path / "happened", tmp_path / "dies"
-    happened.touch()
+    rng, events_file, kill_at = random.Random(48), tmp_path / "events", tmp_path / "kill_at"
+    events_file.touch()
     process = Process(f"sqlite:{tmp_path / 'a.db'}", tmp_path, serve, "/v1/programs")
     client = AsyncOpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
-    server = Opened(None, lambda key: client)  # type: ignore[arg-type]
+    server = BatchServer(None, lambda key: client)  # type: ignore[arg-type]
     try:
         await process.start()
-        dies.write_text(str(rng.randint(100, 140)))
+        kill_at.write_text(str(rng.randint(100, 140)))
         runs = await server.batch(
             *(request(f"p{n}", url=RUNS, input=f"q{n}") for n in range(RUN_COUNT)), endpoint=RUNS
         )
@@ -39,11 +40,13 @@ async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) 
         halves = 0
         for life in range(KILLS):
             if life:
-                dies.write_text(str(len(happened.read_text().splitlines()) + rng.randint(50, 90)))
-                process.launch()  # it may be dead before it answers
+                kill_at.write_text(
+                    str(len(events_file.read_text().splitlines()) + rng.randint(50, 90))
+                )
+                process.launch()  # Does not wait for an answer: the process may die before.
             await process.died()
             halves += half_lines(tmp_path)
-        dies.unlink()
+        kill_at.unlink()
         await process.start()
         async with asyncio.timeout(WAIT_S):
             runs, chats = await server.until(runs), await server.until(chats)
@@ -62,7 +65,7 @@ async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) 
     finally:
         process.kill()
         await client.close()
-    events = Counter(happened.read_text().splitlines())
+    events = Counter(events_file.read_text().splitlines())
     again = {
         kind: sum(count - 1 for event, count in events.items() if event.startswith(kind))
         for kind in ("chat", "first", "second")
@@ -74,6 +77,6 @@ async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) 
 
 
 def half_lines(folder: Path) -> int:
-    """How many files end in the middle of a line."""
+    """Return the number of files that end in the middle of a line."""
     ends = [path.read_bytes()[-1:] for path in folder.glob("a.db.files/*/*.jsonl")]
     return sum(end not in (b"", b"\n") for end in ends)

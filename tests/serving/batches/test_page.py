@@ -1,4 +1,4 @@
-"""What docs/batches.md shows of batches over HTTP works."""
+"""The example of batches over HTTP in docs/batches.md works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import blocks
-from tests.serving.batches.client import opened
+from tests.serving.batches.client import serve_batches
 from tests.serving.local import MODEL, SAYS
 
 
@@ -19,7 +19,7 @@ async def test_the_page_by_openais_client(
     code, line = blocks("batches.md")[3], blocks("batches.md", "json")[1]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requests.jsonl").write_text(line.replace('"m"', f'"{MODEL}"'))
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         code = code.replace("http://127.0.0.1:8000", server.local.url).replace(
             "sleep(5)", "sleep(0)"
         )

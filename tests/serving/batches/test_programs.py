@@ -12,7 +12,7 @@ from agentrt import Context, program
 from agentrt.serving.server import ServedProgram
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import Machine
-from tests.serving.batches.client import opened, request
+from tests.serving.batches.client import request, serve_batches
 
 URL = "/v1/programs/work/runs"
 
@@ -27,7 +27,7 @@ async def work(ctx: Context, text: str) -> dict[str, str]:
 
 
 def served(folder: Path, **options: Any) -> Any:
-    return opened(folder, served={"work": ServedProgram(work, "tests.py")}, **options)
+    return serve_batches(folder, served={"work": ServedProgram(work, "tests.py")}, **options)
 
 
 def run(name: str, **body: Any) -> Any:
@@ -35,7 +35,9 @@ def run(name: str, **body: Any) -> Any:
 
 
 async def test_a_batch_of_programs(tmp_path: Path) -> None:
-    """The results are in the output; what raised, was cancelled or refused is in the errors."""
+    """Results are in the output file; programs without a result and refused requests are in the
+    error file.
+    """
     async with served(tmp_path) as server:
         batch = await server.batch(
             run("good", input="tea"),
@@ -56,7 +58,8 @@ async def test_a_batch_of_programs(tmp_path: Path) -> None:
         words = "ValueError: no such thing"
         assert raised["error"] == {"code": "program_failed", "message": words}
         assert raised["response"]["body"]["error"]["message"] == "no such thing"
-        assert late["error"]["message"] == "DeadlineExceeded: the run was over its time"
+        words = "DeadlineExceeded: the run did not end before its deadline"
+        assert late["error"]["message"] == words
         for line, body in ((lacks, {"input": None}), (unknown, {"input": "tea", "speed": 1})):
             refused = await server.local.client.post(URL, json=body)
             assert line["response"]["status_code"] == refused.status_code == 400
@@ -64,7 +67,7 @@ async def test_a_batch_of_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-async def test_programs_under_way_are_ended(how: str, tmp_path: Path) -> None:
+async def test_running_programs_are_cancelled(how: str, tmp_path: Path) -> None:
     machine = Machine()
     async with served(tmp_path, machine=machine.clocks()) as server:
         lines = [run("1", input="wait"), run("2", input="wait")]
@@ -83,8 +86,8 @@ async def test_programs_under_way_are_ended(how: str, tmp_path: Path) -> None:
         )
 
 
-async def test_a_tenants_own_programs_have_room(tmp_path: Path) -> None:
-    """Batches have half of the live programs that a tenant may have."""
+async def test_batches_leave_half_of_the_programs_to_interactive_runs(tmp_path: Path) -> None:
+    """Batches use at most half of the live programs that a tenant may have."""
     async with served(tmp_path, limits=Limits(programs=4)) as server:
         await server.batch(*(run(str(n), input="wait") for n in range(9)), endpoint=URL)
         await server.local.until(lambda: len(server.local.runtime.runs) == 2)
@@ -96,7 +99,7 @@ async def test_a_program_that_is_not_served_any_more_is_waited_for(tmp_path: Pat
     async with served(tmp_path) as server:
         batch = await server.batch(run("1", input="wait"), endpoint=URL)
         await server.local.until(lambda: server.local.runtime.runs)
-    async with opened(tmp_path) as server:
+    async with serve_batches(tmp_path) as server:
         assert (await server.client.batches.retrieve(batch.id)).status == "in_progress"
         await server.client.batches.cancel(batch.id)
         assert (await server.until(batch)).status == "cancelled"

@@ -1,4 +1,4 @@
-"""A server with batches for tests that kill it: a program, and a front end without vLLM."""
+"""A server with batches that kills itself: it serves a program, and chats without vLLM."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ from tests.serving.alone import serve_alone
 
 CHATS = "/v1/chat/completions"
 LIVE = 8
-"""Programs of batches that are live at once: half of those that a tenant may have."""
+"""Maximum number of live programs of batches: half of the limit of the tenant."""
 CALLS = 16
-"""Requests of the model that are under way at once."""
+"""Maximum number of chats of batches in flight: the server's default for its engine."""
 _folder = Path()
 
 
-def happened(event: str) -> None:
-    """Write an event into a file. At the line that the file ``dies`` names, the process ends."""
-    path, dies = _folder / "happened", _folder / "dies"
+def record_event(event: str) -> None:
+    """Append an event to the file ``events``, and kill this process if the file then has at least
+    as many lines as the number in the file ``kill_at``.
+    """
+    path, kill_at = _folder / "events", _folder / "kill_at"
     with path.open("a") as out:
         out.write(f"{event}\n")
-    if dies.exists() and len(path.read_text().splitlines()) >= int(dies.read_text()):
+    if kill_at.exists() and len(path.read_text().splitlines()) >= int(kill_at.read_text()):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -49,15 +51,15 @@ async def ask(ctx: Context, question: str) -> str:
     return f"{first.text}; {second.text}"
 
 
-def say(call: Call) -> str:
+def answer(call: Call) -> str:
     assert call.spec.messages
     text = str(call.spec.messages[-1]["content"])
-    happened(text)
+    record_event(text)
     return f"said {text}"
 
 
 class Front:
-    """Answers chats with what they ask."""
+    """A front end that answers each chat with the text of its last message."""
 
     paths = frozenset({CHATS})
 
@@ -65,7 +67,7 @@ class Front:
         body = json.loads(await Request(scope, receive).body())
         text = body["messages"][-1]["content"]
         await asyncio.sleep(0)
-        happened(text)
+        record_event(text)
         await asyncio.sleep(0)
         message = {"role": "assistant", "content": f"said {text}"}
         await JSONResponse({"choices": [{"message": message}]})(scope, receive, send)
@@ -74,9 +76,9 @@ class Front:
 async def main(database: str, port: int) -> None:
     async with (
         await Journal.open(partial(SQLiteStore, _folder / "journal.db")) as journal,
-        Runtime(ScriptedExecutor(say), ask_human=None, journal=journal) as runtime,
+        Runtime(ScriptedExecutor(answer), ask_human=None, journal=journal) as runtime,
     ):
-        served = {"ask": ServedProgram(ask, "killed.py")}
+        served = {"ask": ServedProgram(ask, "killed_server.py")}
         tenants = Tenants(asyncio.get_running_loop().time, Limits(programs=2 * LIVE))
         server = Server(runtime, ("scripted",), served, database, tenants=tenants)
         front: Any = Front()
@@ -84,7 +86,7 @@ async def main(database: str, port: int) -> None:
 
 
 def serve(database: str, port: int, folder: Path) -> None:
-    """Serve until a signal comes."""
+    """Serve until the process is stopped or killed."""
     global _folder
     _folder = folder
     asyncio.run(main(database, port))
