@@ -86,7 +86,7 @@ async def look(engine: LabEngine) -> None:
         from vllm.v1.core.sched import async_scheduler, scheduler
 
         assert config.get_scheduler_cls() in (async_scheduler.AsyncScheduler, scheduler.Scheduler)
-        with pytest.raises(ConfigError, match="no settings of ours"):
+        with pytest.raises(ConfigError, match="has no agentrt settings"):
             await engine.configure(SchedulerConfig())
     sizes = engine.sizes()
     assert (sizes["max_num_seqs"], sizes["max_model_len"]) == (2, 512)

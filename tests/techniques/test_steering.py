@@ -148,7 +148,7 @@ async def test_a_processor_that_is_not_there_is_refused_before_the_call(
 ) -> None:
     async def body(ctx: Context) -> None:
         context = await ctx.context(WORDS[:10])
-        with pytest.raises(ConfigError, match=r"no logits processor 'GrayList'.*GreenList"):
+        with pytest.raises(ConfigError, match=r"unknown logits processor 'GrayList'.*GreenList"):
             await context.generate(1, logits={"GrayList": {}})
 
     await run(token_runtime, body)

@@ -223,14 +223,18 @@ class BatchRunner:
     async def _answer(
         self, endpoint: Endpoint, slot: Slot, request: Request, output: LineFile, errors: LineFile
     ) -> None:
-        """Answer a request that has acquired its slot, and write the line of its answer."""
+        """Answer a request that has acquired its slot, and write the line of its answer.
+
+        The slot is kept until the line is on the disk. So after a kill, no more requests are
+        answered again than there are slots.
+        """
         record = self._record
         name = answer_id(record.id, request.number)
         while True:
             outcome = await endpoint.answer(record.tenant, request, name)
-            slot.release()
             if outcome.retry_after_s is None:
                 break
+            slot.release()
             await asyncio.sleep(outcome.retry_after_s)
             if self._services.server.draining:
                 self._is_draining = True
