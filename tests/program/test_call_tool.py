@@ -99,7 +99,7 @@ async def test_options_stay_beside_the_arguments() -> None:
     slow = Tool("slow", spec=elsewhere.spec, transport=Scripted(never))
 
     async def body(ctx: Context) -> None:
-        with pytest.raises(InterruptExpiredError, match=r"after 0.01 s"):
+        with pytest.raises(InterruptExpiredError, match=r"within 0.01 s"):
             await ctx.call_tool(slow, {"timeout": 60}, timeout=0.01)
         with pytest.raises(ConfigError, match="arguments by name"):
             await ctx.call_tool(slow, ToolCall("slow", {}))  # type: ignore[arg-type]
