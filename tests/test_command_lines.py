@@ -18,7 +18,9 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "results").glob("*.md")),
 ]
-SHOWN = re.compile(r"^(?:```(?:sh|bash)\n(.*?)^```$|    (agentrt .*)$)", re.DOTALL | re.MULTILINE)
+SHOWN = re.compile(
+    r"^(?:```(?:sh|bash)\n(.*?)^```$|    (agentrt [^\n]*)$)", re.DOTALL | re.MULTILINE
+)
 NAMED = re.compile(r"`(agentrt (?:bench|simulate) [^`…]+)`")
 """In a sentence or a table; one that ends with dots is not whole."""
 UNINSTALLED = re.compile(r"`python -m benchmarks (\w+)")
