@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 
 from agentrt.errors import ConfigError
+from agentrt.executors.folders import readable_key
 from agentrt.executors.history_folder import data_folder
 
 FILE = "agentrt.db"
 _FOLDER = "serve"
-_NAME_CHARACTERS = 48
 
 
 def default_database(working_folder: Path | None = None) -> str:
@@ -24,10 +22,8 @@ def default_database(working_folder: Path | None = None) -> str:
     """
     here = (working_folder or Path.cwd()).resolve()
     if not (here / FILE).exists():
-        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", here.name).strip(".-") or "root"
-        digest = hashlib.sha256(str(here).encode()).hexdigest()[:12]
         try:
-            folder = data_folder() / _FOLDER / f"{readable[:_NAME_CHARACTERS]}-{digest}"
+            folder = data_folder() / _FOLDER / readable_key(here.name, str(here), "root")
             folder.mkdir(parents=True, exist_ok=True)
         except (ConfigError, OSError):
             pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +31,20 @@ def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
     if not folder.is_absolute():
         raise ConfigError(_HOMELESS.format(variable))
     return folder
+
+
+_NAME_CHARACTERS = 48
+
+
+def readable_key(name: str, text: str, nameless: str) -> str:
+    """Return the name of a file or a folder that stands for ``text``.
+
+    It consists of the characters of ``name`` that are safe in file names, or of ``nameless`` if
+    there are none, and of a digest of ``text``.
+    """
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or nameless
+    return f"{readable[:_NAME_CHARACTERS]}-{digest}"
 
 
 _HOMELESS = "this user has no home folder; set {} to a writable folder, or set HOME"

@@ -6,7 +6,6 @@ All policies use the same file. `agentrt.executors.history` reads and writes the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agentrt.errors import ConfigError
-from agentrt.executors.folders import user_folder
+from agentrt.executors.folders import readable_key, user_folder
 from agentrt.executors.history import NONE, VERSION, read
 from agentrt.executors.info import display_name
 from agentrt.files import expanded
@@ -33,7 +32,6 @@ _FOLDER = "history"
 _DRAFT_S = 3600.0
 """Seconds after which an unfinished file must be from a process that died."""
 _LOG = logging.getLogger(__name__)
-_NAME_CHARACTERS = 48
 _OURS = re.compile(r"\.?[A-Za-z0-9._-]+\.v\d+\.(json(\.\d+-\d+)?|broken)")
 Warn = Callable[[str], None]
 
@@ -53,9 +51,7 @@ def engine_key(model: str, **size: object) -> str:
     """
     named = model if not model.startswith(("/", ".", "~")) else str(expanded(model).resolve())
     text = json.dumps({"model": named, **size}, sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", display_name(named)).strip(".-") or "model"
-    return f"{readable[:_NAME_CHARACTERS]}-{digest}"
+    return readable_key(display_name(named), text, "model")
 
 
 def common_key(keys: Iterable[str]) -> str:
