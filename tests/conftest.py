@@ -127,7 +127,7 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     8,192; a prompt and its output have up to 2,048. Its scheduler can be watched.
     """
     pytest.importorskip("vllm")
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions
     from agentrt.lab.engine.engines import LabEngine
     from tests.doubles.tinymodel import tiny_model
 

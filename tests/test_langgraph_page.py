@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from tests.doubles.scripted import ScriptedExecutor
 from tests.pages import blocks
 

@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
+from agentrt import engines
 from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
 from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
@@ -97,9 +98,12 @@ def shown(name: str) -> str:
 
 
 def python_page(title: str, module: str) -> str:
-    """A module's public names."""
+    """The public names of a module. Engines have a public place of their own."""
+    homes = {name: getattr(engines, name).__module__ for name in engines.__all__}
+    names = [name for name, home in homes.items() if f"{home}.".startswith(f"{module}.")]
+    place = f"from agentrt.engines import {', '.join(names)}" if names else module
     options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
-    return f"# {title}\n\n`{module}`\n\n{shown(module)}{options}"
+    return f"# {title}\n\n`{place}`\n\n{shown(module)}{options}"
 
 
 def schemas() -> Iterator[str]:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import ConfigError
 from agentrt.executors.history import read
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.engines import LabEngine
 from tests.doubles.tinymodel import tiny_model
 

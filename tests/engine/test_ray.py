@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
+from agentrt.engines import EngineOptions, ReplicaSet
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Executor
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
-from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from benchmarks.chaos.programs import ChaosPrograms

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrt import Context, Runtime, program
+from agentrt import Context, Reply, Runtime, program
 from agentrt.program import context as context_module
 from tests.doubles.scripted import ScriptedExecutor
 
@@ -19,7 +19,8 @@ def _forget_the_warning() -> None:
 
 
 async def called(ctx: Context, **options: Any) -> str:
-    return (await ctx.llm("Tell.", **options)).finish_reason
+    reply: Reply = await ctx.llm("Tell.", **options)
+    return reply.finish_reason
 
 
 async def streamed(ctx: Context, **options: Any) -> str:

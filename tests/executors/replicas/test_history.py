@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import ConfigError
 from agentrt.executors.history import SAVE_EVERY, read
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.replicas import ReplicaSet, RestartedEngine
+from agentrt.executors.replicas import RestartedEngine
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.executors.replicas.cast import Cast, Mortal, call_of

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from agentrt import Context, Runtime, program
-from agentrt.executors.openai import OpenAIEndpoint
+from agentrt.engines import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
 from agentrt.scheduler.table import ProgramState, state_of
