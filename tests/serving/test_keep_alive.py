@@ -391,7 +391,7 @@ async def test_an_error_after_an_early_beginning_is_no_answer(path: str) -> None
         assert answer.status_code == 200
         parts = answer.aiter_raw()
         assert await anext(parts) == b"\n"
-        assert (await local.client.delete("/v1/sessions/mine")).is_success
+        assert (await local.client.delete("/v1/client-runs/mine")).is_success
 
         async def read() -> list[bytes]:
             return [part async for part in parts]

@@ -201,7 +201,7 @@ async def test_what_a_stranger_is_answered() -> None:
             assert (await client.get(path, headers=rebound | CROSS)).status_code == 200
         for headers in (rebound, {"origin": EVIL}, CROSS):
             assert (await client.get("/programs", headers=headers)).status_code == 403
-        refused = await client.post("/v1/sessions", headers={"origin": EVIL})
+        refused = await client.post("/v1/client-runs", headers={"origin": EVIL})
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "foreign_origin"
         assert "--cors-origin ORIGIN" in refused.json()["error"]["message"]
@@ -209,7 +209,7 @@ async def test_what_a_stranger_is_answered() -> None:
         assert "access-control-allow-origin" not in refused.headers
         assert len(server.programs) == 0
         here = {"origin": "http://localhost:3000"}
-        made = await client.post("/v1/sessions", headers=here)
+        made = await client.post("/v1/client-runs", headers=here)
         assert made.status_code == 201
         assert made.headers["access-control-allow-origin"] == here["origin"]
 
@@ -245,14 +245,14 @@ async def test_pages_in_a_browser() -> None:
         key = {"authorization": "Bearer acme"}
         await page.goto(f"{EVIL}/a-page")
         async with serving() as (server, client):
-            sessions = client.base_url.join("/v1/sessions")
+            sessions = client.base_url.join("/v1/client-runs")
             assert await ask(page, sessions, method="POST") == "blocked"
             assert await ask(page, sessions, method="POST", mode="no-cors") == [0, False]
             assert await ask(page, client.base_url.join("/programs")) == "blocked"
             assert await ask(page, sessions, method="DELETE") == "blocked"
             assert len(server.programs) == 0
         async with serving(origins=[EVIL]) as (server, client):
-            sessions = client.base_url.join("/v1/sessions")
+            sessions = client.base_url.join("/v1/client-runs")
             assert await ask(page, sessions, method="POST") == [201, True]
             assert await ask(page, f"{sessions}/none", method="DELETE") == [404, True]
             assert len(server.programs) == 1
@@ -266,7 +266,7 @@ async def test_pages_in_a_browser() -> None:
             # The server's own page, under a name of the stranger's.
             rebound = f"{EVIL}:{client.base_url.port}"
             await page.goto(f"{rebound}/dashboard")
-            assert await ask(page, f"{rebound}/v1/sessions", method="POST") == [403, True]
+            assert await ask(page, f"{rebound}/v1/client-runs", method="POST") == [403, True]
             assert await ask(page, f"{rebound}/programs") == [403, True]
             await page.goto("http://localhost:1/a-page")
             assert await ask(page, client.base_url.join("/programs")) == [200, True]

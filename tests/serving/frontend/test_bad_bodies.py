@@ -17,7 +17,7 @@ from tests.serving.local import MODEL, LocalServer, open_server
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-SESSION, RUN = "/v1/sessions", "/v1/programs/echo/runs"
+SESSION, RUN = "/v1/client-runs", "/v1/programs/echo/runs"
 
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "n": 2},

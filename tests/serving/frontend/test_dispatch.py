@@ -161,8 +161,8 @@ async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
             answer = await http.post(at, content=body, headers=json_type)
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "invalid_json"
-        assert (await http.post("/v1/sessions")).status_code == 201
-        assert (await http.delete("/v1/sessions")).status_code == 405
+        assert (await http.post("/v1/client-runs")).status_code == 201
+        assert (await http.delete("/v1/client-runs")).status_code == 405
         assert (await http.get("/nothing")).json() == {"detail": "Not Found"}
 
 

@@ -68,7 +68,7 @@ async def test_nothing_is_left_of_a_load() -> None:
                         answer = await own.post(path, json=body, headers=said)
                         assert answer.status_code == 200
                 for number in range(2):
-                    await own.delete(f"/v1/sessions/{name}-{number}")
+                    await own.delete(f"/v1/client-runs/{name}-{number}")
 
         await client("first")
         tasks = len(asyncio.all_tasks())

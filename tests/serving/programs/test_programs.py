@@ -6,12 +6,14 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.engines import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
 from agentrt.scheduler.table import ProgramState, state_of
+from agentrt.serving.programs import api
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import SESSION_HEADERS, Claim
 from agentrt.serving.server import Bounds, ServedProgram
@@ -199,7 +201,7 @@ async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
         await local.chat("something else altogether", **ask)
         assert row.tools == 1
         assert parents(local, row.program_id) == [(), (0,), (1,), (2,)]
-        await local.client.post("/v1/sessions")
+        await local.client.post("/v1/client-runs")
         said = {"x-agentrt-program": "mine", "x-agentrt-call": "1"}
         await local.chat("look", **{**ask, "headers": said})
         assert [row.tools for row in local.runtime.table if row.session == "mine"] == [0]
@@ -238,14 +240,15 @@ async def test_too_many_programs_drop_those_of_one_request_the_oldest_first() ->
         assert local.programs() == ["chat-5", "chat-6"]
 
 
-async def test_a_session_begins_and_ends_by_hand() -> None:
+async def test_a_client_begins_and_ends_a_run() -> None:
     async with open_server() as local:
-        session = (await local.client.post("/v1/sessions", json={"type": "agent"})).json()
+        begun = (await local.client.post("/v1/client-runs", json={"type": "agent"})).json()
         for _ in range(2):
-            await local.chat("hello", headers=headers(session["id"]))
-        at = f"/v1/sessions/{session['id']}"
-        stands = (await local.client.get(at)).json()
-        assert (stands["type"], stands["calls"], stands["state"]) == ("agent", 2, "running")
+            await local.chat("hello", headers=headers(begun["id"]))
+        at = f"/v1/client-runs/{begun['id']}"
+        run = (await local.client.get(at)).json()
+        assert (run["object"], run["type"]) == ("client_run", "agent")
+        assert (run["calls"], run["state"]) == (2, "running")
         strange = {"x-agentrt-tenant": "other"}
         assert (await local.client.get(at, headers=strange)).status_code == 404
         assert (await local.client.delete(at, headers=strange)).status_code == 404
@@ -255,16 +258,37 @@ async def test_a_session_begins_and_ends_by_hand() -> None:
         assert (await local.client.delete(at)).status_code == 404
 
 
+async def test_the_former_path_of_client_runs_works_with_a_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api._log_former_path.cache_clear()
+    async with open_server() as local:
+        begun = await local.client.post("/v1/sessions", json={"type": "agent"})
+        at = f"/v1/sessions/{begun.json()['id']}"
+        answers = [begun, await local.client.get("/v1/sessions"), await local.client.get(at)]
+        answers.append(await local.client.delete(at))
+        unknown = await local.client.get(at)
+        now = await local.client.get("/v1/client-runs")
+    assert [answer.status_code for answer in answers] == [201, 200, 200, 200]
+    assert [answer.json()["object"] for answer in answers] == ["session", "list"] + ["session"] * 2
+    for answer in answers:
+        assert answer.headers["deprecation"].startswith("@")
+        assert answer.headers["link"] == '</v1/client-runs>; rel="successor-version"'
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+    assert "deprecation" not in now.headers
+    text = "/v1/sessions is now /v1/client-runs; the old path works until version 0.4"
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
+
+
 async def test_calls_that_outlive_their_program_leave_nothing() -> None:
-    """The session ends, and its tenant is forgotten, before its call has come to its end."""
+    """The program ends, and its tenant is forgotten, before the program's call has ended."""
     async with Runtime(ScriptedExecutor()) as runtime:
         programs = ClientPrograms(
             runtime, lambda tenant: Limits(), idle_s=900.0, silent_idle_s=120.0
         )
-        session = programs.start_session("a", Claim()).name
-        assert session is not None
-        entry = programs.enter("a", Claim(program=session), ())
-        programs.end_session("a", session)
+        program = programs.begin("a", Claim())
+        entry = programs.enter("a", Claim(program=program.name), ())
+        programs.end(program)
         programs.sweep()
         programs.leave(entry)
         assert (len(programs), len(runtime.table), entry.program.open) == (0, 0, 0)

@@ -101,11 +101,11 @@ async def test_sessions_without_calls_make_room_for_programs_that_call() -> None
     now = 0.0
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
         programs = Many(runtime, 2)
-        programs.all.start_session("a", Claim())
+        programs.all.begin("a", Claim())
         now = 1.0
-        second = programs.all.start_session("a", Claim()).name
+        second = programs.all.begin("a", Claim()).name
         with pytest.raises(BusyError):
-            programs.all.start_session("a", Claim())
+            programs.all.begin("a", Claim())
         programs.request("new")
         assert programs.names() == [second, "new"]
 
@@ -116,14 +116,14 @@ async def test_named_programs_of_a_client_that_is_gone_make_room_too() -> None:
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
         limits = Limits(programs=2)
         programs = ClientPrograms(runtime, lambda tenant: limits, idle_s=900.0, silent_idle_s=120.0)
-        first = programs.start_session("a", Claim()).name
+        first = programs.begin("a", Claim()).name
         now = 60.0
-        second = programs.start_session("a", Claim()).name
+        second = programs.begin("a", Claim()).name
         now = 119.0
         with pytest.raises(BusyError):
-            programs.start_session("a", Claim())
+            programs.begin("a", Claim())
         now = 121.0
-        third = programs.start_session("a", Claim()).name
+        third = programs.begin("a", Claim()).name
         assert [one.name for one in programs.named("a")] == [second, third] != [first, second]
 
 

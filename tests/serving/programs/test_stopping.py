@@ -80,14 +80,14 @@ async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_qu
 
 async def test_an_ended_session_calls_off_its_calls() -> None:
     async with open_server(kind=Held) as local:
-        session = (await local.client.post("/v1/sessions")).json()["id"]
+        session = (await local.client.post("/v1/client-runs")).json()["id"]
         said = {"x-agentrt-program": session}
         asking = [
             asyncio.create_task(local.client.post(CHAT, json=body(**more), headers=said))
             for more in ({}, {"stream": True})
         ]
         await local.until(lambda: len(local.engine.open) == 2)
-        await local.client.delete(f"/v1/sessions/{session}")
+        await local.client.delete(f"/v1/client-runs/{session}")
         whole, stream = [await task for task in asking]
         assert whole.status_code == 409
         assert "its program chat-1 was ended" in whole.json()["error"]["message"]

@@ -128,8 +128,8 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
         assert (await local.client.get(tricky)).status_code == 404
         as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
         as_b = {"x-api-key": keys["b"]}
-        session = (await call("/v1/sessions", headers=as_a)).json()["id"]
-        at = f"/v1/sessions/{session}"
+        session = (await call("/v1/client-runs", headers=as_a)).json()["id"]
+        at = f"/v1/client-runs/{session}"
         assert (await local.client.get(at, headers=as_b)).status_code == 404
         assert (await local.client.delete(at, headers=as_b)).status_code == 404
         said = {**as_b, "x-agentrt-program": session}
