@@ -137,7 +137,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
             try:
                 complete = Interrupts(last_words, drain).run(work)
             except (EngineError, JournalWriteError, OSError):
-                say(f"results so far: {out.path}; once the cause is gone, the same command goes on")
+                say(f"results so far: {out.path}; the same command resumes the batch")
                 raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
     finally:
@@ -171,8 +171,8 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
     """The journal that is named, or that beside the results."""
     if options["journal_content"] != "full":
         raise UsageError(
-            f"--journal-content {options['journal_content']}: a batch goes on from its journal, "
-            "which needs full; leave it out"
+            f"--journal-content {options['journal_content']}: a batch is resumed from its journal, "
+            "which needs the value full; leave the option out"
         )
     if (named := options["journal"]) is not None:
         plan = read_journal(options)
@@ -395,7 +395,7 @@ def _conclude(job: _Job, console: Console, *, complete: bool, as_json: bool) -> 
     path = job.out.path
     where = f"results: {path}"
     if not complete:
-        say(f"{where}; stopped before its end, the same command goes on")
+        say(f"{where}; stopped before its end; the same command resumes the batch")
         return FAILED
     say(where)
     fault = any(each["errors"] for each in summary["scores"].values()) or summary["failed"]

@@ -108,7 +108,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
         raise RefusedError(f"question {question} is not open any more: {fields['state']}")
     reply = read_choice(_form(fields), typed(value))
     done = ask_server(url, api_key, "POST", path, json={"answer": reply})
-    run = f": run {done['run']} goes on" if "run" in done else ""
+    run = f": run {done['run']} continues" if "run" in done else ""
     click.echo(f"answered {fields['program'] or 'thread ' + fields['thread']}{run}", err=True)
 
 

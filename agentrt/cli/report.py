@@ -65,7 +65,7 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
 
 
 def _print_results(runs: Sequence[Run]) -> None:
-    # A program that waits for a human has no result yet, unless it went on without an answer.
+    # A program that waits for a human has no result yet, unless it continued without an answer.
     answered = [run for run in runs if run.state is not RunState.INTERRUPTED or run.result]
     for run in answered:
         if not failed(run):
@@ -81,7 +81,7 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
         text = short(str(question.value), 200)
         say(f"{program} waits for a human in thread {question.thread}: {text}{question_id}")
     for command in dict.fromkeys(question.answer_with for question in questions):
-        say(f"go on with: {command}")
+        say(f"continue with: {command}")
 
 
 def _as_text(result: Any) -> str:

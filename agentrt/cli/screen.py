@@ -174,7 +174,7 @@ class _Console(Console):
 
 
 class _Display(io.TextIOWrapper):
-    """A stream that ignores errors: programs go on when stderr is closed or its disk is full."""
+    """A stream that ignores errors: programs continue when stderr is closed or its disk is full."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):

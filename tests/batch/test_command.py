@@ -226,7 +226,7 @@ def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(
     inputs = [*inputs, {"input": "die", "answer": ""}, {"input": "milk", "answer": ""}]
     ran = python(*command, "--inputs", records(inputs))
     assert (ran.returncode, len(lines(out))) == (1, 3), ran.stderr
-    assert "the same command goes on" in ran.stderr
+    assert "the same command resumes the batch" in ran.stderr
     assert "Traceback" not in ran.stderr
     inputs[3]["input"] = "soda"
     ran = python(*command, "--inputs", records(inputs))
@@ -341,7 +341,7 @@ def test_a_term_signal_finishes_what_is_live(
     source = TERM.format(signal=int(signal.SIGTERM))
     arguments = ("--inputs", inputs, "--out", out, "--max-live", 2)
     ran = command("run", write(source), *arguments)
-    assert (ran.code, "the same command goes on" in ran.said) == (1, True)
+    assert (ran.code, "the same command resumes the batch" in ran.said) == (1, True)
     assert 1 <= len(lines(out)) < 20
     before = out.read_bytes()
     ran = command("run", write(source.replace("if not ended", "if False")), *arguments)

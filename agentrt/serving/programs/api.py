@@ -255,7 +255,9 @@ _LISTED = 1000
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Yield the router of clients' runs and of served programs; at the end, end all clients' programs."""
+    """Yield the router of clients' runs and of served programs; at the end, end all clients'
+    runs.
+    """
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     _add_client_runs(router, server)

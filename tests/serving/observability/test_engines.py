@@ -36,7 +36,7 @@ def one_engine(
     ("waiting", "more", "why"),
     [
         (a_call("b/0", 1), {}, "queued at Q2 behind Q3"),
-        (a_call("b/0", 1, held=True), {}, "its program is not let in"),
+        (a_call("b/0", 1, held=True), {}, "its program is not admitted"),
         (a_call("b/0", 1), {"levelled": False}, "queued, the batch is full"),
         (a_call("b/0", 1, promoted=True), {}, "queued at Q2 behind Q3"),
         (a_call("b/0", 1, promoted=True), {"levelled": False}, "queued at the lane"),
