@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentrt.batch.plain import plain, readable, tidy
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.execute import Job, Outcome
+from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
@@ -37,7 +37,9 @@ _FAULTS_SHOWN = 3
 """Number of failed programs whose errors are shown in full."""
 
 
-def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
+def conclude(
+    job: Job, outcome: CommandOutcome, console: Console, log: EngineLog, *, as_json: bool
+) -> int:
     """Write the results, the report and the errors of a finished job. Return the exit code.
 
     Raises `ConfigError` if the graph or the timeline cannot be written, after everything else
@@ -141,7 +143,7 @@ def _code(losers: Sequence[Run]) -> int:
     return FAILED if losers else 0
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: CommandOutcome) -> dict[str, Any]:
     """Return the object that ``--json`` prints. A program that failed has null as its result."""
     programs = [
         {

@@ -29,8 +29,8 @@ from agentrt.runtime.events import (
     NodeChanged,
     NodeEnded,
     NodeStarted,
-    ProgramEnded,
     ProgramStarted,
+    RunEnded,
 )
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.programs import ProgramStats
@@ -119,7 +119,7 @@ class RunRegistry:
             run.dag.close(run.ended_at, NodeState(str(state)))
             self.table.end_program(run.id)
             self.runs.pop(run.id, None)
-            self._tell(ProgramEnded(run.id, str(state), run.ended_at))
+            self._tell(RunEnded(run.id, str(state), run.ended_at))
 
     # -- calls -------------------------------------------------------------------------
 

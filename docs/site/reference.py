@@ -18,7 +18,13 @@ from pydantic import BaseModel
 from agentrt import engines
 from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
+from agentrt.integrations.mqtt.messages import (
+    Announcement,
+    CallMessage,
+    Cancel,
+    ReplyMessage,
+    ToolAnswer,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
@@ -50,9 +56,9 @@ SETTINGS = (
 
 MESSAGES: dict[str, type[BaseModel]] = {
     "An announcement": Announcement,
-    "A call": Request,
+    "A call": CallMessage,
     "A cancellation": Cancel,
-    "A reply": Reply,
+    "A reply": ReplyMessage,
     "An answer to a question of a tool": ToolAnswer,
 }
 

@@ -12,7 +12,7 @@ from agentrt import Runtime
 from agentrt.errors import InvariantError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.request import CallReport, CallSpec
-from agentrt.runtime.events import Event, NodeEnded, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import Event, NodeEnded, ProgramStarted, RunEnded
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import RunState
 from agentrt.tracking.scope import Scope
@@ -43,7 +43,7 @@ def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
     assert (run.row.service_s, run.row.path_s, run.row.usage.output_tokens) == (4.0, 4.0, 8)
     registry.close(run, RunState.DONE)
     assert (len(registry.table), registry.runs) == (0, {})
-    assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, ProgramEnded]
+    assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, RunEnded]
     check_integrity(run.dag)
 
 
@@ -147,5 +147,5 @@ def test_listeners_can_leave(registry: RunRegistry) -> None:
     registry.listen(events.append)
     registry.unlisten(events.append)
     registry.close(registry.open("agent"), RunState.DONE)
-    assert not any(isinstance(event, NodeEnded | ProgramEnded) for event in events)
+    assert not any(isinstance(event, NodeEnded | RunEnded) for event in events)
     assert events == []

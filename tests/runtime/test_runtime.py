@@ -14,7 +14,7 @@ from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.request import Call
-from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import NodeEnded, ProgramStarted, RunEnded
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
 from tests.doubles.scripted import ScriptedExecutor
@@ -280,7 +280,7 @@ async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
 
     await runtime.start(one).wait()
     assert [type(event) for event in heard][:1] == [ProgramStarted]
-    assert isinstance(heard[-1], ProgramEnded)
+    assert isinstance(heard[-1], RunEnded)
     assert sum(isinstance(event, NodeEnded) for event in heard) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
-from agentrt.runtime.events import ProgramEnded, ProgramStarted
+from agentrt.runtime.events import ProgramStarted, RunEnded
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
@@ -48,7 +48,7 @@ class Log:
     def saw(self, event: object) -> None:
         if isinstance(event, ProgramStarted):
             self.tenants.append(self.runtime.runs[event.program_id].row.tenant)
-        self.ended += isinstance(event, ProgramEnded)
+        self.ended += isinstance(event, RunEnded)
         self._changed.set()
 
     async def until(self, *, began: int = 0, ended: int = 0) -> None:

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError, text_of
 from agentrt.program import Program
-from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
@@ -218,7 +218,7 @@ async def _events(
 ) -> AsyncGenerator[dict[str, str], None]:
     """Yield server-sent events: nodes as they change, questions, and the run at its end."""
     try:
-        while not isinstance(event := await box.get(), ProgramEnded):
+        while not isinstance(event := await box.get(), RunEnded):
             if isinstance(event, QuestionView):
                 yield {"event": "question", "data": json.dumps(event.to_json())}
             elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):

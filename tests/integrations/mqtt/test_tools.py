@@ -22,7 +22,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
-from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.integrations.mqtt.topics import TopicPrefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
@@ -300,7 +300,7 @@ async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
         answer: str = await ctx.tool("name")
         return answer
 
-    apart = replace(broker, prefix=Prefix(f"{broker.prefix.text}/{{tenant}}"))
+    apart = replace(broker, prefix=TopicPrefix(f"{broker.prefix.text}/{{tenant}}"))
     tenants = ("acme", "duck")
     transport = MqttTools(apart)
     async with contextlib.AsyncExitStack() as stack:

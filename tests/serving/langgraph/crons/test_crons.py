@@ -19,7 +19,7 @@ from langgraph_sdk.client import LangGraphClient
 from sqlalchemy import Row
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.auth.hooks import Caller, User
+from agentrt.serving.langgraph.auth.hooks import Requester, User
 from agentrt.serving.langgraph.crons.clock import CronClock
 from agentrt.serving.langgraph.crons.routes import (
     CronBody,
@@ -40,7 +40,7 @@ from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.runs.test_runs import IN, a_thread
 
-CALLER = Caller("default", None, None)
+CALLER = Requester("default", None, None)
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
 """Before any of these times, no run that the tests ask for by the real clock is due."""
@@ -263,7 +263,7 @@ async def test_who_made_it_may_be_anything_that_a_hook_gives(home: Home) -> None
     """Also what JSON does not have."""
     user = User({"identity": "ann", "groups": {"a"}})
     body = CronBody(assistant_id="steps", schedule="@daily")
-    row = await home.crons.add(Caller("default", user, None), uuid4(), None, body, {})
+    row = await home.crons.add(Requester("default", user, None), uuid4(), None, body, {})
     assert cron_json(row)["user_id"] == "ann"
 
 

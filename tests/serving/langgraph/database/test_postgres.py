@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.database import connections as database
 from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.outages import READER
-from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.lifetimes import ThreadTtl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import all_graphs
@@ -128,7 +128,7 @@ async def test_what_a_server_does_by_itself(url: str) -> None:
         await end(state, row)
         assert not await state.runs.since(thread, 0, 5, time.time() + 9)
         for strategy in ("keep_latest", "delete"):
-            ttl = Ttl(ttl=1, strategy=strategy)
+            ttl = ThreadTtl(ttl=1, strategy=strategy)
             await state.threads.patch("t", UUID(thread), {}, ttl, None)
             assert await sweep(state.storage.database, time.time() + 61) == 1
         with pytest.raises(HTTPException, match="not found"):
