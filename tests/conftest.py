@@ -76,7 +76,7 @@ def _short_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _other_children_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command ends all processes below its own when it ends; run in the process of the tests,
-    it has engines beside it that other tests go on with.
+    it has engines beside it that other tests continue with.
     """
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 

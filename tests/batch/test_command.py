@@ -335,7 +335,7 @@ def test_a_term_signal_finishes_what_is_live(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
     """1. SIGTERM comes during the first of two programs that are live at once. 2. They end, and
-    nothing new starts. 3. The same command goes on.
+    nothing new starts. 3. The same command continues.
     """
     out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": n} for n in range(20))
     source = TERM.format(signal=int(signal.SIGTERM))

@@ -141,7 +141,7 @@ async def test_the_texts_are_those_of_one_engine(
 
 
 async def test_contexts_are_those_of_one_engine(alone: Runtime, together: Runtime) -> None:
-    """Forks that go on beside each other, and what a score says of what was generated."""
+    """Forks that continue beside each other, and what a score says of what was generated."""
 
     @program
     async def forks(ctx: Context) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -181,7 +181,7 @@ async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
 
 
 async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None:
-    """Calls on an actor go on while others of it are refused for a pattern, too slow for the
+    """Calls on an actor continue while others of it are refused for a pattern, too slow for the
     engine's steps or none at all, and while a reader of it does not read.
     """
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""The clock of a journal: what its rows have, what a later process goes on from, and what people
+"""The clock of a journal: what its rows have, what a later process continues from, and what people
 see.
 """
 
@@ -208,7 +208,7 @@ def test_it_never_goes_backwards() -> None:
 
 
 def test_a_boot_without_a_name_is_another_one() -> None:
-    """So is one that has been up for less long: a copy of a machine goes on from its past."""
+    """So is one that has been up for less long: a copy of a machine continues from its past."""
     for boot, up in (("", 900.0), ("a", 100.0)):
         machine = MachineClocks(lambda: NOON + 50.0, lambda up=up: up, boot)  # type: ignore[misc]
         assert SteadyClock(machine, ClockReading(boot, 500.0, NOON, 0.0)).now() == NOON + 50.0

@@ -40,7 +40,7 @@ class Engine:
         return self.note(new, [])
 
     def evict(self, chain: list[int], count: int) -> KVEventBatch:
-        """The end of a chain from ``count`` on, as far as no other chain goes on there."""
+        """The end of a chain from ``count`` on, as far as no other chain continues there."""
         others = [c for c in CHAINS if c is not chain]
         gone = [
             block

@@ -30,7 +30,7 @@ class Listening(ScriptedExecutor):
         self.heard.append(note)
 
 
-async def test_a_programs_tools_and_humans_are_told() -> None:
+async def test_an_executor_is_notified_of_tools_and_humans() -> None:
     async def answer(question: Question) -> str:
         return "yes"
 
@@ -67,7 +67,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("retention", ["ttl", "cost"])
-async def test_a_context_is_kept_alike_wherever_its_program_waits(
+async def test_a_context_has_the_same_value_for_every_kind_of_wait(
     kind: str, retention: str
 ) -> None:
     """An engine is told the same of a tool here, in a process, elsewhere, and of an event."""

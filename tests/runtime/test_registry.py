@@ -28,7 +28,7 @@ def registry() -> RunRegistry:
     return RunRegistry(clock=lambda: float(next(ticks)))
 
 
-def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
+def test_a_programs_row_and_dag_agree(registry: RunRegistry) -> None:
     events: list[Event] = []
     registry.listen(events.append)
     run = registry.open("agent", tenant="ann", session="t1", size_hint=3.0)
@@ -78,7 +78,7 @@ def test_a_program_that_failed_is_not_interrupted(registry: RunRegistry) -> None
     assert run.state is RunState.FAILED
 
 
-def test_a_question_that_is_answered_is_over(registry: RunRegistry) -> None:
+def test_an_answered_question_interrupts_no_program(registry: RunRegistry) -> None:
     run = registry.open("agent")
     scope = Scope(run, "agent")
     registry.end_interrupt(
@@ -117,7 +117,7 @@ def test_threads_write_into_one_dag(registry: RunRegistry) -> None:
     check_integrity(run.dag)
 
 
-async def test_the_engine_is_told_of_a_client_programs_end() -> None:
+async def test_the_engine_is_notified_of_a_client_programs_end() -> None:
     """From another thread, and of another registry than the runtime's own."""
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
@@ -131,7 +131,7 @@ async def test_the_engine_is_told_of_a_client_programs_end() -> None:
     assert executor.ended == ["client-1"]
 
 
-async def test_a_closed_runtime_hears_no_more() -> None:
+async def test_a_closed_runtime_gets_no_events() -> None:
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")
@@ -142,7 +142,7 @@ async def test_a_closed_runtime_hears_no_more() -> None:
     assert executor.ended == []
 
 
-def test_listeners_can_leave(registry: RunRegistry) -> None:
+def test_listeners_can_unsubscribe(registry: RunRegistry) -> None:
     events: list[Event] = []
     registry.listen(events.append)
     registry.unlisten(events.append)

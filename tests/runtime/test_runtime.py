@@ -85,7 +85,7 @@ async def test_a_dag_emerges_from_plain_asyncio(runtime: Runtime) -> None:
     assert run.dag.node(4).scope == "shape"
 
 
-async def test_the_true_path_reaches_the_scheduler(runtime: Runtime) -> None:
+async def test_the_path_of_the_dag_reaches_the_scheduler(runtime: Runtime) -> None:
     @program
     async def chain(ctx: Context) -> None:
         await ctx.llm("a")
@@ -119,7 +119,7 @@ async def test_a_program_that_raises_keeps_its_own_error(runtime: Runtime) -> No
     assert run.dag.state is NodeState.FAILED
 
 
-async def test_a_failing_node_is_in_the_dag_and_the_program_can_go_on(runtime: Runtime) -> None:
+async def test_a_failing_node_is_in_the_dag_and_the_program_can_continue(runtime: Runtime) -> None:
     def fails() -> None:
         raise OSError("disk")
 
@@ -270,7 +270,7 @@ async def test_seeds_are_drawn_repeatably() -> None:
     assert len(set(await seeds(1))) == 2
 
 
-async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
+async def test_listeners_get_every_event(runtime: Runtime) -> None:
     heard: list[object] = []
     runtime.listen(heard.append)
 
@@ -284,7 +284,7 @@ async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
     assert sum(isinstance(event, NodeEnded) for event in heard) == 1
 
 
-async def test_finished_programs_are_let_go(runtime: Runtime) -> None:
+async def test_finished_programs_are_released(runtime: Runtime) -> None:
     import gc
     import weakref
 

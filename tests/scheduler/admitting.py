@@ -29,7 +29,7 @@ WORTH_S = 100 * BLOCK * TOKEN_S
 class Admitting:
     """Calls are named after their programs: 'a/0' is the first of program 'a'.
 
-    ``contexts`` is what a program has computed (tokens), from which its next call goes on;
+    ``contexts`` is what a program has computed (tokens), from which its next call continues;
     ``free`` are the free blocks of the cache, as many as there are unless a test says otherwise.
     """
 
@@ -78,7 +78,7 @@ class Admitting:
         return call_id
 
     def step(self, seconds: float = 1.0) -> list[str]:
-        """Let in who may come in, fill the slots, and let time pass. What began."""
+        """Admit waiting programs, fill the slots, and let time pass. What began."""
         self.let_in(len(self.running))
         began = []
         while len(self.running) < self.slots and self.core.queue.head() is not None:

@@ -31,7 +31,7 @@ def taught() -> Harness:
 # -- decisions -------------------------------------------------------------------------
 
 
-def test_the_kin_of_short_programs_go_first() -> None:
+def test_programs_of_a_short_type_go_first() -> None:
     harness = taught()
     for name, type in (("a", "long"), ("b", "new"), ("c", "short"), ("d", "long")):
         harness.call(name, type=type)
@@ -83,17 +83,17 @@ def order_by_paths(policy: str, *past: float) -> list[float]:
     return [float(name) for name in harness.order()]
 
 
-def test_without_a_past_the_order_is_that_of_arrival() -> None:
+def test_unknown_types_run_in_order_of_arrival() -> None:
     assert order_by_paths("adaptive") == order_by_paths("program-fcfs") == PATHS
 
 
-def test_of_an_unknown_type_those_go_last_that_had_more_than_the_mean_of_all() -> None:
+def test_unknown_programs_above_the_mean_service_go_last() -> None:
     """They go as ATLAS has them, and the others as they arrived."""
     assert order_by_paths("adaptive", 1.0, 3.0) == [0.7, 1.8, 0.1, 4.0, 12.0, 30.0]
     assert order_by_paths("adaptive", 0.05) == order_by_paths("atlas") == sorted(PATHS)
 
 
-def test_without_a_past_nobody_gives_way() -> None:
+def test_unknown_types_are_not_preempted() -> None:
     harness = Harness("adaptive")
     served(harness, "a", 60.0)
     harness.call("b")
@@ -101,7 +101,7 @@ def test_without_a_past_nobody_gives_way() -> None:
     assert [call.program.program_id for call in harness.running] == ["a"]
 
 
-def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
+def test_an_unknown_branch_is_ranked_by_its_own_path() -> None:
     """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
     harness = Harness("adaptive")
     harness.live("past", 1.0, "another")
@@ -115,7 +115,7 @@ def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
     assert on_long.level == math.floor(2 * math.log2(64.0))
 
 
-def test_of_an_unknown_type_a_program_needs_at_least_as_long_again_as_it_had() -> None:
+def test_an_unknown_program_is_expected_to_need_its_attained_service_again() -> None:
     """Its small call says what it needs now, not how many calls follow. Others end sooner."""
     policy = Adaptive(SchedulerConfig("adaptive", lane=0.0))
 
@@ -140,7 +140,7 @@ def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
     return call
 
 
-def test_within_a_level_those_that_are_small_in_all_go_first_and_then_the_older() -> None:
+def test_within_a_level_small_programs_go_first_and_then_older_programs() -> None:
     """All are expected to need 8 s more; they differ by what they had, and when they came."""
     harness = Harness("adaptive")
     harness.live("past", 8.0, "another")
@@ -155,7 +155,7 @@ def test_within_a_level_those_that_are_small_in_all_go_first_and_then_the_older(
     assert harness.victims() == [], "nobody is preempted for an order within a level"
 
 
-def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
+def test_a_running_call_is_ranked_again_as_it_is_served() -> None:
     """Its level follows its path, a little late: by an eighth of it, or half a second."""
     harness = Harness("adaptive")
     harness.live("past", 0.05, "another")
@@ -168,7 +168,7 @@ def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
         assert math.floor(levels[1]) <= call.level <= levels[0]
 
 
-def test_when_a_call_ends_its_waiting_siblings_stand_anew() -> None:
+def test_when_a_call_ends_its_waiting_siblings_are_ranked_again() -> None:
     """They are placed by what is known of their program by then, and others are not."""
     harness = taught()
     harness.call("a", type="long")
@@ -256,7 +256,7 @@ def past() -> Past:
     return Past()
 
 
-def test_tenants_and_types_are_no_kin(past: Past) -> None:
+def test_tenants_and_types_are_learned_separately(past: Past) -> None:
     for _ in range(50):
         past.live([99.0], type="long", tenant="a")
     assert past.expect_at(0.0, type="long", tenant="a") > 50.0
@@ -267,7 +267,7 @@ def test_tenants_and_types_are_no_kin(past: Past) -> None:
 
 
 @pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
-def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
+def test_an_invalid_hint_counts_as_no_hint(past: Past, hint: Any) -> None:
     """One that is no positive number counts as none."""
     past.live([1.0], hint=hint)
     assert math.isfinite(past.expect_at(1.0, hint=hint))
@@ -275,7 +275,7 @@ def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
     assert any(what.startswith("hint") for what in kinds) == (hint in (1e-300, 1e300))
 
 
-def test_a_call_stands_by_its_path_with_its_own_service() -> None:
+def test_a_call_is_ranked_by_its_path_plus_its_own_service() -> None:
     """The path to it is 3 s, and it has had 13 s itself."""
     policy = Adaptive(SchedulerConfig("adaptive"))
     policy.program_ended(EngineProgram("past", "another", service_s=1.0), 0.0)

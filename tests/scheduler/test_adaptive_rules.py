@@ -84,7 +84,7 @@ def priority(
 def test_priorities_are_those_of_the_reference(
     story: list[tuple[float, str, float | None, str, bool]],
 ) -> None:
-    """Programs that are asked about as they go on, and end; some are lost."""
+    """Programs that are asked about as they continue, and end; some are lost."""
     policy, reference = Adaptive(SchedulerConfig("adaptive", lane=0.0)), Reference()
     for number, (total, type_, hint, node, ends) in enumerate(story):
         row = EngineProgram(f"p{number}", type_, size_hint=hint, started_at=float(number))

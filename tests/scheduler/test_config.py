@@ -35,7 +35,7 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
         SchedulerConfig(**values)  # type: ignore[arg-type]
 
 
-def test_the_least_settings_are_taken() -> None:
+def test_minimum_settings_are_accepted() -> None:
     least = SchedulerConfig(lane=0, admission_cap=1, ttft_target=0.001, max_promoted=0)
     assert (least.admission_cap, least.ttft_target) == (1, 0.001)
 

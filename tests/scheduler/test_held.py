@@ -24,7 +24,7 @@ def learn(engine: Admitting, seconds: float, *, well: bool = True) -> None:
         (1e-3, False, 0.0),
     ],
 )
-def test_a_tools_program_is_held_for_what_its_blocks_are_worth(
+def test_a_program_in_a_tool_is_held_as_long_as_its_blocks_are_worth(
     seconds: float | None, well: bool, kept_s: float
 ) -> None:
     """As long as the whole cache takes to compute, and not at all if it is expected later."""
@@ -46,7 +46,7 @@ def test_a_tools_program_is_held_for_what_its_blocks_are_worth(
     assert engine.inside() == {"b"}
 
 
-def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
+def test_a_program_that_asks_a_human_is_held_until_another_program_needs_room() -> None:
     engine = Counted()
     call = engine.wants("a", 60)
     engine.step()
@@ -68,7 +68,7 @@ def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
         (10, {"a", "b", "c", "new"}),
     ],
 )
-def test_no_more_leave_than_make_room_and_none_for_who_does_not_fit_then(
+def test_only_needed_members_leave_and_none_for_a_program_that_would_not_fit(
     wants: int, inside: set[str]
 ) -> None:
     """30 blocks each: a's time is up, then b's, and c runs."""
@@ -84,7 +84,7 @@ def test_no_more_leave_than_make_room_and_none_for_who_does_not_fit_then(
     assert engine.inside() == inside
 
 
-def test_whose_time_was_up_is_held_anew_once_it_was_back() -> None:
+def test_a_program_whose_time_was_up_is_held_again_after_its_return() -> None:
     engine = Counted()
     call = engine.wants("a", 60)
     engine.wants("c", 20)
@@ -123,7 +123,7 @@ def test_an_earlier_tool_does_not_count_once_the_program_was_back() -> None:
     assert engine.inside() == {"b"}
 
 
-def test_who_comes_back_goes_before_new_ones_of_its_level_and_its_blocks_move() -> None:
+def test_a_returning_program_goes_before_new_programs_of_its_level() -> None:
     engine, changed = Counted(), list[CachedBlocks]()
     call = engine.wants("a", 60)
     engine.step()

@@ -61,7 +61,9 @@ def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("slots", "saved_s"), [(2, 1.0), (40, 10.0)])
-def test_an_idle_lane_saves_a_second_of_its_rate_or_of_one_slot(slots: int, saved_s: float) -> None:
+def test_an_idle_lane_accumulates_a_second_of_its_rate_or_of_a_slot(
+    slots: int, saved_s: float
+) -> None:
     """A quarter of 2 and of 40 slots: half a slot, and ten."""
     lane, (first,) = lane_of(0.0, slots=slots)
     second = waiting("1")
@@ -113,7 +115,7 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     assert big.level == d.lane.priority.level, "however long it is served"
 
 
-def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
+def test_a_lanes_call_keeps_its_place_and_gets_a_new_quantum() -> None:
     d = harness(0.25)
     d.now = 10.0
     call = d.call("a")
@@ -128,7 +130,7 @@ def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
 @pytest.mark.parametrize(
     ("policy", "lane"), [("adaptive", 0.1), ("adaptive", 0.4), ("atlas", 0.0), ("two-level", 0.0)]
 )
-def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
+def test_the_lane_is_consistent_after_aborts(policy: str, lane: float) -> None:
     d, rng = Harness(policy, slots=4, lane=lane, beta=0.5), random.Random(2)
     for index in range(3000):
         d.now += 0.05
@@ -155,14 +157,14 @@ def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
 # -- by itself -------------------------------------------------------------------------
 
 
-def test_nothing_is_paid_for_when_time_begins() -> None:
+def test_the_lane_starts_without_credit() -> None:
     lane, calls = lane_of(0.0)
     assert promoted(lane, 0.0) is None
     assert lane.next_moment(0.0) == 0.0
     assert promoted(lane, 0.25) is calls[0]
 
 
-def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
+def test_a_call_enters_the_lanes_line_once_and_never_while_it_is_in_the_lane() -> None:
     lane, (call,) = lane_of(0.0)
     lane.waits(call)
     assert len(lane._line) == 1
@@ -173,7 +175,7 @@ def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
     assert lane._inside == 0
 
 
-def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
+def test_a_call_that_started_or_ended_leaves_the_line() -> None:
     lane, calls = lane_of(1.0, 2.0, 3.0)
     lane.started(calls[0], 4.0)
     lane.left(calls[1])
@@ -181,7 +183,7 @@ def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
     assert promoted(lane, 4.0) is calls[2]
 
 
-def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
+def test_a_full_lane_and_an_empty_line_announce_no_promotion() -> None:
     lane, calls = lane_of(0.0, 0.0, 0.0)
     assert [promoted(lane, 9.0) for _ in range(3)] == [calls[0], calls[1], None]
     assert lane.next_moment(9.0) is None
@@ -192,7 +194,7 @@ def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
     assert promoted(lane, 9.0) is None
 
 
-def test_who_went_outside_makes_way_and_lines_up_again() -> None:
+def test_a_call_that_is_no_longer_admitted_leaves_the_lane_and_lines_up_again() -> None:
     lane, calls = lane_of(0.0, 1.0)
     calls[0].state = CallState.NOT_ADMITTED
     assert promoted(lane, 9.0) is calls[1]
@@ -203,7 +205,7 @@ def test_who_went_outside_makes_way_and_lines_up_again() -> None:
 
 
 @pytest.mark.parametrize("quantum_s", [0.5, 2.0])
-def test_it_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
+def test_the_lane_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
     """So that no credit of that time is cut off at what can be saved up, two quanta."""
     lane = AgeingShare(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
     assert lane.priority.quantum_s == quantum_s / 2

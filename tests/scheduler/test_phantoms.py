@@ -71,7 +71,7 @@ class Life:
         self.steps.append([name.partition("/")[0] for name in began])
 
     def go_on(self) -> None:
-        """Who runs goes on, or is done."""
+        """Who runs continues, or is done."""
         for call in list(self.engine.running):
             if self.rng.random() < 0.4:
                 self.engine.end(call.call_id, self.rng.randint(1, 40))
@@ -102,7 +102,7 @@ class Life:
 @pytest.mark.parametrize("admission", ["off", "cap", "memory"])
 @pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
 @pytest.mark.parametrize("policy", policy_names())
-def test_who_is_cancelled_while_it_waits_was_never_there(
+def test_a_program_cancelled_while_waiting_leaves_no_trace(
     policy: str, retention: str, admission: str, way: str
 ) -> None:
     settings = {"policy": policy, "retention": retention, "admission": admission}

@@ -90,7 +90,7 @@ def test_a_call_is_neither_queued_nor_started_twice() -> None:
 
 
 @pytest.mark.parametrize("what", ["counted", "runs", "offered", "program", "promoted", "watched"])
-def test_integrity_sees_what_is_wrong(what: str) -> None:
+def test_the_integrity_check_detects_faults(what: str) -> None:
     harness = Harness(beta=2.0)
     harness.run(harness.arrive("runs", "p"))
     harness.arrive("gone", "q", service=5)
@@ -149,7 +149,7 @@ def toy(made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: 
 
 @settings(max_examples=120, deadline=None)
 @given(programs(), configs, st.integers(1, 4), st.booleans())
-def test_nothing_is_lost_doubled_or_left_behind(
+def test_no_call_is_lost_doubled_or_left_behind(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool
 ) -> None:
     engine = toy(made, settings_, batch, strict)

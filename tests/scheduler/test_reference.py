@@ -211,7 +211,7 @@ def test_the_queues_decide_as_the_reference(
 def test_promotions_come_when_they_are_announced(
     config: SchedulerConfig, story: list[tuple[str, int, float]]
 ) -> None:
-    """After each event time goes on to the moment that was named, until there is none."""
+    """After each event time continues to the moment that was named, until there is none."""
     both = Both(config)
     for event, which, seconds in story:
         both.do(event, which, seconds)

@@ -206,12 +206,12 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
     st.sampled_from(["fcfs", "adaptive", "atlas"]),
     st.sampled_from([None, 20.0]),
 )
-def test_nothing_is_left_behind_and_nobody_waits_beyond_the_bound(
+def test_no_state_is_left_and_no_program_waits_beyond_the_bound(
     seed: int, policy: str, target: float | None
 ) -> None:
     through(seed, policy, target, 96)
 
 
-def test_hundreds_of_programs_leave_nothing_behind() -> None:
+def test_hundreds_of_programs_leave_no_state() -> None:
     crowd = through(18, "adaptive", None, 512)
     assert crowd.longest_s > 20.0, "many did wait"

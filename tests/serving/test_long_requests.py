@@ -107,7 +107,7 @@ async def test_tenants_take_turns(clock: Clock, requests: LongRequests) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_request_that_is_cancelled_gives_its_turn_on(
+async def test_a_cancelled_request_passes_its_turn_on(
     clock: Clock, requests: LongRequests, waits: bool
 ) -> None:
     """While it waits for its turn, and while it has it. What it does at its end is done."""
@@ -141,7 +141,7 @@ async def carried_out(requests: LongRequests, work: Awaitable[None]) -> None:
     await requests.run("a", work)
 
 
-async def test_what_a_request_raises_comes_out(requests: LongRequests) -> None:
+async def test_the_error_of_a_request_is_raised(requests: LongRequests) -> None:
     async def fails() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")

@@ -130,7 +130,7 @@ def test_pages_that_open_websockets(
 
 
 @pytest.mark.parametrize("given", ["evil.example", "http://", "http://a/b", "http://a b", "/", ""])
-def test_what_is_no_origin_is_refused(given: str) -> None:
+def test_an_invalid_origin_is_refused(given: str) -> None:
     with pytest.raises(
         AgentrtError, match=r"--cors-origin .*: invalid origin; use a scheme, a host"
     ):
@@ -139,7 +139,7 @@ def test_what_is_no_origin_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["http://a", "a:80", "a/b", "", "a b", "*a"])
-def test_what_is_no_host_is_refused(given: str) -> None:
+def test_an_invalid_host_is_refused(given: str) -> None:
     with pytest.raises(
         AgentrtError, match=r"--allowed-hosts .*: invalid host name; use a name without scheme"
     ):
@@ -157,7 +157,7 @@ def test_what_is_no_host_is_refused(given: str) -> None:
         ({"cors": {"allow_origin_regex": "("}}, "allow_origin_regex: .*missing"),
     ],
 )
-def test_what_http_cors_cannot_be(http: Any, says: str, tmp_path: Path) -> None:
+def test_invalid_values_of_http_cors(http: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "langgraph.json"
     path.write_text(json.dumps({"http": http}))
     with pytest.raises(AgentrtError, match=says):
@@ -193,7 +193,7 @@ async def serving(
             yield server, client
 
 
-async def test_what_a_stranger_is_answered() -> None:
+async def test_the_answer_to_a_foreign_page() -> None:
     """What holds nothing of anybody stays open; an error says the way out, in its API's form."""
     async with serving() as (server, client):
         rebound = {"host": "evil.example"}

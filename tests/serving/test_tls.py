@@ -35,7 +35,7 @@ def made(chain: Path, key: Path, *how: str) -> None:
     subprocess.run([*new, *name, *files, *how], check=True, capture_output=True)
 
 
-async def test_it_answers_over_tls_and_to_nobody_else(certificate: Certificate) -> None:
+async def test_the_server_answers_only_over_tls(certificate: Certificate) -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("scripted",))
         listener = Listener("127.0.0.1", 0, certificate)

@@ -86,7 +86,7 @@ async def test_each_event_starts_a_program() -> None:
     assert source.refused == []
 
 
-async def test_what_is_too_many_fails_or_comes_at_the_end_is_refused() -> None:
+async def test_surplus_failing_and_late_events_are_refused() -> None:
     """1 Two wait, which is the most. 2 A third is refused. 3 The server stops: the two are
     cancelled, and their events kept."""
     source = ByHand(Event("a", "wait"), Event("b", "wait"), Event("c", "x"))
@@ -131,7 +131,7 @@ async def test_a_program_that_fails_says_why() -> None:
     assert why.endswith("failed: ValueError: no idea")
 
 
-async def test_a_server_that_stops_takes_nothing_new() -> None:
+async def test_a_stopping_server_accepts_no_new_events() -> None:
     source = ByHand()
     async with served(source, Trigger("#", "reacts")) as (server, log):
         await source.asked.wait()

@@ -75,7 +75,7 @@ def known(path: Path) -> float:
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:
-    """Once for each, though several engines had calls of it; and it goes on where it was."""
+    """Once for each, though several engines had calls of it; and it continues where it was."""
     path = tmp_path / "new" / "history.json"
     for before in (0, SAVE_EVERY + 1):
         replicas = await opened(Cast([], []), router="round-robin", scheduling=kept_in(path))

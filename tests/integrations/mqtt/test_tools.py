@@ -172,7 +172,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> No
 async def test_a_caller_that_is_cut_off_for_a_moment_keeps_its_calls_and_hears_if_it_was_too_long(
     broker: Broker, never_silent: None
 ) -> None:
-    """1 Its connection breaks, and the call goes on. 2 The broker says that it was gone too long:
+    """1 Its connection breaks, and the call continues. 2 The broker says that it was gone too long:
     the call is stopped, and the caller, which comes back, learns it by asking again."""
     began, go_on, ended = asyncio.Event(), asyncio.Event(), list[str]()
 

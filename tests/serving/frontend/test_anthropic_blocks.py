@@ -172,7 +172,7 @@ async def test_a_choice_of_a_tool_that_is_left_out_becomes_a_free_one() -> None:
         assert (call["name"], call["input"]) == ("get_weather", {"city": "Rome"})
 
 
-async def test_what_is_left_out_is_named_in_a_header_and_once_in_the_log(
+async def test_omitted_parts_are_named_in_a_header_and_once_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.serving.frontend.left_out._logged", set())
@@ -329,7 +329,7 @@ async def test_documents_and_search_results_are_read(
 
 
 @pytest.mark.parametrize("more", [[], [{"type": "text", "text": "I go on."}]])
-async def test_a_compaction_stands_for_all_before_it(more: list[Any]) -> None:
+async def test_a_compaction_replaces_all_messages_before_it(more: list[Any]) -> None:
     compacted = [{"type": "compaction", "content": "They met."}, *more]
     old = [{"role": "user", "content": "a long story"}]
     async with open_server() as local:

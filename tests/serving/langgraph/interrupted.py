@@ -56,11 +56,11 @@ class Gate:
         self._folder = folder
 
     def open(self) -> None:
-        """Let all nodes go on, those that come later as well."""
+        """Let all nodes continue, those that come later as well."""
         (self._folder / self.name).touch()
 
     def close(self) -> None:
-        """Let no more nodes go on."""
+        """Let no more nodes continue."""
         (self._folder / self.name).unlink()
 
     async def reached(self, run: Any, times: int = 1) -> None:
@@ -115,7 +115,7 @@ class Gate:
 Scenario = Callable[[Gate], AsyncGenerator[None]]
 
 
-# -- runs go on where they were -----------------------------------------------------------
+# -- runs continue where they were -----------------------------------------------------------
 
 
 async def what_ran_goes_on_where_it_was(gate: Gate) -> AsyncGenerator[None]:

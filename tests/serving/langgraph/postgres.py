@@ -119,7 +119,7 @@ class Proxy:
         self._flows.clear()
 
     def flow(self) -> None:
-        """Go on."""
+        """Continue."""
         self._flows.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

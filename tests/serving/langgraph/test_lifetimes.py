@@ -259,7 +259,7 @@ def test_a_project_says_how_long(tmp_path: Path) -> None:
         ({"store": {"ttl": 3}}, "store.ttl"),
     ],
 )
-def test_wrong_settings_are_told(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+def test_invalid_settings_get_an_error(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(AgentrtError, match=says):
         read_lifetimes([_project(tmp_path, **settings)])
 

@@ -79,7 +79,7 @@ async def test_no_more_runs_run_at_once_than_there_is_room_for(
 async def test_a_server_that_ends_takes_no_new_runs(
     http: httpx.AsyncClient, client: LangGraphClient, it: Serving
 ) -> None:
-    """What it has goes on."""
+    """What it has continues."""
     thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     it.server.draining = True

@@ -1,4 +1,4 @@
-"""What a client reads is broken off in time, and others go on."""
+"""What a client reads is broken off in time, and others continue."""
 
 from __future__ import annotations
 

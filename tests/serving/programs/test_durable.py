@@ -1,4 +1,4 @@
-"""A server that is killed: the runs of native programs go on in the next one."""
+"""A server that is killed: the runs of native programs continue in the next one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ async def test_killed_again_and_again(process: Process, database: str, tmp_path:
         assert (await got(client, run, "done"))["result"] == WHOLE
 
 
-async def test_a_run_whose_client_waited_is_over(process: Process, tmp_path: Path) -> None:
+async def test_a_run_whose_client_waited_ends_with_its_server(
+    process: Process, tmp_path: Path
+) -> None:
     """Its client is gone with the server, which cancels it; the next run has another id."""
     (tmp_path / "happened").touch()
     (tmp_path / "dies").write_text("1")

@@ -75,7 +75,7 @@ async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_besi
         assert parents(local, local.programs()[0]) == [(), (0,), (0,), (1, 2)]
 
 
-async def test_parents_that_nobody_knows_count_as_not_said() -> None:
+async def test_unknown_parents_are_ignored() -> None:
     async with open_server() as local:
         await local.chat("one", headers=headers("p", call="0", parents=""))
         await local.chat("two", headers=headers("p", call="9", parents="5"))
@@ -91,7 +91,7 @@ async def test_session_headers_of_agent_clients_name_programs() -> None:
         assert found == [2, 1] * len(SESSION_HEADERS)
 
 
-async def test_a_header_that_cannot_be_is_named() -> None:
+async def test_the_error_names_an_invalid_header() -> None:
     body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
     async with open_server() as local:
         for name, value in (
@@ -141,7 +141,7 @@ def said(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-async def test_a_chat_that_goes_on_is_the_same_program() -> None:
+async def test_a_continued_chat_is_the_same_program() -> None:
     async with open_server() as local:
         chat: list[Any] = [said("system", "You are kind."), said("user", "hello")]
         for turn in range(3):
@@ -161,7 +161,7 @@ async def test_a_fork_of_a_chat_makes_siblings() -> None:
         assert parents(local, local.programs()[0]) == [(), (0,), (0,)]
 
 
-async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
+async def test_the_reply_distinguishes_programs_that_began_alike() -> None:
     replies = iter(["red", "blue", "red again", "blue again"])
     async with open_server(lambda call: next(replies)) as local:
         for _ in range(2):

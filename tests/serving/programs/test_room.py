@@ -34,7 +34,7 @@ class Many:
             self.all.leave(entry)
 
     def converse(self, chat: str, turns: int) -> None:
-        """A chat without a name: each request goes on from the reply before it."""
+        """A chat without a name: each request continues from the reply before it."""
         registry = self.runtime.registry
         hashes: list[bytes] = []
         for turn in range(turns):
@@ -83,7 +83,7 @@ async def test_names_that_call_more_often_keep_others_out_for_longer(
         assert programs.names() == ["b", "c"]
 
 
-async def test_a_program_that_shows_life_does_not_make_room() -> None:
+async def test_an_active_program_does_not_make_room() -> None:
     """1. With an open request. 2. With a tool that runs. 3. Nor for another tenant's programs."""
     async with Runtime(ScriptedExecutor(), clock=lambda: 0.0) as runtime:
         programs = Many(runtime, 2)
@@ -97,7 +97,7 @@ async def test_a_program_that_shows_life_does_not_make_room() -> None:
         assert (programs.names(), programs.names("b")) == (["open", "tool"], ["new"])
 
 
-async def test_sessions_without_calls_make_room_for_programs_that_call() -> None:
+async def test_begun_programs_without_calls_make_room_for_calling_programs() -> None:
     now = 0.0
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
         programs = Many(runtime, 2)
@@ -110,7 +110,7 @@ async def test_sessions_without_calls_make_room_for_programs_that_call() -> None
         assert programs.names() == [second, "new"]
 
 
-async def test_named_programs_of_a_client_that_is_gone_make_room_too() -> None:
+async def test_named_programs_of_an_absent_client_make_room_too() -> None:
     """1. Both were heard of lately: no room. 2. One is silent for long: it ends for a new one."""
     now = 0.0
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:

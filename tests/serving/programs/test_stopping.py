@@ -37,7 +37,7 @@ async def is_rid_of(local: LocalServer) -> None:
     assert (await local.runtime.executor.snapshot())["tenants"] == {}
 
 
-async def test_a_client_that_goes_while_it_waits_cancels_its_calls() -> None:
+async def test_a_client_that_disconnects_while_waiting_cancels_its_calls() -> None:
     async with open_server(kind=Held) as local:
         async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
             asking = asyncio.create_task(client.post(CHAT, json=body(n=3), timeout=WAIT_S))
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_a_stream_cancels_its_calls() -> None:
         await is_rid_of(local)
 
 
-async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_queue() -> None:
+async def test_a_client_that_disconnects_before_admission_leaves_the_queue() -> None:
     limits = Limits(concurrency=1)
     async with open_server(kind=Held, limits=limits, is_shared=True) as local:
         first = asyncio.create_task(local.chat("first"))
@@ -78,7 +78,7 @@ async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_qu
         await is_rid_of(local)
 
 
-async def test_an_ended_session_calls_off_its_calls() -> None:
+async def test_an_ended_run_cancels_its_calls() -> None:
     async with open_server(kind=Held) as local:
         session = (await local.client.post("/v1/client-runs")).json()["id"]
         said = {"x-agentrt-program": session}
@@ -117,7 +117,7 @@ class Silent(ScriptedExecutor):
         yield Chunk("")
 
 
-async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
+async def test_a_client_that_reads_after_the_deadline_gets_the_error_then() -> None:
     """The time is up while nobody reads: whoever waits for a chunk later is not left alone."""
     loop = asyncio.get_running_loop()
     async with Runtime(Silent(), clock=lambda: 0.0) as runtime:
@@ -134,7 +134,7 @@ async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
         await caller.close()
 
 
-async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> None:
+async def test_a_draining_server_finishes_running_calls_and_accepts_no_new_calls() -> None:
     async with open_server(kind=Held) as local:
         running = asyncio.create_task(local.chat("finish me"))
         await local.engine.began.wait()

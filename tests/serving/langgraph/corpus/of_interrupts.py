@@ -1,4 +1,4 @@
-"""Asks for runs that stop to ask something, and goes on with them."""
+"""Asks for runs that stop to ask something, and continues with them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
     assert [part async for part in joined] == parts[2:]
 
 
-async def test_what_a_server_does_by_itself(url: str) -> None:
+async def test_background_work_of_a_server(url: str) -> None:
     """It sweeps threads, looks for webhooks that wait, and finds the runs of a task."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("CREATE DATABASE swept")
@@ -137,7 +137,7 @@ async def test_what_a_server_does_by_itself(url: str) -> None:
         await state.clear_away(time.time())
 
 
-def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_database_gets_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
         serving(all_graphs(), "postgresql://x:secret@127.0.0.1:1/y"),
@@ -145,7 +145,7 @@ def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_clients_statement_is_broken_off_in_time(
+async def test_a_clients_slow_statement_is_cancelled(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with psycopg.connect(url, autocommit=True) as connection:

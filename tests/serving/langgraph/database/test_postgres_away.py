@@ -1,4 +1,4 @@
-"""PostgreSQL that is cut off, silent, read-only or locked: a server waits for it, and goes on."""
+"""PostgreSQL that is cut off, silent, read-only or locked: a server waits for it, and continues."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_database_that_takes_no_writes(
         await all_is_well(it, client, begun)
 
 
-async def test_a_lock_of_somebody_else_is_waited_for_so_long(
+async def test_the_wait_for_a_foreign_lock_is_limited(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LangGraph's own tables have the same limit as ours."""

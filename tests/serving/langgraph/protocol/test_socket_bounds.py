@@ -109,7 +109,7 @@ async def test_a_silent_connection_is_pinged(
             await came.wait()
 
 
-async def test_who_reads_nothing_is_dropped(tmp_path: Path) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
     """What it would have got waits in the server: one buffer's worth, and no more."""
     async with (
         listening(tmp_path, Bounds(reader_s=0.2)) as (listener, _),

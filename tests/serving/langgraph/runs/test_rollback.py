@@ -124,7 +124,7 @@ async def finished(client: LangGraphClient, graph: str, thread: str, answers: st
 async def test_an_answer_that_is_rolled_back_never_was(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
-    """1. A subgraph asks. 2. It is answered, and goes on. 3. That is rolled back: the question is
+    """1. A subgraph asks. 2. It is answered, and continues. 3. That is rolled back: the question is
     open, and the subgraph stands where it was.
     """
     thread, result = await asked(client, graph, gate)

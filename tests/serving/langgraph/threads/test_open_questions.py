@@ -81,7 +81,7 @@ async def test_a_question_is_asked_again_when_its_stream_is_swept(tmp_path: Path
 
 
 async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None:
-    """Such a run has no events of the protocol; its questions have numbers to go on from."""
+    """Such a run has no events of the protocol; its questions have numbers to continue from."""
     with serving(all_graphs(), tmp_path / "a.db") as it:
         async with (
             get_client(url=it.url) as client,

@@ -251,7 +251,7 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
     it: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Two questions are over their time; one has a default. 2. The server looks: both
-    programs go on without an answer.
+    programs continue without an answer.
     """
 
     async def busy(*question: Any) -> str:
