@@ -1,4 +1,4 @@
-"""Tools with parameters that are named as the options of `Context.tool` are."""
+"""Tools whose parameters have the names of options of `Context.tool`."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def test_a_list_of_replies_is_not_a_chat() -> None:
 
 
 async def test_the_scripted_executor_refuses_a_prompt_with_an_object() -> None:
-    """So that a test of a page or a demo fails where a prompt shows one."""
+    """So a test of a page or a demo fails if a prompt contains the text of an object."""
 
     @program
     async def asks(ctx: Context, shown: str) -> str:

@@ -1,4 +1,4 @@
-"""Results of tools with parts that are no text, for models that see and for others."""
+"""Results of tools with parts other than text, for models with vision and for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Context.step`: which tools start when, and what comes of them."""
+"""`Context.step`: when tools start, and what their results are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ending a process reads inside Python is there: a failure here names what has changed."""
+"""The internals of Python that the end of a process uses exist: a failure names the changed part."""
 
 from __future__ import annotations
 

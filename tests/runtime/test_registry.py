@@ -1,4 +1,4 @@
-"""The registry: programs whose code somebody else runs, from their beginning to after their end."""
+"""The registry of client programs, from their beginning to after their end."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_threads_write_into_one_dag(registry: RunRegistry) -> None:
 
 
 async def test_the_engine_is_notified_of_a_client_programs_end() -> None:
-    """From another thread, and of another registry than the runtime's own."""
+    """The end comes from another thread, and from another registry than the runtime's own."""
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")

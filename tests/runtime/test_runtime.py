@@ -30,7 +30,7 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 
 async def test_a_front_end_works_for_the_programs_tenant() -> None:
-    """Its long prompts take turns by tenant, whether the answer comes whole or in pieces."""
+    """Its long prompts take turns by tenant, for whole and streamed answers."""
     told: list[str] = []
 
     @program

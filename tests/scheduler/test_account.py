@@ -1,4 +1,4 @@
-"""A call's notes, and the account of its time that is made of them: each second has one reason."""
+"""The account of a call's time, which is made of the call's notes: each second has a single reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ A, B, C, D = (["a", 1, 0.5], ["b", 1, 1.5], ["c", 1, 2.5], ["d", 1, 3.5])
 
 
 class Life:
-    """A call of which notes are taken, and all its notes, none of them made into spans."""
+    """A call with all its notes, before they become spans."""
 
     def __init__(self) -> None:
         self.call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
@@ -103,7 +103,9 @@ def test_a_restarted_call_counts_its_recomputed_tokens() -> None:
 def test_an_account_names_the_programs_that_kept_a_call_out(
     ahead: list[Any], held_by: list[Any], begun: list[Any], held_by_then: list[Any], by: list[Any]
 ) -> None:
-    """Those ahead of it and that began since; else the members when it came, else those now."""
+    """These are the programs ahead of the call that began since; else the members at its arrival;
+    else the members now.
+    """
     life = Life()
     life.note(ARRIVED, 1.0, ahead, held_by)
     life.note(CAME_IN, 3.0, begun, held_by_then, [B])

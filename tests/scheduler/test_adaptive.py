@@ -1,4 +1,4 @@
-"""Adaptive: who goes first by what was learned."""
+"""The policy adaptive orders programs by what it has learned."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None
 
 
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
-    """Of 64 s, 60 are served: what it had does not count against it, as it would in ATLAS."""
+    """60 of its 64 s are served. Attained service does not lower its priority, as it would in
+    ATLAS.
+    """
     harness = taught()
     harness.call("old", type="long")
     call = harness.start()
@@ -71,7 +73,9 @@ PATHS = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
 
 
 def order_by_paths(policy: str, *past: float) -> list[float]:
-    """The order of programs that had `PATHS` and came so, where others lived for so long."""
+    """The order of programs with the attained `PATHS`, after programs with these lengths have
+    ended.
+    """
     harness = Harness(policy)
     for index, seconds in enumerate(past):
         harness.live(f"past{index}", seconds, "another")
@@ -88,7 +92,7 @@ def test_unknown_types_run_in_order_of_arrival() -> None:
 
 
 def test_unknown_programs_above_the_mean_service_go_last() -> None:
-    """They go as ATLAS has them, and the others as they arrived."""
+    """They run in the order of ATLAS, and the others in order of arrival."""
     assert order_by_paths("adaptive", 1.0, 3.0) == [0.7, 1.8, 0.1, 4.0, 12.0, 30.0]
     assert order_by_paths("adaptive", 0.05) == order_by_paths("atlas") == sorted(PATHS)
 
@@ -102,7 +106,7 @@ def test_unknown_types_are_not_preempted() -> None:
 
 
 def test_an_unknown_branch_is_ranked_by_its_own_path() -> None:
-    """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
+    """A call on a path of 2 s, in a program whose longest path takes 64 s."""
     harness = Harness("adaptive")
     harness.live("past", 1.0, "another")
     harness.end(served(harness, "a", 64.0))
@@ -116,7 +120,7 @@ def test_an_unknown_branch_is_ranked_by_its_own_path() -> None:
 
 
 def test_an_unknown_program_is_expected_to_need_its_attained_service_again() -> None:
-    """Its small call says what it needs now, not how many calls follow. Others end sooner."""
+    """Its short call says nothing about how many calls follow. Other programs end sooner."""
     policy = Adaptive(SchedulerConfig("adaptive", lane=0.0))
 
     def level(had_s: float, type: str = "unknown") -> int:
@@ -141,7 +145,7 @@ def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
 
 
 def test_within_a_level_small_programs_go_first_and_then_older_programs() -> None:
-    """All are expected to need 8 s more; they differ by what they had, and when they came."""
+    """All are expected to need 8 s more; they differ in attained service and arrival."""
     harness = Harness("adaptive")
     harness.live("past", 8.0, "another")
     calls: dict[str, QueuedCall] = {}
@@ -156,7 +160,7 @@ def test_within_a_level_small_programs_go_first_and_then_older_programs() -> Non
 
 
 def test_a_running_call_is_ranked_again_as_it_is_served() -> None:
-    """Its level follows its path, a little late: by an eighth of it, or half a second."""
+    """Its level follows its path with a delay of an eighth of the path, or half a second."""
     harness = Harness("adaptive")
     harness.live("past", 0.05, "another")
     harness.call("a")
@@ -169,7 +173,7 @@ def test_a_running_call_is_ranked_again_as_it_is_served() -> None:
 
 
 def test_when_a_call_ends_its_waiting_siblings_are_ranked_again() -> None:
-    """They are placed by what is known of their program by then, and others are not."""
+    """They are ranked by what is known of their program at that time; other calls keep their rank."""
     harness = taught()
     harness.call("a", type="long")
     first = harness.start()
@@ -199,7 +203,7 @@ def test_a_lost_program_teaches_nothing() -> None:
 
 
 def visits(policy: Any) -> dict[Any, Any]:
-    """What the policy noted of the programs that run."""
+    """The ages of running programs that the policy noted."""
     assert isinstance(policy, Adaptive)
     return policy._visits
 
@@ -208,7 +212,9 @@ def visits(policy: Any) -> dict[Any, Any]:
 
 
 class Past:
-    """Programs that are served in small pieces and asked about after each, as running ones are."""
+    """Programs that are served in small pieces and ranked after each piece, as running programs
+    are.
+    """
 
     def __init__(self) -> None:
         self.policy = Adaptive(SchedulerConfig("adaptive"))
@@ -222,7 +228,7 @@ class Past:
         return row
 
     def serve(self, row: EngineProgram, seconds: float) -> None:
-        """One more call of a program, from its beginning to its end."""
+        """Run another call of a program."""
         row.attained_s += seconds
         self.table.call_ended(row, "c", 0.0, None, seconds, 0.0)
 
@@ -244,7 +250,7 @@ class Past:
         self.table.end_program(row.program_id)
 
     def expect_at(self, attained: float, **what: Any) -> float:
-        """What a program of one call that attained so much would be expected to need still."""
+        """The expected remaining service of a program with a single call and this attained service."""
         row = self.begin(**what)
         if attained:
             self.serve(row, attained)
@@ -268,7 +274,7 @@ def test_tenants_and_types_are_learned_separately(past: Past) -> None:
 
 @pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
 def test_an_invalid_hint_counts_as_no_hint(past: Past, hint: Any) -> None:
-    """One that is no positive number counts as none."""
+    """A hint that is not a positive number is ignored."""
     past.live([1.0], hint=hint)
     assert math.isfinite(past.expect_at(1.0, hint=hint))
     kinds = {what for (_, _, what), _, _ in past.policy.learned.service.entries()}
@@ -276,7 +282,7 @@ def test_an_invalid_hint_counts_as_no_hint(past: Past, hint: Any) -> None:
 
 
 def test_a_call_is_ranked_by_its_path_plus_its_own_service() -> None:
-    """The path to it is 3 s, and it has had 13 s itself."""
+    """The path to the call takes 3 s, and the call itself has had 13 s."""
     policy = Adaptive(SchedulerConfig("adaptive"))
     policy.program_ended(EngineProgram("past", "another", service_s=1.0), 0.0)
     row = EngineProgram("p", "t", started_at=7.0, attained_s=4.0)

@@ -1,4 +1,6 @@
-"""Which programs may use the cache now: by name, by a cap, and by memory, counted by hand."""
+"""Which programs may use the cache now: by name, by a cap, and by memory, with claims counted by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -318,7 +320,7 @@ def test_no_program_passes_the_oldest_when_its_age_makes_it_next() -> None:
 
 
 def test_the_number_of_programs_that_pass_a_large_program_is_limited() -> None:
-    """Small ones keep coming, and the policy prefers the small."""
+    """Small programs keep arriving, and the policy prefers small programs."""
     engine = Counted(policy="srtf", slots=4)
     for n in range(4):
         engine.wants(f"s{n}", 25)
@@ -338,7 +340,7 @@ def test_the_number_of_programs_that_pass_a_large_program_is_limited() -> None:
 
 
 def test_a_program_is_admitted_after_waiting_for_the_target() -> None:
-    """It counts from a call's own arrival."""
+    """The wait is counted from the call's own arrival."""
     engine = Counted(ttft_target=10.0)
     engine.wants("a", 60)
     engine.step(5.0)

@@ -60,10 +60,10 @@ def test_a_lost_program_begins_a_new_turn() -> None:
 
 
 class Turns:
-    """One slot that round-robin shares out in quanta of 1 s; programs send calls endlessly."""
+    """A slot that round-robin shares out in quanta of 1 s; programs send calls without end."""
 
     def __init__(self, **calls: tuple[int, float]) -> None:
-        """By name: how many calls a program has open at a time, and their length."""
+        """For each program's name, the number of its parallel calls, and their length."""
         self.harness = Harness("round-robin", quanta=(1.0,))
         self.length = {name: length for name, (_, length) in calls.items()}
         self.served = Counter[str]()
@@ -72,7 +72,7 @@ class Turns:
                 self.harness.call(name)
 
     def step(self, seconds: float = 0.25) -> str:
-        """Whose call runs for a piece of a quantum."""
+        """Run a call for a piece of a quantum, and return its program."""
         harness = self.harness
         for call in harness.victims():
             harness.preempt(call)
@@ -90,7 +90,7 @@ class Turns:
 
 
 def test_programs_take_turns_of_a_quantum_each() -> None:
-    """Who is last in a round may be first in the next: continuing costs no preemption."""
+    """The last program of a round may be the first of the next, and then needs no preemption."""
     turns = Turns(a=(1, 99.0), b=(1, 99.0), c=(1, 99.0))
     assert turns.run(24) == "aaaabbbbcccc" + "ccccaaaabbbb"
     for _ in range(20):
@@ -99,7 +99,7 @@ def test_programs_take_turns_of_a_quantum_each() -> None:
 
 @pytest.mark.parametrize("calls", [(8, 99.0), (1, 0.5), (8, 0.25), (3, 1.0), (2, 0.75)])
 def test_a_program_cannot_gain_by_splitting_into_many_calls(calls: tuple[int, float]) -> None:
-    """Nor by short ones, that end before their quantum does. A turn more or less is 4 steps."""
+    """The calls may end before their quantum does. A turn more or less is 4 steps."""
     turns = Turns(one=(1, 99.0), split=calls)
     turns.run(400)
     head_start = 4 * calls[0]
@@ -107,7 +107,7 @@ def test_a_program_cannot_gain_by_splitting_into_many_calls(calls: tuple[int, fl
 
 
 def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
-    """It neither waits for the past of the others, nor may it catch up on them."""
+    """It neither waits for the past rounds of others, nor gets more turns to make up for them."""
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     turns.run(80)
     turns.length["new"] = 99.0

@@ -1,4 +1,4 @@
-"""What a call carries through its life, its states, and what its policy is asked about it."""
+"""The fields and states of a call, and the requests to its policy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_call_changes_states_only_as_the_table_allows(state: CallState) -> Non
 
 @given(st.lists(st.sampled_from(CallState), max_size=30))
 def test_random_transitions_follow_the_table(wanted: list[CallState]) -> None:
-    """Once ended, always ended; and to run, a call was taken from its queue before."""
+    """An ended call stays ended, and a running call was taken from its queue before."""
     call = a_call()
     walk = [call.state]
     for state in wanted:
@@ -103,7 +103,9 @@ def test_a_new_call_is_ranked_and_known_to_its_program() -> None:
 
 
 def test_a_calls_times_and_counts_add_up() -> None:
-    """It waits for 3 s, is preempted and waits for 2 s, rises, falls, and so once more."""
+    """The call waits for 3 s, is preempted and waits for 2 s, is promoted, is demoted, and all this
+    once more.
+    """
     harness = Harness("plas", quanta=(1.0, 1.0, 1.0), beta=2.0)
     core, call = harness.core, harness.call("p")
     harness.now = 3.0
@@ -168,7 +170,7 @@ def test_a_deferred_call_is_offered_when_it_is_ready() -> None:
 
 
 class Noting(Policy):
-    """Notes when it is asked, and of whom; every quantum is one second."""
+    """A policy that notes the time and the call of each request; every quantum is one second."""
 
     follows_program = True
 
@@ -238,7 +240,7 @@ def test_a_program_that_ended_before_its_calls_is_forgotten() -> None:
 
 
 def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_ranked_again() -> None:
-    """Not those that run or were promoted; of the others, eight."""
+    """These are eight waiting calls that were not promoted."""
     policy = Noting()
     harness = Harness("plas", given=policy)
     runs, ended, promoted, *waiting = (harness.call("p") for _ in range(20))
@@ -252,7 +254,7 @@ def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_ranked_again() -> No
 
 
 class Noted(Admission):
-    """Admits nobody, and notes how many calls run or could start."""
+    """An admission that admits no program, and notes how many calls run or could start."""
 
     inside: list[int]
 
@@ -268,7 +270,7 @@ class Noted(Admission):
 
 
 def test_an_admission_gets_the_running_and_the_runnable_calls() -> None:
-    """Three run; one that could begin waits, one is deferred, two are not admitted."""
+    """Three calls run, one that could begin waits, one is deferred, and two are not admitted."""
     config = SchedulerConfig("plas", admission=f"{__name__}:Noted")
     core = SchedulerCore(config, capacity=Capacity(64, 4, 16))
     assert isinstance(core.admission, Noted)

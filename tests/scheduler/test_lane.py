@@ -1,4 +1,6 @@
-"""The lane: whom it promotes and when, and that nobody starves where there is one."""
+"""The lane: which calls it promotes and when, and that no program starves under a policy with a
+lane.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def waiting(name: str, started_at: float = 0.0) -> QueuedCall:
 
 
 def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[QueuedCall]]:
-    """A lane of a quarter of the slots, and who is in its line."""
+    """A lane of a quarter of the slots, and the calls in its line."""
     lane = AgeingShare(SchedulerConfig("adaptive", lane=0.25), slots)
     calls = [waiting(str(n), at) for n, at in enumerate(started_at)]
     for call in calls:
@@ -38,7 +40,7 @@ def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[Queue
 
 
 def promoted(lane: AgeingShare, now: float) -> QueuedCall | None:
-    """Whom the lane promotes, as the queues do it."""
+    """The calls that the lane promotes in the queues."""
     if (call := lane.promote(now)) is not None:
         call.promoted = True
     return call
@@ -206,7 +208,7 @@ def test_a_call_that_is_no_longer_admitted_leaves_the_lane_and_lines_up_again() 
 
 @pytest.mark.parametrize("quantum_s", [0.5, 2.0])
 def test_the_lane_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
-    """So that no credit of that time is cut off at what can be saved up, two quanta."""
+    """So no credit of that time is lost at the maximum credit, two quanta."""
     lane = AgeingShare(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
     assert lane.priority.quantum_s == quantum_s / 2
     lane.promote(1e6)
@@ -233,7 +235,7 @@ class Reference:
         return oldest
 
     def next_moment(self, now: float) -> float | None:
-        """When the bucket is above zero again."""
+        """The time at which the bucket is above zero again."""
         if len(self.inside) >= math.ceil(self.rate) or not self.line:
             return None
         return max(now, self.at - self.credit / self.rate)
@@ -282,7 +284,7 @@ def test_the_lane_promotes_as_the_reference(
 
 
 def test_a_streaming_session_does_not_hold_up_the_lane() -> None:
-    """Between two turns it waits for its client, for as long as that likes."""
+    """Between two turns, the session waits for its client without a limit."""
     lane, (session, call) = lane_of(0.0, 1.0)
     session.resumable = True
     lane._line.discard(session)

@@ -1,4 +1,4 @@
-"""What the lane bounds: nobody starves, whatever comes after."""
+"""The lane bounds waiting: no program starves, whatever programs arrive later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_S = 0.1
 
 @dataclass(frozen=True)
 class Scene:
-    """A program, those that were there before it, and those that come after it."""
+    """A program, the earlier programs, and the later programs."""
 
     before: Sequence[ProgramShape]
     program: ProgramShape

@@ -1,4 +1,4 @@
-"""What is learned: faded means, durations, step times, and what is usual."""
+"""Learned statistics: exponentially weighted means, durations, step times, and typical values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_unknown_duration_is_expected_to_last_as_long_again(elapsed: float) -
 
 
 def refined(prior: float, samples: Sequence[float]) -> float:
-    """The mean of the samples, with the prior counted as eight more."""
+    """The mean of the samples, with the prior counted as eight samples."""
     return (sum(samples) + 8 * prior) / (len(samples) + 8)
 
 
@@ -88,7 +88,9 @@ totals = st.one_of(st.sampled_from([0.0, 0.05, 0.1, 0.4, 3.2]), st.floats(0.0, 5
 def test_a_forecast_uses_all_samples_that_reached_the_age(
     story: list[tuple[float, str, bool]], elapsed: float
 ) -> None:
-    """Sample by sample: a bad end says nothing of how long, and the special kind comes last."""
+    """Sample by sample: a failed end says nothing about the duration, and the most specific kind
+    comes last.
+    """
     durations, age = Durations(), bin_of(elapsed)
     for total, what, well in story:
         durations.learn((*KIND, what), total, well=well)
@@ -113,7 +115,7 @@ def test_samples_of_an_age_do_not_change_other_ages() -> None:
 
 
 def test_tenants_do_not_influence_each_other() -> None:
-    """However their names are made up: one's may contain whatever stands between two."""
+    """This holds for any names, even with the separator between two names in a name."""
     durations = Durations()
     for _ in range(50):
         durations.learn(("a", "b/c", "d"), 99.0)
@@ -153,7 +155,7 @@ def test_a_prompt_token_costs_the_extra_time_of_steps_with_prompts() -> None:
 
 @pytest.mark.parametrize("usual", [1, 8, 500])
 def test_a_step_during_which_the_process_was_suspended_changes_no_estimate(usual: int) -> None:
-    """A minute in which a kernel is compiled, or the machine sleeps, at any point of a life."""
+    """A step of a minute, in which a kernel is compiled or the machine sleeps, at any time."""
     costs = StepCost()
     for _ in range(usual):
         costs.step(0.02, 4, 4)
@@ -168,7 +170,9 @@ def test_a_step_during_which_the_process_was_suspended_changes_no_estimate(usual
 
 
 def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None:
-    """From how steps with more prompt tokens differ from those with fewer."""
+    """The cost is learned from the differences between steps with more and with fewer prompt
+    tokens.
+    """
     costs = StepCost()
     for tokens in [50, 200, 120, 400, 80] * 4:
         costs.step(0.03 + 2e-5 * tokens, tokens + 8, 8)
@@ -178,7 +182,7 @@ def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None
 
 
 def test_a_larger_batch_does_not_raise_the_cost_of_a_prompt_token() -> None:
-    """Steps without prompts were seen when little ran; a step of the full batch takes longer."""
+    """Steps without prompts were seen with a small batch; a step of the full batch takes longer."""
     costs = StepCost()
     for _ in range(9):
         costs.step(0.02, 1, 1)

@@ -1,4 +1,4 @@
-"""Members of the working set: who continues, and who leaves."""
+"""Members of the working set: which members continue, and which leave."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ def test_a_program_preempted_for_memory_leaves_unless_it_has_other_calls_or_is_a
 
 
 class Turns(Counted):
-    """Two members of 41 blocks, and whoever comes third has no room. Levels begin at 1 second.
+    """Two members of 41 blocks; a third program has no room. Levels begin at 1 second.
 
-    A context takes 0.625 seconds to compute: a turn is 5 seconds for each that is served beside.
+    A context takes 0.625 seconds to compute, so a turn is 5 seconds for each member served in
+    parallel.
     """
 
     def __init__(self, quantum_s: float = 1.0, slots: int = 2) -> None:
@@ -92,7 +93,7 @@ class Turns(Counted):
         self.step(0.0)
 
     def back(self, served_s: float) -> bool:
-        """Program a is served for so long, and comes back: whether it continues."""
+        """Serve program a for this time, let it return, and return whether it continues."""
         self.step(served_s)
         self.end(self.a, output=0)
         self.a = self.arrive("a", 0)
@@ -284,7 +285,7 @@ def test_an_admission_by_age_lasts_for_one_stay() -> None:
 
 
 def test_the_only_member_leaves_after_its_turn() -> None:
-    """Else who does not fit beside it would wait for as long as it lives."""
+    """Otherwise a program that does not fit beside it would wait until the member ends."""
     engine = Turns(slots=1)
     engine.a = engine.wants("a", 60)
     engine.step(0.0)

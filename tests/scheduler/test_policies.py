@@ -1,4 +1,4 @@
-"""What all policies have: names, settings, levels, and programs that they never saw."""
+"""What all policies have in common: names, settings, levels, and unknown programs."""
 
 from __future__ import annotations
 
@@ -107,6 +107,6 @@ def test_only_attained_service_ends_levels() -> None:
     ],
 )
 def test_the_level_of_a_call_outside_the_engine(policy: str, known: float, unknown: float) -> None:
-    """Of a program that had 9 s; its call's path is 2 s, or nobody knows."""
+    """The program has had 9 s; the path of its call takes 2 s, or is unknown."""
     ranks = [policy_class(policy).admission_rank(path_s, 9.0) for path_s in (2.0, None)]
     assert ranks == [known, unknown]

@@ -1,4 +1,6 @@
-"""Whose cached blocks go first, and what is known of their owners: events in, an order out."""
+"""Which cached blocks are evicted first, and what is known of their owners: events in, an order
+out.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def test_a_session_is_a_tenants_own(book: Book) -> None:
 
 
 def test_two_programs_of_a_session_have_its_blocks_together(book: Book) -> None:
-    """As when the message of one's end comes after the next one's first call."""
+    """For example, the end of a program may arrive after the first call of the next program."""
     first, second = (book.called(name, 0.0, session="chat") for name in "ab")
     assert first is second
     book.end("a", 1.0)
@@ -251,7 +253,7 @@ def test_an_owner_that_changes_its_place_is_moved() -> None:
 
 
 class ByValue(Retention):
-    """The order of given values: those below 0.5 stand at a place, the others change."""
+    """The order of known values: owners below 0.5 keep their place, and the others change."""
 
     name = "by-value"
     values: dict[CachedBlocks, float]

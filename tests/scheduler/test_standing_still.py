@@ -1,4 +1,4 @@
-"""When the engine stands still for a member, and when nobody needs to be looked at."""
+"""When the engine idles for a member, and when no waiting program needs to be examined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Standing(Counted):
         self.let_in(0)
 
     def at(self, moment: float) -> set[str]:
-        """Who is in the set at a moment, nothing running."""
+        """The members at a moment at which nothing runs."""
         self.now = moment
         self.let_in(0)
         return self.inside()
@@ -57,7 +57,7 @@ def test_no_program_waits_for_a_tool_that_is_expected_to_take_longer() -> None:
 
 
 def test_a_program_waits_once() -> None:
-    """The engine had something to do meanwhile; when it is idle again, b comes in."""
+    """The engine had other work meanwhile; when it is idle again, b is admitted."""
     engine = Standing()
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a"}
@@ -128,7 +128,7 @@ def test_a_running_program_is_no_reason_for_an_admission() -> None:
 
 
 class Eager(WorkingSet):
-    """Looks at those outside whenever it is asked."""
+    """A working set that examines waiting programs at every call."""
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
         self._full_at = None
@@ -136,7 +136,9 @@ class Eager(WorkingSet):
 
 
 def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
-    """What began in each step of a random life, and how often those outside were looked at."""
+    """The calls that began in each step of random events, and how often waiting programs were
+    examined.
+    """
     draw, looks = random.Random(seed), 0
     engine = Admitting(admission, blocks=40, slots=3, policy="adaptive")
     working: Any = engine.admission

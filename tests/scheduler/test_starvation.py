@@ -1,4 +1,4 @@
-"""Who starves first, and that nothing is kept of calls that are gone."""
+"""Which call starves first, and that ended calls leave no state."""
 
 from __future__ import annotations
 

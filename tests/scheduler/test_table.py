@@ -48,7 +48,7 @@ def test_a_program_is_live_once() -> None:
 
 
 def test_service_in_other_tables_counts() -> None:
-    """1. What another table knows raises every sum. 2. Nothing is ever lowered by it."""
+    """1. The values of another table raise every sum. 2. They never lower a sum."""
     table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
     table.catch_up(row, 2)
@@ -87,7 +87,7 @@ def test_the_integrity_check_detects_faults(change: dict[str, Any], message: str
 
 @dataclass
 class Log:
-    """Everything that happened to one program, to be summed up anew for every question."""
+    """All events of a program, which are summed up again for every question."""
 
     started_at: float
     heard: list[float] = field(default_factory=list)
