@@ -340,8 +340,8 @@ async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left
 
 
 class _BatchProgress:
-    """Says how far a batch is: a line that is replaced on a terminal, and one every 10 seconds
-    elsewhere.
+    """Shows the progress of a batch: on a terminal in a line that is replaced, elsewhere by a new
+    line every 10 seconds.
     """
 
     def __init__(self, batch: Batch, screen: Screen, left: int) -> None:

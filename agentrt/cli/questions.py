@@ -143,7 +143,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
 
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("--api-key: invalid API key; allowed are printable ASCII characters only")
+        raise UsageError("--api-key: invalid API key; a key has only printable ASCII characters")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(

@@ -97,10 +97,10 @@ class Toolbox:
     async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
         """Return the tools of ``transports``, or of all transports, for programs of ``tenant``.
 
-        If several tools have the same name, the name of each gets its transport's as a prefix:
+        If several tools have the same name, the name of its transport is put before each of them:
         ``github__search``. Raises `ToolUnavailableError` if one of ``transports`` cannot be
-        reached, and `UnknownToolError` for an unknown transport. Without ``transports``, those that
-        cannot be reached are skipped.
+        reached, and `UnknownToolError` for an unknown transport. Without ``transports``, transports
+        that cannot be reached are skipped.
         """
         for name in transports:
             self.transport(name)

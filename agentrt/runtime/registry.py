@@ -221,8 +221,9 @@ class RunRegistry:
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """End an interrupt. With an `InterruptExpiredError` it has expired, with another
-        `Exception` it has failed, and with any other error it was cancelled.
+        """End an interrupt. An `InterruptExpiredError` means that the interrupt has expired,
+        another
+        `Exception` that it has failed, and any other error that it was cancelled.
         """
         with self.lock:
             now = self.clock()

@@ -1,4 +1,4 @@
-"""The internals of Python that the end of a process uses exist: a failure names the changed part."""
+"""The internals of Python that end a process exist: a failure names the changed part."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Admitting:
         return call_id
 
     def step(self, seconds: float = 1.0) -> list[str]:
-        """Admit waiting programs, fill the slots, let time pass, and return the calls that began."""
+        """Admit waiting programs, fill the slots, let time pass, and return the begun calls."""
         self.let_in(len(self.running))
         began = []
         while len(self.running) < self.slots and self.core.queue.head() is not None:
@@ -131,8 +131,7 @@ class Counted(Admitting):
     """A working set over 100 blocks of 16 tokens.
 
     The lengths of programs are in blocks: a call claims the blocks of its prompt and one block for
-    its
-    rest, and nothing for its output, which is known to be empty.
+    its rest, and nothing for its output, which is known to be empty.
     """
 
     def __init__(self, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""The account of a call's time, which is made of the call's notes: each second has a single reason."""
+"""The account of a call's time, made of the call's notes: each second has a single reason."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_running_call_is_ranked_again_as_it_is_served() -> None:
 
 
 def test_when_a_call_ends_its_waiting_siblings_are_ranked_again() -> None:
-    """They are ranked by what is known of their program at that time; other calls keep their rank."""
+    """They are ranked by the state of their program; other calls keep their rank."""
     harness = taught()
     harness.call("a", type="long")
     first = harness.start()
@@ -250,7 +250,7 @@ class Past:
         self.table.end_program(row.program_id)
 
     def expect_at(self, attained: float, **what: Any) -> float:
-        """The expected remaining service of a program with a single call and this attained service."""
+        """The expected remaining service of a program with this attained service."""
         row = self.begin(**what)
         if attained:
             self.serve(row, attained)

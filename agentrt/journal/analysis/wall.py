@@ -278,7 +278,7 @@ class _Walk:
             yield WallInterval(since, at, rest, node)
 
     def _of(self, stay: Stay, since: float, until: float) -> Iterator[WallInterval]:
-        """Yield the pieces of a node in this time, the last first."""
+        """Yield a node's intervals from ``since`` to ``until``, the last interval first."""
         place, reason = stay.start.node, _KINDS.get(stay.start.kind)
         if reason is not None:
             inner = self._inner.get(place, ())

@@ -169,7 +169,9 @@ def _of_one_format(
         with notes.leaving_out(OTHER_FORMAT):
             name = name or _format(entry)
             if not any(entry.values.keys() >= fields for fields in FORMATS.get(name, ())):
-                raise entry.complain(f"not of the format of the first entry ({name})")
+                raise entry.complain(
+                    f"this entry does not have the format of the first entry ({name})"
+                )
             entries.append(entry)
     return name, entries
 

@@ -139,7 +139,8 @@ class ThreadRoutes(Routes):
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """Create a thread with the state and the history of another one. Raises 409 if that does
+        """Create a thread with the state and the history of another thread. Raises 409 if that
+        thread does
         not exist, as LangGraph's own server does.
         """
         try:
