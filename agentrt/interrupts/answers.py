@@ -92,7 +92,8 @@ def _of_type(type: Any) -> AnswerForm:
     except PydanticUserError as error:
         name = getattr(type, "__name__", type)
         raise ConfigError(
-            f"the schema of a question must have a JSON schema, and {name} has none: {error}"
+            f"a question's schema: {name} is not a type with a JSON schema; use a pydantic model or "
+            f"a JSON schema ({error})"
         ) from error
     # The answer is validated as JSON, because a strict model would refuse a date as text otherwise.
     return AnswerForm(schema, lambda value: adapter.validate_json(json.dumps(value)))
