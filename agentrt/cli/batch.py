@@ -172,7 +172,7 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
     if options["journal_content"] != "full":
         raise UsageError(
             f"--journal-content {options['journal_content']}: a batch is resumed from its journal, "
-            "which needs the value full; leave the option out"
+            "which must have the content full; leave this option out"
         )
     if (named := options["journal"]) is not None:
         plan = read_journal(options)

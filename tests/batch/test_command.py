@@ -89,7 +89,7 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
-        (["--out", "{out}", "--journal-content", "none"], "needs the value full"),
+        (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
 )

@@ -149,7 +149,7 @@ def read_programs(
 
 
 def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManager[None]]]:
-    """Return the files of a folder, each of which may be left out, or the file itself."""
+    """Return the file, or the files of a folder. An unreadable file of a folder is left out."""
     if not source.is_dir():
         return [(source, nullcontext())]
     files = [file for file in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*file.suffixes}]
