@@ -92,7 +92,7 @@ def _of_type(type: Any) -> AnswerForm:
     except PydanticUserError as error:
         name = getattr(type, "__name__", type)
         raise ConfigError(
-            f"a question's schema: {name} is not a type with a JSON schema; use a pydantic model or "
+            f"a question's schema: {name} has no JSON schema; use a pydantic model or "
             f"a JSON schema ({error})"
         ) from error
     # The answer is validated as JSON, because a strict model would refuse a date as text otherwise.
