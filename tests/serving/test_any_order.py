@@ -55,7 +55,7 @@ async def says(ctx: Context, text: str = "!") -> str:
 
 
 class Tenants(RuleBasedStateMachine):
-    """What each has is named by its owner and its path, so that the other can ask for it."""
+    """The objects of two tenants, by owner and path, so that each can request the other's."""
 
     served: ClassVar[Serving]
     clients: ClassVar[dict[str, httpx.Client]]
@@ -261,7 +261,7 @@ class Tenants(RuleBasedStateMachine):
         assert left == []
 
     def own(self, tenant: str, kind: str) -> list[Any]:
-        """Those of a tenant that it made itself."""
+        """The objects that a tenant has made."""
         found = self.ask(tenant, "POST", f"/{kind}/search", {"limit": 100})
         return [one for one in found if one["metadata"].get("created_by") != "system"]
 

@@ -1,4 +1,4 @@
-"""What a server does by itself continues after any error, and what does not is told."""
+"""A server's background work continues after any error; repeated failures are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def until_well(work: Work) -> None:
 
 
 async def test_background_work_continues_after_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """They are told until all is well; the log has the first with its traceback."""
+    """Errors are reported until the work succeeds; the log has the first traceback."""
     caplog.set_level(logging.WARNING)
     tasks, work = Background(rest_s=0.001), Work(STUBBORN)
     told: list[tuple[object, list[str]]] = []

@@ -1,4 +1,4 @@
-"""What we reach into uvicorn for is still there."""
+"""The private parts of uvicorn that we use exist."""
 
 from __future__ import annotations
 

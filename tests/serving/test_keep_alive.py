@@ -40,7 +40,7 @@ CONNECTIONS = Path("/proc/net/tcp")
 
 
 class Waiting(ScriptedEngine):
-    """Its calls wait in a queue until they are let go: nothing of them comes before."""
+    """An executor whose calls wait without output until they are released."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
@@ -66,7 +66,7 @@ def sign_of(path: str) -> bytes:
 
 
 async def until_alive(answer: httpx.Response, path: str, signs: int = 3) -> tuple[bytes, Any]:
-    """What came of a stream until it has said ``signs`` times that it lives, and the rest of it."""
+    """Return the stream up to its ``signs``-th comment, and the rest of the stream."""
     parts, came = answer.aiter_raw(), b""
     while came.count(sign_of(path)) < signs:
         came += await anext(parts)

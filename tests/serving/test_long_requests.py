@@ -74,7 +74,7 @@ async def test_nothing_waits_while_no_short_request_is_under_way(
 async def test_large_requests_take_their_share_while_short_ones_are_under_way(
     clock: Clock, requests: LongRequests, step_s: float
 ) -> None:
-    """Of the whole time at most the share, what may be taken at once, and the last step."""
+    """They take at most the share of the whole time, the burst, and the last step."""
     requests.short = 1
     steps = 40
     await asyncio.gather(

@@ -288,7 +288,7 @@ def remembering(runtime: ServerRuntime[Any]) -> Any:
 async def test_a_function_that_makes_a_graph_has_a_store_when_it_is_listed_and_when_it_runs() -> (
     None
 ):
-    """Of its own in each run: one caller's items are not the next one's."""
+    """Each run has a store of its own: a caller does not find another caller's items."""
     served = {"memory": ServedGraph(remembering, "test")}
     async with serving(served=served) as local, local.client() as client:
         for colour in ("red", "blue"):
@@ -400,7 +400,7 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
 
 
 def test_a_server_starts_without_the_sdks() -> None:
-    """They take a second to import, which most servers' clients never need."""
+    """The SDKs take a second to import, and most servers never need them."""
     code = (
         "import sys, agentrt.serving.mcp.app, agentrt.serving.langgraph.router\n"
         "print({'mcp', 'a2a'} & sys.modules.keys())"

@@ -30,7 +30,7 @@ Told = dict[str, str]
 
 
 def passes(given: Told, *, has_keys: bool = False, is_socket: bool = False, **asked: Any) -> bool:
-    """Whether a request, or a WebSocket, with these headers passes."""
+    """Return whether a request or a WebSocket with these headers is accepted."""
     headers = {"host": "127.0.0.1:8000", **given}
     raw = {key.encode(): value.encode() for key, value in headers.items()}
     check = OriginCheck(Origins(**asked), has_keys=has_keys)
@@ -194,7 +194,7 @@ async def serving(
 
 
 async def test_the_answer_to_a_foreign_page() -> None:
-    """What holds nothing of anybody stays open; an error says the way out, in its API's form."""
+    """Public paths stay open; an error says what to do, in its API's form."""
     async with serving() as (server, client):
         rebound = {"host": "evil.example"}
         for path in ("/health", "/ready", "/dashboard"):

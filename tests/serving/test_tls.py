@@ -21,7 +21,7 @@ from tests.serving.watchdog import opened_app
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """One that its holder signed, for the address of the tests."""
+    """A self-signed certificate for the address of the tests."""
     folder = tmp_path_factory.mktemp("tls")
     chain, key = folder / "chain.pem", folder / "key.pem"
     made(chain, key, "-nodes")

@@ -38,7 +38,7 @@ SERVED = {"reacts": ServedProgram(reacts, "x.py"), "deaf": ServedProgram(deaf, "
 
 
 class Log:
-    """What programs began and ended; a test waits for so many ends."""
+    """The started and ended programs; a test waits for a number of ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.ended, self.tenants = runtime, 0, list[str]()

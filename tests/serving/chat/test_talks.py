@@ -1,4 +1,4 @@
-"""What must not be lost on the chat page: questions, answers, errors, words; at two widths."""
+"""The chat page loses no question, answer, error or text, at two widths."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Brow
 
 
 async def test_conversations_are_called_by_their_inputs(browser: Browser, tmp_path: Path) -> None:
-    """Those of this page, and those that began elsewhere."""
+    """This holds for conversations of this page, and for those that began elsewhere."""
     things = {"agent": agent_graph(), "poem": poem, "steps": steps_graph()}
     executor = ObligingExecutor()
     with serving(things, tmp_path / "agentrt.db", *APIS, executor=executor) as own:

@@ -241,7 +241,7 @@ SEARCHED: list[dict[str, Any]] = [
 
 
 async def test_a_call_that_a_server_ran_is_a_call_with_its_result() -> None:
-    """As the chat template shows those of ordinary tools."""
+    """The chat template shows it like the call of an ordinary tool."""
     own = [
         {"role": "assistant", "content": [{**SEARCHED[0], "type": "tool_use"}]},
         {

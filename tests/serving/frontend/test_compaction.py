@@ -37,7 +37,7 @@ TEXT_FORMAT = {"format": {"type": "json_schema", "name": "n", "schema": {"type":
 
 @pytest.fixture
 def summary(either: LocalServer, says: Said) -> str:  # noqa: F811
-    """What the model says of the history."""
+    """The model's summary of the history."""
     form = type(says).text
     says.text = form.replace("Yes.", MADE)
     return MADE

@@ -25,7 +25,7 @@ from tests.serving.watchdog import opened_app
 
 
 class Listed:
-    """What vLLM's registry of models has, as far as the dispatch goes."""
+    """The part of vLLM's registry of models that the dispatch uses."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names

@@ -31,7 +31,7 @@ def ask(path: str, *turns: Any, **more: Any) -> dict[str, Any]:
 
 
 async def answer(local: LocalServer, path: str, body: Any, *, stream: bool, **headers: str) -> Any:
-    """What a client sends back of the answer: messages, or items."""
+    """The part of the answer that a client sends back: messages, or items."""
     sent = await local.client.post(path, json={**body, "stream": stream}, headers=headers)
     assert sent.status_code == 200, sent.text
     assert not any(word in sent.content for word in OURS)

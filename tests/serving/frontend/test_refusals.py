@@ -1,4 +1,4 @@
-"""What is refused before a call is made, and how: in each API's own form, and the field named."""
+"""Requests that are refused before a call is made, in each API's own form, with the field named."""
 
 from __future__ import annotations
 

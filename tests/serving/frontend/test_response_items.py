@@ -40,7 +40,7 @@ LEFT_OUT = "x-agentrt-left-out"
 
 
 class Said:
-    """What the model says."""
+    """The output of the model."""
 
     text = "Yes."
 
@@ -92,7 +92,7 @@ async def harmony(gpt_oss: str, harmony_said: Harmony) -> AsyncIterator[LocalSer
 
 
 class HeldSaid(Said):
-    """What a model says whose outputs are held to our tool form."""
+    """The output of a model that must obey our tool format."""
 
     text = json.dumps({"answer": "Yes."})
 

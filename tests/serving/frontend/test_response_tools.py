@@ -98,7 +98,7 @@ def either(request: pytest.FixtureRequest) -> LocalServer:
 
 @pytest.fixture
 def says(either: LocalServer, request: pytest.FixtureRequest) -> Said:
-    """What the model of the server says."""
+    """The output of the server's model."""
     family = request.node.callspec.params["either"]
     name = {"local": "said", "held": "held_said"}.get(family, "harmony_said")
     speaker: Said = request.getfixturevalue(name)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 
 
 class Handler(SimpleNamespace):
-    """What vLLM's handler has, as far as the store goes."""
+    """The part of vLLM's handler that the store uses."""
 
     def put(self, tenant: str, name: str, size: int = 1) -> None:
         CURRENT_REQUEST.set(CurrentRequest(tenant, size, "m"))

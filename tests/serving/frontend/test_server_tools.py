@@ -59,7 +59,7 @@ class Search(ToolTransport):
 
 
 class Model:
-    """It says these outputs in turn, and the last for ever."""
+    """A model that returns these outputs in turn, and then repeats the last."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = list(outputs)

@@ -153,7 +153,7 @@ def _called(sub: Any) -> Any:
 
 
 def questions(result: Any) -> list[str]:
-    """What a run's result asks."""
+    """Return the questions in a run's result."""
     return sorted(one["value"] for one in result["__interrupt__"])
 
 

@@ -80,7 +80,7 @@ async def later(state: TenantState, minutes: float) -> None:
 
 
 async def test_a_thread_goes_when_its_time_is_over(opened: Opened) -> None:
-    """One is deleted, one loses its past, and one stays."""
+    """A thread is deleted, another loses its history, and a third stays."""
     async with opened(Lifetimes()) as state:
         gone = await a_thread(state, ttl=10)
         short = await a_thread(state, ttl=20, strategy="keep_latest")
@@ -109,7 +109,7 @@ async def test_a_thread_that_is_used_stays(opened: Opened) -> None:
 async def test_a_run_that_begins_meanwhile_saves_its_thread(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was over when it was looked for, and is used when it is its turn."""
+    """The thread had expired when the sweep read it, and is in use when the sweep reaches it."""
     async with opened(Lifetimes(ThreadTtl(ttl=10))) as state:
         row, _ = await state.runs.enter(a_run(temporary=False), None)
         await end(state, row)

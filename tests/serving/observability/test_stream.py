@@ -23,7 +23,7 @@ from tests.serving.observability.story import TENANTS, Deed, Story, deeds
 
 
 class Mirror:
-    """What a client knows that puts in place whatever it is told."""
+    """The state of a client that replaces objects as events say."""
 
     def __init__(self) -> None:
         self.programs: dict[str, JSON] = {}

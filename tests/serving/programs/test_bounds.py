@@ -1,4 +1,4 @@
-"""What a client may make the server hold is bounded, whatever it does on its connection."""
+"""The memory that a connection may use is limited, whatever its client does."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_headers_without_end_are_refused() -> None:
 
 async def test_a_client_that_does_not_read_is_disconnected_and_its_call_cancelled() -> None:
     class Chatter(Held):
-        """It never stops talking."""
+        """An executor whose calls never end."""
 
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
             self.open.add(call.call_id)

@@ -197,7 +197,7 @@ async def test_people_see_the_time_of_day_as_it_is_set(parked: bool, tmp_path: P
 
 
 async def test_an_answer_in_time_counts_though_the_clock_was_set(tmp_path: Path) -> None:
-    """It would be late, and early, by the time of day."""
+    """By the time of day, the answer would be too late, or too early."""
     machine = Machine()
     async with served(tmp_path / "j", of(asks), machine=machine.clocks()) as local:
         first, second = [await local.started("main") for _ in range(2)]

@@ -57,7 +57,7 @@ async def test_clients_see_no_difference(tmp_path: Path) -> None:
 
 
 async def test_metrics_do_not_count_runs_of_an_earlier_server(tmp_path: Path) -> None:
-    """It counts the call that it makes, and not the one that it finds in the journal."""
+    """A server counts its own calls, and not those in the journal."""
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         [question] = (await local.parked(run))["questions"]
@@ -133,7 +133,7 @@ async def test_code_that_catches_the_parking_has_not_ended(tmp_path: Path) -> No
 
 
 async def test_an_answer_to_a_program_that_is_being_parked(tmp_path: Path) -> None:
-    """It waits until no code of the program runs any more; clients see it as parked already."""
+    """The answer waits until no code of the program runs; clients see the run as parked."""
     leaves, may_leave = asyncio.Event(), asyncio.Event()
 
     async def code(ctx: Context) -> str:
@@ -176,7 +176,7 @@ async def test_after_a_restart_only_unparked_programs_resume(tmp_path: Path) -> 
 
 
 async def test_a_server_that_drains_does_not_wait_for_humans(tmp_path: Path) -> None:
-    """It parks who waits for them."""
+    """It parks programs that wait for humans."""
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         await local.until(run, lambda run: run["questions"] or run["parked"])

@@ -82,7 +82,7 @@ OF_A_SESSION: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 async def test_bodies_name_programs_and_their_ends_in_other_servers_words() -> None:
-    """What means nothing here may have any value."""
+    """Fields that agentrt does not use may have any value."""
     async with open_server() as local:
         for number, (whose, (*before, last)) in enumerate(OF_A_SESSION.items()):
             said = {"x-agentrt-tenant": f"tenant-{number}"}

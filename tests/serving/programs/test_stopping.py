@@ -1,4 +1,4 @@
-"""What stops a call: its client goes, its program ends, its time is up, the server drains."""
+"""Causes that stop a call: a disconnect, the program's end, a deadline, a drain."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_call_ends_at_its_programs_deadline() -> None:
 
 
 class Silent(ScriptedExecutor):
-    """It never says anything."""
+    """An executor whose calls produce no output."""
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         await asyncio.Event().wait()

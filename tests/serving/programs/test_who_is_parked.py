@@ -105,7 +105,7 @@ async def test_parked(tmp_path: Path, code: Code) -> None:
     ],
 )
 async def test_not_parked(tmp_path: Path, code: Code) -> None:
-    """What it does beside is in memory alone."""
+    """The program's other work exists only in memory."""
     async with served(tmp_path / "j", of(code), events=ByHand()) as local:
         if code is beside_a_call:
             local.engine.generate = never  # type: ignore[method-assign]  # it never answers

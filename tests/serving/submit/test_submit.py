@@ -139,7 +139,7 @@ async def test_a_submitted_program_asks_a_human(options: str, answer: Any) -> No
 
 
 async def test_a_submitted_program_constrains_a_generation() -> None:
-    """As requests do: the engine has the schema, the pattern, the choices or the grammar."""
+    """As with requests, the engine gets the schema, pattern, choices or grammar."""
     source = """
 async def main(ctx):
     context = await ctx.context("rivers of")

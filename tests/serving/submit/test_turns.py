@@ -1,4 +1,4 @@
-"""What a tenant's programs may compute: decisions on a clock that the test moves."""
+"""The computing time of a tenant's programs, on a clock that the test moves."""
 
 from __future__ import annotations
 

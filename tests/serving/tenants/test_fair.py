@@ -209,12 +209,12 @@ class Reference:
         return any(ticket.tenant == tenant for ticket in self.waiting + self.inside)
 
     def raise_floor(self) -> None:
-        """Where the least served of the busy tenants stands; it never falls."""
+        """Raise the floor to the least served busy tenant. The floor never falls."""
         busy = [served for tenant, served in self.served.items() if self.is_busy(tenant)]
         self.floor = max([self.floor, min(busy)]) if busy else self.floor
 
     def push(self, ticket: Ticket) -> None:
-        """Who comes back from idling has saved nothing up, and lost no debt."""
+        """A tenant that returns has gained no credit, and keeps its debt."""
         if not self.is_busy(ticket.tenant):
             self.raise_floor()
             self.served[ticket.tenant] = max(self.served.get(ticket.tenant, 0.0), self.floor)
@@ -222,7 +222,7 @@ class Reference:
         self.heard[ticket.tenant] = ticket.since
 
     def stands(self, tenant: str) -> float:
-        """Its service so far and what its calls inside are expected to use, for its weight."""
+        """The tenant's service plus the expected use of its admitted calls, over its weight."""
         expected = sum(ticket.cost for ticket in self.inside if ticket.tenant == tenant)
         return self.served[tenant] + expected / self.limits[tenant].weight
 
@@ -285,7 +285,7 @@ steps = st.lists(
 def test_the_queue_decides_as_the_reference(
     story: list[tuple[str, str, int, float]], slots: int | None
 ) -> None:
-    """Who goes in, how many wait and are inside; and when all is over, nothing is left."""
+    """Compare the admitted calls and both counts; at the end no state is left."""
     limits = {"a": Limits(weight=4.0), "b": Limits(concurrency=1), "c": Limits(weight=0.5)}
     one, reference, now = queue(slots, limits), Reference(slots, limits), 0.0
     for event, tenant, number, amount in story:

@@ -88,7 +88,7 @@ def message(*parts: Any, task: str = "", context: str = "") -> Message:
 
 
 async def told(client: Client, *parts: Any, task: str = "", **terms: Any) -> list[StreamResponse]:
-    """What a message is answered: all events, or one task."""
+    """The answer to a message: all events, or one task."""
     request = SendMessageRequest(
         message=message(*parts, task=task, context=terms.pop("context", "")),
         configuration=SendMessageConfiguration(**terms),
@@ -280,7 +280,7 @@ async def test_unsupported_methods_are_refused(it: Serving) -> None:
 
 
 async def test_tasks_are_visible_only_to_their_tenant(tmp_path: Path) -> None:
-    """As a tenant, for another one, as an operator, and without a key."""
+    """The requests come from the tenant, another tenant, an operator, and without a key."""
     with serving(all_graphs(), tmp_path / "a.db", keys=PlainKeys()) as it:
         async with agent(it, "chat", key="ann") as ann, agent(it, "chat", key="root") as root:
             task = await sent(ann, "hi")

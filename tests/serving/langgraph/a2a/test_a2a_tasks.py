@@ -56,7 +56,7 @@ async def test_a_task_that_waits_is_cancelled(it: Serving, client: LangGraphClie
 async def test_an_answer_is_for_the_question_that_was_asked(
     it: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is sent twice is not taken for the answer to the next question."""
+    """An answer that is sent twice is not taken for the answer to the next question."""
     find = KnownTasks.find
     async with agent(it, "twice") as twice:
         task = await sent(twice, {"steps": []})

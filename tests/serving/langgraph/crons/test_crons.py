@@ -241,7 +241,7 @@ async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) ->
 
 
 async def test_runs_of_a_cron_do_not_pile_up(home: Home) -> None:
-    """One that waits behind a long run stands for the times that pass meanwhile."""
+    """A run that waits behind a long run stands for all times that pass meanwhile."""
     await home.add()
     assert [await home.after(MINUTE, begin=begins) for begins in (True, False)] == [1, 1]
     assert await home.after(MINUTE, begin=False) == 0

@@ -113,7 +113,7 @@ async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
 
 
 async def test_background_work_of_a_server(url: str) -> None:
-    """It sweeps threads, looks for webhooks that wait, and finds the runs of a task."""
+    """A server sweeps threads, sends waiting webhooks, and finds the runs of a task."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("CREATE DATABASE swept")
     where = url.replace("/postgres", "/swept")

@@ -127,7 +127,7 @@ async def test_a_connection_that_is_cut_under_load(
 
 
 async def is_taken(url: str) -> bool:
-    """Whether a server uses a database."""
+    """Return whether a server uses a database."""
     try:
         async with open_database(Address.parse(url)):
             return False
@@ -161,7 +161,7 @@ async def test_a_database_that_is_silent(
 async def test_a_database_that_takes_no_writes(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a standby does. What there is can be read, and runs end when it takes writes again."""
+    """Like a standby: rows can be read, and runs end when the database accepts writes again."""
     monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
 
     async def set_to(value: str) -> None:

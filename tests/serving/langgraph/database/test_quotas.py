@@ -1,4 +1,4 @@
-"""What a tenant may have in the database, whichever way it gets there."""
+"""The limits of a tenant's rows in the database, for every way of creating them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run writes after it was rolled back, and when it is cancelled."""
+"""Writes of a run after its rollback, and during its cancellation."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Node:
 
 
 async def test_a_continued_thread_leaves_no_state(tmp_path: Path) -> None:
-    """What its subgraph would remember is not there for the next run."""
+    """The next run does not find the state of the earlier run's subgraph."""
     node = Node()
     with serving({"slow": node.graph()}, tmp_path / "a.db") as it:
         async with get_client(url=it.url) as client:

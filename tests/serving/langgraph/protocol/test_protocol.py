@@ -148,7 +148,7 @@ async def test_a_listener_before_the_run_is_queued_gets_its_events(
 
 
 async def test_a_returning_client_gets_missed_events(http: httpx.AsyncClient) -> None:
-    """Of all runs of the thread: since the event of a number, or from the start."""
+    """The client gets events of all runs of the thread, since a number or from the start."""
     thread = str(uuid4())
     await start(http, thread, "steps")
     await start(http, thread, "bare", {"messages": []})
@@ -362,7 +362,7 @@ async def test_a_run_that_is_stopped_ends_as_interrupted(
 async def test_older_clients_follow_such_a_run_to_its_end(
     http: httpx.AsyncClient, client: LangGraphClient
 ) -> None:
-    """They get its result, and no event in a form that they do not know."""
+    """Older clients get the run's result, and no event in an unknown form."""
     thread = str(uuid4())
     run = await start(http, thread, "steps")
     assert await client.runs.join(thread, run) == DONE

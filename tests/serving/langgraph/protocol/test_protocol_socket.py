@@ -88,7 +88,7 @@ async def opened(url: str, thread: str = "", **options: Any) -> AsyncIterator[So
 
 
 async def status(url: str, **options: Any) -> int:
-    """What a handshake is answered."""
+    """Return the status of a handshake."""
     try:
         async with opened(url, **options):
             return 101

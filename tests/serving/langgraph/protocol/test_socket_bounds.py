@@ -1,4 +1,4 @@
-"""What a WebSocket may use up, and how it ends with its server."""
+"""The limits of a WebSocket, and its end with its server."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_silent_connection_is_pinged(
 
 
 async def test_a_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
-    """What it would have got waits in the server: one buffer's worth, and no more."""
+    """At most one buffer of unread events is kept in the server."""
     async with (
         listening(tmp_path, Bounds(reader_s=0.2)) as (listener, _),
         opened(listener.url) as socket,

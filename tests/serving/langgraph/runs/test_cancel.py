@@ -62,7 +62,7 @@ async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serv
 
 @pytest.mark.parametrize("first", ["interrupt", "rollback", "shutdown"])
 async def test_a_second_stop_does_not_interrupt_the_first(first: Action) -> None:
-    """As a run waits for its program's end, which may take a while."""
+    """The run waits for the end of its program, which may take a while."""
     begun, stopping, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow_to_stop() -> None:

@@ -1,4 +1,4 @@
-"""What is left of runs is cleared away, when its time has come."""
+"""The data of ended runs is deleted when it expires."""
 
 from __future__ import annotations
 

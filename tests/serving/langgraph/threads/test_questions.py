@@ -107,7 +107,7 @@ async def answered(http: httpx.AsyncClient, question: Any, value: Any) -> httpx.
 
 
 async def joined(client: LangGraphClient, answer: httpx.Response) -> Any:
-    """What the run gave that an answer has started."""
+    """Return the result of the run that an answer has started."""
     assert answer.status_code == 200, answer.text
     return await client.runs.join(answer.json()["thread"], answer.json()["run"])
 
