@@ -1,7 +1,10 @@
 """All errors that agentrt raises on purpose, as a tree.
 
+If such an error ends a command, the branch of the error decides the exit code: 2 for `UsageError`,
+70 for `InvariantError`, and 1 for all others.
+
 AgentrtError
-├── UsageError            a user's mistake: the input must be corrected (exit code 2)
+├── UsageError            a user's mistake: the input must be corrected
 │   ├── ConfigError         an invalid option or setting
 │   │   ├── NotServedError    a call names a model that its engine does not serve
 │   │   ├── UnknownContextError  no context was saved under this name
@@ -10,9 +13,10 @@ AgentrtError
 │   │   └── AmbiguousOptionError  an option that is also a tool's argument. Also a TypeError
 │   ├── ProgramLoadError    a file that does not have the requested program or graph
 │   └── ModelLoadError      a model that cannot be found or loaded
-├── ProgramError          a user's program raised; its own error is the cause (exit code 1)
+├── ProgramError          a user's program raised; its own error is the cause
 ├── EngineError           the engine failed, and not because of the program
 │   ├── EngineStartError    the engine did not start
+│   │   └── NoRoomError       a cluster has no room for the engine now, but may have later
 │   ├── EngineDiedError     the engine died while it ran; its calls were lost
 │   └── CallRejectedError   the engine rejected a single call (a bad schema, …)
 │       └── PromptTooLongError  a call's prompt leaves no room for an answer in the context

@@ -5,7 +5,8 @@ sleep of an hour must still last an hour, so its end is a time of a `SteadyClock
 shows the time of day when it is first started, and counts the passing seconds from then on:
 
 - Within a boot of the machine, it uses the time since the boot, including suspended time
-  (`CLOCK_BOOTTIME`). A later process of the same boot continues the clock from its last `Reading`.
+  (`CLOCK_BOOTTIME`). A later process of the same boot continues the clock from its last
+  `ClockReading`.
 - After another boot, or on another machine, only the time of day tells how much time has passed. If
   the time of day is behind the clock, the clock assumes that no time has passed, and never goes
   backwards. A machine without a clock battery starts with such a time of day, and sets it soon
@@ -85,7 +86,7 @@ class MachineClocks:
     look_s: float = LOOK_S
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """A reading of a clock: it showed ``now`` when the machine had been up for ``since_boot``
     seconds in its ``boot``. The time of day was ``shift`` seconds ahead of the clock.
     """
@@ -104,7 +105,9 @@ class SteadyClock:
     the number of seconds by which the time of day is ahead, as of the last `look`.
     """
 
-    def __init__(self, machine: MachineClocks | None = None, last: Reading | None = None) -> None:
+    def __init__(
+        self, machine: MachineClocks | None = None, last: ClockReading | None = None
+    ) -> None:
         self._machine = MachineClocks() if machine is None else machine
         self._last = last
         self._zero: float | None = None
@@ -148,10 +151,10 @@ class SteadyClock:
         self.shift = shift
         return True
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClockReading:
         """Return a reading from which a later process can continue the clock."""
         self.look()
-        return Reading(self._machine.boot, self._machine.since_boot(), self.now(), self.shift)
+        return ClockReading(self._machine.boot, self._machine.since_boot(), self.now(), self.shift)
 
     def time_of_day(self, at: float) -> float:
         """Convert a time of this clock into the time of day as it is set now, for display."""

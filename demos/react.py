@@ -4,6 +4,7 @@
 
 The tools run real SQL. A tool call is held to its tool's schema, and the answer must name the
 observation that it rests on, so that even a tiny model stays in form. It may still be wrong.
+If you copy this file, copy `shop.py`, too: it has the shop and its tools.
 """
 
 from __future__ import annotations

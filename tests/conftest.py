@@ -76,7 +76,7 @@ def _short_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _other_children_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command ends all processes below its own when it ends; run in the process of the tests,
-    it has engines beside it that other tests go on with.
+    it has engines beside it that other tests continue with.
     """
     monkeypatch.setattr("agentrt.cli.signals.end_descendants", lambda: 0)
 
@@ -127,7 +127,7 @@ async def token_runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     8,192; a prompt and its output have up to 2,048. Its scheduler can be watched.
     """
     pytest.importorskip("vllm")
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions
     from agentrt.lab.engine.engines import LabEngine
     from tests.doubles.tinymodel import tiny_model
 

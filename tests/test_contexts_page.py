@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrt import Runtime
-from agentrt.executors.transformers import TransformersExecutor
+from agentrt.engines import TransformersExecutor
 from tests.contexts.real import fresh
 from tests.doubles.tinymodel import tiny_model
 from tests.pages import blocks, saved

@@ -16,8 +16,8 @@ from agentrt import Runtime, SchedulerConfig
 from agentrt.cli.app import call
 from agentrt.cli.serve import serve
 from agentrt.cli.serve_job import read_job
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.engines import EngineOptions, VLLMEngine
+from agentrt.executors.vllm.options import engine_args
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langchain.shared import close_all
 from agentrt.lab.commands.simulate import policies

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.app import call
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from tests.doubles.scripted import ScriptedExecutor
 from tests.pages import blocks
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 def test_the_commands_end_as_they_say(capsys: pytest.CaptureFixture[str]) -> None:
-    """In their order, as they go on with each other's thread."""
+    """In their order, as they continue with each other's thread."""
     codes = []
     for line in LINES:
         codes.append(call(shlex.split(line, comments=True)[1:]))

@@ -29,13 +29,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agentrt": (),
     "agentrt.batch": (),
     "agentrt.contexts": (),
+    "agentrt.engines": (),
     "agentrt.errors": (),
     "agentrt.executors.history": ("read",),
-    "agentrt.executors.openai": ("OpenAIEndpoint",),
-    "agentrt.executors.replicas": ("ReplicaSet",),
     "agentrt.executors.vllm": (),
-    "agentrt.executors.vllm.engine": ("VLLMEngine",),
-    "agentrt.executors.vllm.options": ("EngineOptions",),
     "agentrt.integrations.langchain": ("ChatAgentRT",),
     "agentrt.integrations.langgraph": ("instrument", "uninstrument"),
     "agentrt.integrations.mcp": (),
@@ -89,7 +86,7 @@ def described(name: str, value: Any) -> Iterator[str]:
     """
     taken = parameters(value)
     yield name + shown(taken)
-    if inspect.isclass(value) and not name.startswith("agentrt.executors."):
+    if inspect.isclass(value) and not name.startswith("agentrt.engines."):
         members = {member for one in ours(value) for member in vars(one) if member[0] != "_"}
         for member in members - {one.name for one in taken or ()} - {*dir(BaseModel)}:
             static = inspect.getattr_static(value, member)

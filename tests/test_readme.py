@@ -15,7 +15,7 @@ import pytest
 from agentrt import Runtime, ToolCall
 from agentrt.cli.app import call
 from agentrt.cli.load import load_program
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.integrations.langchain.shared import close_all
 from agentrt.program import Program
 from agentrt.request import Call

@@ -10,8 +10,7 @@ import pytest
 
 from agentrt.cli.engines import each_engine, read_fleet
 from agentrt.cli.run import run
-from agentrt.executors.replicas import ReplicaSet
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions, ReplicaSet
 from tests.doubles.scripted import ScriptedExecutor
 from tests.pages import blocks, text_of
 

@@ -12,7 +12,7 @@ from agentrt.runtime.run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ItemLimits:
     """Limits of one item: ``max_tokens_total`` prompt and output tokens of all its calls,
     ``max_calls`` calls, and ``timeout`` seconds. None means no limit.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, Problem, key_of
-from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.limits import ItemLimits, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError
@@ -61,7 +61,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BatchSettings:
     """The settings of a batch.
 
     With ``skips``, values that cannot be recorded are left out of the journal. ``price`` is the
@@ -70,7 +70,7 @@ class Settings:
 
     samples: int = 1
     max_live: int = DEFAULT_LIVE
-    limits: Limits = field(default_factory=Limits)
+    limits: ItemLimits = field(default_factory=ItemLimits)
     stop_when: float | None = None
     price: tuple[float, float] | None = None
     skips: bool = False
@@ -96,7 +96,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _SampleWork:
     """A sample of an input to run. If ``unscored`` is set, the sample has that result already, and
     only its scores are computed.
     """
@@ -119,7 +119,7 @@ class Batch:
         self,
         target: Target,
         runtime: Runtime,
-        settings: Settings,
+        settings: BatchSettings,
         *,
         scores: Sequence[Score] = (),
         out: ResultFile | None = None,
@@ -192,7 +192,7 @@ class Batch:
 
     async def _work(
         self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
-    ) -> AsyncGenerator[_Work, None]:
+    ) -> AsyncGenerator[_SampleWork, None]:
         """Yield the work that is left, and put the results that the file already has into ``done``.
 
         The samples of an input follow each other, so that they find their prompt in the cache.
@@ -202,11 +202,11 @@ class Batch:
             for sample in range(self._settings.samples):
                 count += 1
                 if self._out is None:
-                    yield _Work(item, sample, 1)
+                    yield _SampleWork(item, sample, 1)
                 elif not self._out.has(item.id, sample):
                     if (unscored := self._out.unscored(item.id, sample)) is not None:
                         check_program(unscored, self._target.name, self._out.path)
-                    yield _Work(item, sample, self._out.attempt(item.id, sample), unscored)
+                    yield _SampleWork(item, sample, self._out.attempt(item.id, sample), unscored)
                 else:
                     self.ended += 1
                     result = self._out.read(item.id, sample)
@@ -218,12 +218,12 @@ class Batch:
         self._stop_stragglers()
 
     async def _run(
-        self, work: AsyncGenerator[_Work, None], done: asyncio.Queue[Result | None]
+        self, work: AsyncGenerator[_SampleWork, None], done: asyncio.Queue[Result | None]
     ) -> None:
         """Do the work, at most ``max_live`` items at once. None in ``done`` marks the end."""
         room = asyncio.Semaphore(self._settings.max_live)
 
-        async def finish(each: _Work) -> None:
+        async def finish(each: _SampleWork) -> None:
             try:
                 await done.put(await self._result(each))
             finally:
@@ -247,7 +247,7 @@ class Batch:
 
     # -- one item ----------------------------------------------------------------------
 
-    async def _result(self, work: _Work) -> Result:
+    async def _result(self, work: _SampleWork) -> Result:
         if work.unscored is not None:
             bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
             return await self._ended(await self._scored(bare, work.item))
@@ -300,7 +300,7 @@ class Batch:
         run.cancel()
         await asyncio.wait([run.task])
 
-    async def _read(self, live: _Live, work: _Work, run_id: str) -> Result:
+    async def _read(self, live: _Live, work: _SampleWork, run_id: str) -> Result:
         """Return the result of a run that has ended."""
         run, usage = live.run, live.run.row.usage
         over = live.over or self._settings.limits.at_end(run)
@@ -548,10 +548,10 @@ async def batch(
     Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError` or
     `JournalWriteError` if the batch cannot continue. An error of a program is in its result.
     """
-    settings = Settings(
+    settings = BatchSettings(
         samples,
         max_live,
-        Limits(max_tokens_total, max_calls, timeout),
+        ItemLimits(max_tokens_total, max_calls, timeout),
         read_share(stop_when),
         price,
         skips=True,

@@ -16,12 +16,12 @@ import click
 from rich.console import Console
 
 from agentrt.batch.inputs import Condition, Fields, InputFile, InputsError, Item
-from agentrt.batch.limits import Limits, read_share
+from agentrt.batch.limits import ItemLimits, read_share
 from agentrt.batch.results import Result, ResultFile, read_results
 from agentrt.batch.runner import (
     DEFAULT_LIVE,
     Batch,
-    Settings,
+    BatchSettings,
     check_program,
     digest_of,
     items_of,
@@ -41,7 +41,7 @@ from agentrt.cli.journals import (
     opened_journal,
     read_journal,
 )
-from agentrt.cli.load import GraphTarget, LoadedTarget, import_file, load_program, split_target
+from agentrt.cli.load import LoadedGraph, LoadedTarget, import_file, load_program, split_target
 from agentrt.cli.results import print_summary
 from agentrt.cli.screen import LiveScreen, Screen
 from agentrt.cli.signals import Drain, Interrupts
@@ -76,13 +76,13 @@ _LIVE_S, _PLAIN_S = 0.5, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _BatchJob:
     """A batch as the command line says it."""
 
     program: LoadedTarget
     inputs: InputFile
     out: ResultFile
-    settings: Settings
+    settings: BatchSettings
     scores: Sequence[Score]
     engine: EngineOptions
     tools: ToolSources
@@ -113,7 +113,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
     names = [score.name for score in scores]
     out = ResultFile(options["out"], retry=options["retry"], scores=names)
-    job = _Job(
+    job = _BatchJob(
         program,
         inputs,
         out,
@@ -137,7 +137,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
             try:
                 complete = Interrupts(last_words, drain).run(work)
             except (EngineError, JournalWriteError, OSError):
-                say(f"results so far: {out.path}; once the cause is gone, the same command goes on")
+                say(f"results so far: {out.path}; the same command resumes the batch")
                 raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
     finally:
@@ -145,8 +145,8 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
         out.close()
 
 
-def _settings(options: Mapping[str, Any]) -> Settings:
-    limits = Limits(options["max_tokens_total"], options["max_calls"], options["timeout"])
+def _settings(options: Mapping[str, Any]) -> BatchSettings:
+    limits = ItemLimits(options["max_tokens_total"], options["max_calls"], options["timeout"])
     price = None
     if options["price"] is not None:
         try:
@@ -157,7 +157,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             ) from error
         price = prompt, output
     source = click.get_current_context().get_parameter_source("on_unrecordable")
-    return Settings(
+    return BatchSettings(
         options["samples"] or 1,
         options["max_live"] or DEFAULT_LIVE,
         limits,
@@ -171,8 +171,8 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
     """The journal that is named, or that beside the results."""
     if options["journal_content"] != "full":
         raise UsageError(
-            f"--journal-content {options['journal_content']}: a batch goes on from its journal, "
-            "which needs full; leave it out"
+            f"--journal-content {options['journal_content']}: a batch is resumed from its journal, "
+            "which must have the content full; leave this option out"
         )
     if (named := options["journal"]) is not None:
         plan = read_journal(options)
@@ -209,11 +209,11 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
 
 
 @asynccontextmanager
-async def _opened(job: _Job) -> AsyncIterator[Target]:
+async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
     """The program or the graph. Raises `ProgramLoadError` and `ImportFailedError`."""
     async with AsyncExitStack() as stack:
         program = job.program
-        if not isinstance(program, GraphTarget):
+        if not isinstance(program, LoadedGraph):
             if job.checkpointer is not None:
                 raise UsageError(
                     f"--checkpointer is for LangGraph graphs, and {program.name!r} is an agentrt "
@@ -230,20 +230,20 @@ async def _opened(job: _Job) -> AsyncIterator[Target]:
         try:
             opened = await stack.enter_async_context(opening)
         except ProgramLoadError as error:
-            assert isinstance(program, GraphTarget)
+            assert isinstance(program, LoadedGraph)
             raise ProgramLoadError(
                 f"{program.path}: {program.name!r} is no graph: {error}"
             ) from None
         except AgentrtError:
             raise
         except Exception as error:
-            assert isinstance(program, GraphTarget)
+            assert isinstance(program, LoadedGraph)
             raise ImportFailedError(str(program.path)) from error
         yield opened
 
 
 async def _execute(
-    job: _Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
+    job: _BatchJob, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> bool:
     """Check all records, then run what is left. Returns whether the whole batch has ended."""
     async with AsyncExitStack() as stack:
@@ -285,7 +285,7 @@ async def _close(runtime: Runtime, screen: Screen) -> None:
     await runtime.close()
 
 
-def _check(job: _Job, target: Target) -> tuple[int, int]:
+def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
     """The number of results of the batch, and of those that are left to be made. Raises
     `InputsError` after a line for each record that cannot be used.
     """
@@ -315,9 +315,9 @@ def _check(job: _Job, target: Target) -> tuple[int, int]:
     return total, left
 
 
-async def _play(job: _Job, batch: Batch, screen: Screen, drain: Drain, left: int) -> bool:
+async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left: int) -> bool:
     """Run the batch, with its progress on the screen."""
-    progress = _Progress(batch, screen, left)
+    progress = _BatchProgress(batch, screen, left)
 
     def draining(signal: str) -> None:
         batch.drain()
@@ -339,9 +339,9 @@ async def _play(job: _Job, batch: Batch, screen: Screen, drain: Drain, left: int
     return True
 
 
-class _Progress:
-    """Says how far a batch is: a line that is replaced on a terminal, and one every 10 seconds
-    elsewhere.
+class _BatchProgress:
+    """Shows the progress of a batch: on a terminal in a line that is replaced, elsewhere by a new
+    line every 10 seconds.
     """
 
     def __init__(self, batch: Batch, screen: Screen, left: int) -> None:
@@ -386,7 +386,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _conclude(job: _Job, console: Console, *, complete: bool, as_json: bool) -> int:
+def _conclude(job: _BatchJob, console: Console, *, complete: bool, as_json: bool) -> int:
     """Say what the results are, and return the exit code."""
     summary = summarize(read_results(job.out.path))
     if as_json:
@@ -395,7 +395,7 @@ def _conclude(job: _Job, console: Console, *, complete: bool, as_json: bool) -> 
     path = job.out.path
     where = f"results: {path}"
     if not complete:
-        say(f"{where}; stopped before its end, the same command goes on")
+        say(f"{where}; stopped before its end; the same command resumes the batch")
         return FAILED
     say(where)
     fault = any(each["errors"] for each in summary["scores"].values()) or summary["failed"]

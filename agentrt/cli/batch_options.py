@@ -35,8 +35,8 @@ inputs_options = together(
     ),
     _batch.file(
         "--out",
-        "Write one line of JSON for each result as it ends. Killed at any moment, the same command "
-        "goes on.",
+        "Write one line of JSON for each result as it ends. After a kill at any moment, the same "
+        "command resumes the batch.",
         dir_okay=True,
     ),
     _batch.text(

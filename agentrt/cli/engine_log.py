@@ -153,7 +153,7 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
 @contextmanager
 def _warnings_after() -> Iterator[None]:
     """Hold back the log records of agentrt's loggers until the body has ended."""
-    logger, held = logging.getLogger("agentrt"), _Held()
+    logger, held = logging.getLogger("agentrt"), _HeldLines()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(held)
     try:
@@ -165,7 +165,7 @@ def _warnings_after() -> Iterator[None]:
             logger.handle(record)
 
 
-class _Held(logging.Handler):
+class _HeldLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []

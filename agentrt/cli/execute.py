@@ -115,7 +115,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """The outcome of a command: its runs, which all have ended, and the engine's description.
 
     ``questions`` are questions that no human has answered yet. ``outside_calls`` is the number of
@@ -135,7 +135,7 @@ class Outcome:
 
 async def execute(
     job: Job, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
-) -> Outcome:
+) -> CommandOutcome:
     """Start the engine, run the programs, and stop the engine.
 
     Without a program to start, no engine starts. Errors of programs stay in their runs. Raises
@@ -161,13 +161,13 @@ async def execute(
 
 async def _execute(
     job: Job, runtime: Runtime, human: Human, screen: Screen, log: EngineLog, drain: Drain
-) -> Outcome:
+) -> CommandOutcome:
     policy = job.options.scheduler.policy
     async with screen.showing(), job.plan.opened(human, runtime.questions.ask) as starts:
         # Take the first starts now, because they raise usage errors before the engine starts.
         first = await _take(starts, job.max_live)
         if not first:
-            return Outcome([], {}, policy, job.plan.questions)
+            return CommandOutcome([], {}, policy, job.plan.questions)
         knows_all = await all_done(runtime.journal, first)
         make_room(len(first))
         with watching(runtime, screen) as watch:
@@ -190,7 +190,7 @@ async def _execute(
                     screen.progress("stopping the engine")
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
-        return Outcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+        return CommandOutcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
 
 
 def _elsewhere(job: Job) -> str:

@@ -1,8 +1,9 @@
 """How the command line reports errors: a message on stderr, and an exit code.
 
-Exit codes: 0 success · 1 the program or the engine failed · 2 a usage error · 3 a question to a
-human is still open, which is not an error · 70 a bug in agentrt · 130 Ctrl-C · 143 SIGTERM ·
-129 SIGHUP · 141 the reader has closed the output.
+Exit codes: 0 success · 1 the program, the engine or a tool failed · 2 a usage error · 3 a question
+to a human is still open, which is not an error · 70 a bug in agentrt · 130 Ctrl-C · 143 SIGTERM ·
+129 SIGHUP · 141 the reader has closed the output. The branch of an error in `agentrt.errors`
+decides between 1, 2 and 70.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from agentrt.cli.streams import drop_unwritten, reader_left, say
 from agentrt.errors import (
     INSTALL_VLLM,
     AgentrtError,
-    EngineError,
-    JournalWriteError,
+    InvariantError,
     ProgramError,
     UsageError,
     text_of,
@@ -99,9 +99,8 @@ def _own_fault(error: AgentrtError) -> int:
         case UsageError():
             _say(str(error))
             return USAGE
-        case EngineError() | RefusedError() | JournalWriteError():
-            _say(str(error))
-            return FAILED
+        case InvariantError():
+            return _bug(error)
         case ProgramError():
             say(program_fault(error))
             return FAILED
@@ -111,7 +110,8 @@ def _own_fault(error: AgentrtError) -> int:
             _say(f"cannot import {error}: {summary(error.__cause__)}{where}{_hint(error)}")
             return FAILED
         case _:
-            return _bug(error)
+            _say(str(error))
+            return FAILED
 
 
 def _unwritten(error: BaseException) -> int:

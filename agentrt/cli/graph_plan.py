@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrt.cli.faults import ImportFailedError
 from agentrt.cli.human import FLAG, Human, InterruptReply, UnansweredError, choose, read_reply
-from agentrt.cli.load import GraphTarget
+from agentrt.cli.load import LoadedGraph
 from agentrt.cli.plan import OpenQuestion, Plan, Start
 from agentrt.errors import AgentrtError, ProgramLoadError, UsageError
 from agentrt.integrations.langgraph.graphs import (
@@ -71,7 +71,7 @@ class GraphPlan(Plan):
     ``invocation`` is the command line, from which the command that answers open questions is made.
     """
 
-    def __init__(self, target: GraphTarget, terms: GraphTerms, invocation: Invocation) -> None:
+    def __init__(self, target: LoadedGraph, terms: GraphTerms, invocation: Invocation) -> None:
         super().__init__()
         self._target = target
         self._terms = terms

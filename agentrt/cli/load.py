@@ -26,7 +26,7 @@ from agentrt.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class GraphTarget:
+class LoadedGraph:
     """A loaded graph. ``value``, which is defined in the file ``path``, is the graph, its builder,
     or a function that makes it.
 
@@ -38,7 +38,7 @@ class GraphTarget:
     path: Path
 
 
-LoadedTarget = Program | GraphTarget
+LoadedTarget = Program | LoadedGraph
 
 _EXAMPLE = "put @program above an 'async def main(ctx)', or compile a LangGraph graph"
 _NAMED = 5
@@ -107,7 +107,7 @@ def _of_project(path: Path, name: str | None) -> LoadedTarget:
             "correct the path of the graph"
         )
     value = getattr(module, entry.variable)
-    return value if isinstance(value, Program) else GraphTarget(value, entry.name, entry.file)
+    return value if isinstance(value, Program) else LoadedGraph(value, entry.name, entry.file)
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -292,7 +292,7 @@ def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program
     return own, foreign
 
 
-def _graphs(path: Path, module: ModuleType) -> dict[str, GraphTarget]:
+def _graphs(path: Path, module: ModuleType) -> dict[str, LoadedGraph]:
     """Return the module's graphs, by the names of their variables."""
     if "langgraph.pregel" not in sys.modules:
         return {}  # a file without LangGraph has no graphs, and importing it takes a second
@@ -300,7 +300,7 @@ def _graphs(path: Path, module: ModuleType) -> dict[str, GraphTarget]:
 
     graphs = graphs_among(vars(module))
     return {
-        name: GraphTarget(graph, graph_name(graph, name), path) for name, graph in graphs.items()
+        name: LoadedGraph(graph, graph_name(graph, name), path) for name, graph in graphs.items()
     }
 
 
@@ -318,7 +318,7 @@ def _only(path: Path, candidates: dict[str, LoadedTarget]) -> LoadedTarget:
 
 
 def _identity(item: LoadedTarget) -> int:
-    return id(item.value if isinstance(item, GraphTarget) else item)
+    return id(item.value if isinstance(item, LoadedGraph) else item)
 
 
 def _named(
@@ -331,7 +331,7 @@ def _named(
             return item
     value = vars(module).get(name)
     if inspect.isfunction(value) or _is_graph(value):
-        return GraphTarget(value, name, path)
+        return LoadedGraph(value, name, path)
     available = ", ".join(sorted(candidates)) or f"none; {_EXAMPLE}"
     raise ProgramLoadError(f"{path}: unknown program {name!r}; available: {available}")
 

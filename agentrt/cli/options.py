@@ -347,7 +347,7 @@ journal_options = together(
         "--on-unrecordable",
         "[fail|go-on]",
         "What to do with a value that would not come back equal from the journal: let the program "
-        "fail, or go on without recording the value.",
+        "fail, or continue without recording the value.",
         type=click.Choice(["fail", "go-on"]),
         default="fail",
     ),

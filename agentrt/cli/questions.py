@@ -108,7 +108,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
         raise RefusedError(f"question {question} is not open any more: {fields['state']}")
     reply = read_choice(_form(fields), typed(value))
     done = ask_server(url, api_key, "POST", path, json={"answer": reply})
-    run = f": run {done['run']} goes on" if "run" in done else ""
+    run = f": run {done['run']} continues" if "run" in done else ""
     click.echo(f"answered {fields['program'] or 'thread ' + fields['thread']}{run}", err=True)
 
 
@@ -143,7 +143,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
 
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("--api-key: invalid API key; allowed are printable ASCII characters only")
+        raise UsageError("--api-key: invalid API key; a key has only printable ASCII characters")
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentrt.batch.plain import plain, readable, tidy
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.execute import Job, Outcome
+from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
@@ -37,7 +37,9 @@ _FAULTS_SHOWN = 3
 """Number of failed programs whose errors are shown in full."""
 
 
-def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as_json: bool) -> int:
+def conclude(
+    job: Job, outcome: CommandOutcome, console: Console, log: EngineLog, *, as_json: bool
+) -> int:
     """Write the results, the report and the errors of a finished job. Return the exit code.
 
     Raises `ConfigError` if the graph or the timeline cannot be written, after everything else
@@ -65,7 +67,7 @@ def conclude(job: Job, outcome: Outcome, console: Console, log: EngineLog, *, as
 
 
 def _print_results(runs: Sequence[Run]) -> None:
-    # A program that waits for a human has no result yet, unless it went on without an answer.
+    # A program that waits for a human has no result yet, unless it continued without an answer.
     answered = [run for run in runs if run.state is not RunState.INTERRUPTED or run.result]
     for run in answered:
         if not failed(run):
@@ -81,7 +83,7 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
         text = short(str(question.value), 200)
         say(f"{program} waits for a human in thread {question.thread}: {text}{question_id}")
     for command in dict.fromkeys(question.answer_with for question in questions):
-        say(f"go on with: {command}")
+        say(f"continue with: {command}")
 
 
 def _as_text(result: Any) -> str:
@@ -141,7 +143,7 @@ def _code(losers: Sequence[Run]) -> int:
     return FAILED if losers else 0
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: CommandOutcome) -> dict[str, Any]:
     """Return the object that ``--json`` prints. A program that failed has null as its result."""
     programs = [
         {

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
     from agentrt.cli.engine_log import EngineLog
     from agentrt.cli.engines import Fleet
-    from agentrt.cli.execute import Job, Outcome
+    from agentrt.cli.execute import CommandOutcome, Job
     from agentrt.cli.journals import JournalPlan
     from agentrt.cli.load import LoadedTarget
     from agentrt.cli.plan import Plan
     from agentrt.program import Program
 
     Planned = tuple[Plan, JournalPlan | None]
-    End = Callable[[Outcome, Console, EngineLog], int]
+    End = Callable[[CommandOutcome, Console, EngineLog], int]
 
 _EPILOG = """\b
 Examples:
@@ -209,10 +209,10 @@ def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
 
     Raises `UsageError`.
     """
-    from agentrt.cli.load import GraphTarget
+    from agentrt.cli.load import LoadedGraph
     from agentrt.cli.plan import Plan, Start
 
-    if not isinstance(target, GraphTarget):
+    if not isinstance(target, LoadedGraph):
         _check_program(target, value, options)
         return Plan(repeat(Start(target, value), options["n"]))
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms

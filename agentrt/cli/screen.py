@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 
 from agentrt.cli.live import render
 from agentrt.cli.streams import printable
-from agentrt.runtime.events import Event, ProgramEnded
+from agentrt.runtime.events import Event, RunEnded
 from agentrt.runtime.run import Run
 
 _LOADING_FRAME_S = 0.1
@@ -51,7 +51,7 @@ class Screen:
 
     def saw(self, event: Event) -> None:
         """Report an event of a program."""
-        if isinstance(event, ProgramEnded):
+        if isinstance(event, RunEnded):
             self._ended += 1
             programs = len(self._runs)
             count = f" ({self._ended} of {programs})" if programs > 1 else ""
@@ -174,7 +174,7 @@ class _Console(Console):
 
 
 class _Display(io.TextIOWrapper):
-    """A stream that ignores errors: programs go on when stderr is closed or its disk is full."""
+    """A stream that ignores errors: programs continue when stderr is closed or its disk is full."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):

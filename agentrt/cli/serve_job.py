@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.cli.database import default_database
 from agentrt.cli.engines import engine_options
 from agentrt.cli.journals import JournalPlan, server_journal
-from agentrt.cli.load import GraphTarget, LoadedTarget, load_all, project_of
+from agentrt.cli.load import LoadedGraph, LoadedTarget, load_all, project_of
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
 from agentrt.errors import ProgramLoadError
@@ -114,7 +114,7 @@ def served_of(source: str, loaded: Mapping[str, LoadedTarget]) -> dict[str, Serv
     """Convert loaded programs and graphs into what the server takes."""
     return {
         name: ServedGraph(item.value, source)
-        if isinstance(item, GraphTarget)
+        if isinstance(item, LoadedGraph)
         else ServedProgram(item, source)
         for name, item in loaded.items()
     }

@@ -17,7 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from agentrt.cli.execute import Outcome
+from agentrt.cli.execute import CommandOutcome
 from agentrt.cli.live import STYLES
 from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
@@ -34,7 +34,7 @@ _PARTS = ("service", "waiting", "tools", "other")
 _GLYPHS = "█▓▒░"
 
 
-def print_report(outcome: Outcome, console: Console) -> None:
+def print_report(outcome: CommandOutcome, console: Console) -> None:
     """Print how each program spent its time and what it cost; for many programs, a summary."""
     reports = outcome.reports()
     if not reports:

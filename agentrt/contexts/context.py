@@ -384,9 +384,8 @@ class Lineage:
         self.fork(length)
 
     def drop(self) -> list[tuple[str, int]]:
-        """Drop the context, and return the calls with tokens that no context has any more.
-
-        Each comes with the number of its first tokens that other contexts still have.
+        """Drop the context. Return each call with tokens that are in no context any more, and the
+        number of the call's first tokens that are still in another context.
         """
         unused = [(self._call, self._start)]
         stretch = None if self._strayed else self._shared

@@ -54,7 +54,7 @@ async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
     return reply
 
 
-class Reading(Generic[T]):
+class StreamReading(Generic[T]):
     """Reads the items of a stream, and can be made to fail while a task waits for the next item.
 
     ``following`` returns the next item each time that it is called. ``task`` is the task that waits

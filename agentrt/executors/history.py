@@ -53,7 +53,7 @@ Values = dict[str, Any]
 """The content of a file."""
 
 
-class _Row(NamedTuple):
+class _DurationsRow(NamedTuple):
     """An entry of `Durations`: the statistics of a kind at an age."""
 
     tenant: str
@@ -77,8 +77,8 @@ class _UsualRow(NamedTuple):
 class _Content(BaseModel):
     """The content of a history file."""
 
-    service: list[_Row]
-    gaps: list[_Row]
+    service: list[_DurationsRow]
+    gaps: list[_DurationsRow]
     usual: list[_UsualRow] = []
 
 
@@ -217,7 +217,7 @@ def _known(usual: Usual) -> dict[str, list[float]]:
 
 
 _BOUNDS = {"left_s": (0.0, LONGEST_S), "well": (0.0, 1.0)}
-"""The bounds of the means in a `_Row`; other means may be negative, too."""
+"""The bounds of the means in a `_DurationsRow`; other means may be negative, too."""
 
 
 def _saved_mean(name: str, mean: Mean) -> list[float]:
@@ -254,7 +254,7 @@ def load(learned: Learned, values: object) -> None:
     _take_usual(learned, content.usual)
 
 
-def _durations(rows: list[_Row]) -> Durations:
+def _durations(rows: list[_DurationsRow]) -> Durations:
     durations = Durations()
     for row in rows:
         known = durations.entry((row.tenant, row.type, row.name), row.age)

@@ -19,6 +19,7 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
+from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
 from agentrt.proxies import client_options
@@ -210,3 +211,6 @@ def _reason(error: Any) -> str:
 
 def _cause(error: Exception) -> str:
     return str(error.__cause__ or error)
+
+
+warn_of_former_place(__name__, "OpenAIEndpoint")

@@ -40,7 +40,7 @@ _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "lev
 
 
 @dataclass(slots=True)
-class _Work:
+class _CallWork:
     """The rest of a call: the ``words`` to output, and the queue for them.
 
     None in the queue ends the call.
@@ -143,7 +143,7 @@ class SimulatedEngine(Executor):
         row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
         table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
         queued = QueuedCall(
-            call.call_id, row, _Work(words), identity.path_s, now, node=identity.node
+            call.call_id, row, _CallWork(words), identity.path_s, now, node=identity.node
         )
         queued.arrived_step = self._steps + 1
         queued.max_tokens = call.spec.max_tokens or 0

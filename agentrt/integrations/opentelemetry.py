@@ -38,7 +38,7 @@ from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.proxies import bypass_proxies, proxy_for
 from agentrt.request import Call, CallReport, RenderedCall, Usage
 from agentrt.runtime import Runtime
-from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramStarted, RunEnded
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run, RunState
 
@@ -60,7 +60,7 @@ _USED = tuple(each.name for each in fields(Usage))
 
 
 @dataclass(slots=True)
-class _Program:
+class _ProgramSpans:
     """A program's span, the spans of its open nodes, and the span contexts of all its nodes.
 
     Ended spans are dropped, so that a program that lives long does not collect them. Their
@@ -90,7 +90,7 @@ class ProgramTracer:
     def __init__(self, tracer: Tracer, registry: RunRegistry) -> None:
         self._tracer = tracer
         self._registry = registry
-        self._live: dict[str, _Program] = {}
+        self._live: dict[str, _ProgramSpans] = {}
         registry.listen(self._saw)
 
     def enter(self, run: Run) -> None:
@@ -122,7 +122,7 @@ class ProgramTracer:
                 live.places[node.id] = span.get_span_context()
             case NodeEnded(node=node) if live is not None:
                 _end(live, live.open.pop(node.id), node)
-            case ProgramEnded() if live is not None:
+            case RunEnded() if live is not None:
                 self._ended(self._live.pop(event.program_id), event.at)
 
     def _started(self, run: Run) -> None:
@@ -137,9 +137,9 @@ class ProgramTracer:
                 **({} if run.row.session is None else {"gen_ai.conversation.id": run.row.session}),
             },
         )
-        self._live[run.id] = _Program(run, span, epoch_s)
+        self._live[run.id] = _ProgramSpans(run, span, epoch_s)
 
-    def _ended(self, program: _Program, at: float) -> None:
+    def _ended(self, program: _ProgramSpans, at: float) -> None:
         run, span = program.run, program.span
         for key, open_span in program.open.items():  # the program's end cancelled their nodes
             _end(program, open_span, run.dag.node(key))
@@ -152,7 +152,7 @@ class ProgramTracer:
             span.set_status(Status(StatusCode.ERROR, _first_line(run.error)))
         span.end(program.ns(at))
 
-    def _node(self, program: _Program, node: Node) -> Span:
+    def _node(self, program: _ProgramSpans, node: Node) -> Span:
         above, current = trace.set_span_in_context(program.span), trace.get_current_span()
         before = [program.places[parent] for parent in node.parents]
         if current.get_span_context().is_valid:
@@ -176,7 +176,7 @@ class ProgramTracer:
         )
 
 
-def _end(program: _Program, span: Span, node: Node) -> None:
+def _end(program: _ProgramSpans, span: Span, node: Node) -> None:
     span.set_attribute("agentrt.state", str(node.state))
     if node.report is not None:
         span.set_attributes(_named(node.report, _REPORTED))

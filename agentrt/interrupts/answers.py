@@ -91,7 +91,10 @@ def _of_type(type: Any) -> AnswerForm:
         schema = adapter.json_schema()
     except PydanticUserError as error:
         name = getattr(type, "__name__", type)
-        raise ConfigError(f"a question's schema: {name} has no JSON schema: {error}") from error
+        raise ConfigError(
+            f"a question's schema: {name} has no JSON schema; use a pydantic model or "
+            f"a JSON schema ({error})"
+        ) from error
     # The answer is validated as JSON, because a strict model would refuse a date as text otherwise.
     return AnswerForm(schema, lambda value: adapter.validate_json(json.dumps(value)))
 

@@ -45,7 +45,7 @@ class Observer(ToolContext, Protocol):
         """Note that an attempt, counted from 1, starts now."""
 
 
-class Slots(asyncio.Semaphore):
+class AttemptSlots(asyncio.Semaphore):
     """A limit of attempts that run at the same time; ``description`` says what a slot is."""
 
     def __init__(self, most: int, description: str) -> None:
@@ -64,7 +64,7 @@ class Attempts:
         request: ToolRequest,
         transport: ToolTransport,
         observer: Observer,
-        slots: Sequence[Slots] = (),
+        slots: Sequence[AttemptSlots] = (),
     ) -> Any:
         """Run a call, and return the result of the first attempt that succeeds.
 
@@ -111,7 +111,7 @@ async def _attempt(
     request: ToolRequest,
     transport: ToolTransport,
     observer: Observer,
-    slots: Sequence[Slots],
+    slots: Sequence[AttemptSlots],
     number: int,
 ) -> Any:
     if slots:
@@ -134,7 +134,7 @@ async def _attempt(
 
 
 @contextlib.asynccontextmanager
-async def _all_of(slots: Sequence[Slots], observer: Observer) -> AsyncIterator[None]:
+async def _all_of(slots: Sequence[AttemptSlots], observer: Observer) -> AsyncIterator[None]:
     """Hold a slot of each limit in the body, acquired in their order."""
     async with contextlib.AsyncExitStack() as stack:
         for limit in slots:

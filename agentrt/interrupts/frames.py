@@ -40,7 +40,7 @@ class Loaded(NamedTuple):
     error: str | None = None
 
 
-class Call(NamedTuple):
+class CallFrame(NamedTuple):
     """A request to run a function with pickled arguments.
 
     ``context`` is the name of the parameter for its `ToolContext`; None if it has none.

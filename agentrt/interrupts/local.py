@@ -23,7 +23,7 @@ _ENDS = SystemExit, KeyboardInterrupt
 """Exceptions that would end the event loop if a task raised them."""
 
 
-class Threads:
+class ToolThreads:
     """Threads for tools, which belong to one event loop: a thread for each running call, up to
     ``most``.
 
@@ -93,7 +93,7 @@ class ThreadTransport(ToolTransport):
     name = "thread"
 
     def __init__(self) -> None:
-        self._threads = Threads()
+        self._threads = ToolThreads()
 
     async def close(self) -> None:
         self._threads.close()

@@ -32,7 +32,7 @@ from agentrt.interrupts.frames import (
     LENGTH,
     Answered,
     Asked,
-    Call,
+    CallFrame,
     FromWorker,
     Load,
     Loaded,
@@ -70,8 +70,8 @@ class ProcessTransport(ToolTransport):
 
     def __init__(self, concurrency: int | None = None) -> None:
         self.concurrency = concurrency or min(32, (os.cpu_count() or 1) + 4)
-        self.workers: set[Worker] = set()
-        self._idle: list[Worker] = []
+        self.workers: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []
 
     async def close(self) -> None:
         await asyncio.gather(*(self._end(worker) for worker in tuple(self.workers)))
@@ -91,13 +91,13 @@ class ProcessTransport(ToolTransport):
         self._idle.append(worker)
         return _result_of(outcome, request.tool.name)
 
-    async def _ready(self, reference: Reference, name: str) -> Worker:
+    async def _ready(self, reference: Reference, name: str) -> WorkerProcess:
         """Return a worker that has imported the function. Raises `ToolUnavailableError`."""
         where = reference.file or reference.module
         worker = await self._take(reference)
         try:
             if worker is None:
-                worker = await Worker.start()
+                worker = await WorkerProcess.start()
                 self.workers.add(worker)
             if reference not in worker.loaded:
                 async with asyncio.timeout(_LOAD_S):
@@ -116,7 +116,7 @@ class ProcessTransport(ToolTransport):
             raise ToolUnavailableError(message, name=name) from None
         return worker
 
-    async def _take(self, reference: Reference) -> Worker | None:
+    async def _take(self, reference: Reference) -> WorkerProcess | None:
         """Take an idle worker, if possible one that has imported the function; None if none is
         idle.
         """
@@ -128,14 +128,14 @@ class ProcessTransport(ToolTransport):
             return known
         return self._idle.pop() if self._idle else None
 
-    async def _end(self, worker: Worker) -> None:
+    async def _end(self, worker: WorkerProcess) -> None:
         self.workers.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
         await worker.kill()
 
 
-class Worker:
+class WorkerProcess:
     """The runtime's side of a worker process. ``loaded`` are the functions that it has imported."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Worker:
         self.loaded: set[Reference] = set()
 
     @classmethod
-    async def start(cls) -> Worker:
+    async def start(cls) -> WorkerProcess:
         """Start a worker process in its own session. Raises `OSError`."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -192,7 +192,7 @@ class Worker:
             raise ImportError(message.error)
         self.loaded.add(reference)
 
-    async def run(self, call: Call, context: ToolContext) -> Outcome:
+    async def run(self, call: CallFrame, context: ToolContext) -> Outcome:
         """Run a function in the worker, and pass its progress and questions to ``context``.
 
         Raises `EOFError` if the worker dies.
@@ -265,7 +265,7 @@ def reference_to(function: Callable[..., Any]) -> Reference:
     return Reference(name, path, function.__qualname__, main)
 
 
-def _call_of(request: ToolRequest) -> Call:
+def _call_of(request: ToolRequest) -> CallFrame:
     tool = request.tool
     assert tool.function is not None
     try:
@@ -278,7 +278,7 @@ def _call_of(request: ToolRequest) -> Call:
             f"tool {tool.name}: the arguments have {len(arguments)} bytes; allowed are {MAX_BYTES}"
         )
         raise ToolArgumentsError(message, name=tool.name)
-    return Call(reference_to(tool.function), arguments, context_parameter(tool.function))
+    return CallFrame(reference_to(tool.function), arguments, context_parameter(tool.function))
 
 
 def _result_of(outcome: Outcome, name: str) -> Any:

@@ -17,7 +17,7 @@ from agentrt.errors import (
     UnknownToolError,
     UsageError,
 )
-from agentrt.interrupts.attempts import Slots
+from agentrt.interrupts.attempts import AttemptSlots
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.process import ProcessTransport
 from agentrt.interrupts.schema import model_name
@@ -39,7 +39,7 @@ class Toolbox:
         if len(self._local.keys() | self._remote.keys()) < len(self._local) + len(transports):
             names = ", ".join([*self._local, *(transport.name for transport in transports)])
             raise ConfigError(f"two transports of tools have the same name: {names}; rename one")
-        self._slots: dict[Hashable, Slots] = {}
+        self._slots: dict[Hashable, AttemptSlots] = {}
         self._listings: set[_Listing] = set()
         self._late: dict[_Offerer, _Listing] = {}
         self._last: dict[_Offerer, Sequence[Tool] | ToolError] = {}
@@ -76,7 +76,7 @@ class Toolbox:
             raise UnknownToolError(message, name=name)
         return self._remote[name]
 
-    def slots_of(self, tool: Tool) -> list[Slots]:
+    def slots_of(self, tool: Tool) -> list[AttemptSlots]:
         """Return the limits for attempts at a tool; an attempt needs a slot of each."""
         transport = self.transport_of(tool)
         limits: list[tuple[Hashable, int, str]] = []
@@ -89,18 +89,18 @@ class Toolbox:
             limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
         return [self._slots_of(*limit) for limit in limits]
 
-    def _slots_of(self, key: Hashable, most: int, description: str) -> Slots:
+    def _slots_of(self, key: Hashable, most: int, description: str) -> AttemptSlots:
         if key not in self._slots:
-            self._slots[key] = Slots(most, description)
+            self._slots[key] = AttemptSlots(most, description)
         return self._slots[key]
 
     async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
         """Return the tools of ``transports``, or of all transports, for programs of ``tenant``.
 
-        If several tools have the same name, the name of each gets its transport's as a prefix:
+        If several tools have the same name, the name of its transport is put before each of them:
         ``github__search``. Raises `ToolUnavailableError` if one of ``transports`` cannot be
-        reached, and `UnknownToolError` for an unknown transport. Without ``transports``, those that
-        cannot be reached are skipped.
+        reached, and `UnknownToolError` for an unknown transport. Without ``transports``, transports
+        that cannot be reached are skipped.
         """
         for name in transports:
             self.transport(name)

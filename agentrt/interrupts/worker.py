@@ -27,7 +27,7 @@ from agentrt.interrupts.frames import (
     LENGTH,
     Answered,
     Asked,
-    Call,
+    CallFrame,
     Load,
     Loaded,
     Outcome,
@@ -54,7 +54,7 @@ def main(fd: int, parent: int) -> None:
     while (message := channel.receive()) is not None:
         if isinstance(message, Load):
             channel.send(_load(message, functions))
-        elif isinstance(message, Call):
+        elif isinstance(message, CallFrame):
             outcome = _run(functions[message.reference], message, channel)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -153,7 +153,7 @@ def _import_file(name: str, file: str) -> None:
         raise
 
 
-def _run(function: Callable[..., Any], call: Call, channel: Channel) -> Outcome:
+def _run(function: Callable[..., Any], call: CallFrame, channel: Channel) -> Outcome:
     try:
         arguments = pickle.loads(call.arguments)
     except Exception as error:

@@ -61,7 +61,7 @@ _NO_STATE = blake2b()
 Marks = list[bytes] | bytes
 
 
-class Item(NamedTuple):
+class SeenMessage(NamedTuple):
     """A message that was seen: its fingerprint, ``mark``, and its ``size`` as JSON in bytes.
 
     ``copy`` shows whether the message has changed since. ``values`` holds the values of the
@@ -115,7 +115,7 @@ class RequestEncoder:
         self._latest: OrderedDict[Any, deque[CallRequest]] = OrderedDict()
         self._count = 0
         # The messages in the latest requests of each task, by the ids of their values.
-        self._seen: OrderedDict[str, deque[dict[tuple[int, ...], Item]]] = OrderedDict()
+        self._seen: OrderedDict[str, deque[dict[tuple[int, ...], SeenMessage]]] = OrderedDict()
 
     def encode(self, task: str, name: str, request: Any) -> CallRequest:
         """Return the encoded request of the call ``name`` in a task."""
@@ -169,8 +169,8 @@ class RequestEncoder:
             return _packed(items), None
         seen = self._seen.setdefault(task, deque(maxlen=_SEEN))
         self._seen.move_to_end(task)
-        now: dict[tuple[int, ...], Item] = {}
-        known = list[Item]()
+        now: dict[tuple[int, ...], SeenMessage] = {}
+        known = list[SeenMessage]()
         for message in items:
             # Most programs make a new dict for each call, but with the same value objects.
             place = (*map(id, message.values()),) if type(message) is dict else (id(message),)
@@ -183,7 +183,7 @@ class RequestEncoder:
                 if part is None:
                     return None, None
                 values = [*message.values()] if type(message) is dict else [message]
-                item = Item(_mark(part), len(part), values, _copied(message))
+                item = SeenMessage(_mark(part), len(part), values, _copied(message))
             now[place] = item
             known.append(item)
         seen.appendleft(now)
@@ -395,7 +395,7 @@ def _is_same(value: Any, copy: Any) -> bool:
 # -- reading recorded requests ---------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class _RequestRow(NamedTuple):
     start: StartRow
     end: EndRow | None
 
@@ -406,7 +406,8 @@ class RecordedRequests:
     def __init__(self, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> None:
         ended = {(row.node, row.attempt): row for row in ends}
         self._rows = {
-            (row.node, row.attempt): _Row(row, ended.get((row.node, row.attempt))) for row in starts
+            (row.node, row.attempt): _RequestRow(row, ended.get((row.node, row.attempt)))
+            for row in starts
         }
         # The items of requests with their replies, and their number without the reply.
         self._held: OrderedDict[tuple[str, int], tuple[Items, int]] = OrderedDict()

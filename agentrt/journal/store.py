@@ -34,7 +34,7 @@ from agentrt.journal.schema import (
     StartRow,
     Statement,
 )
-from agentrt.steady import MachineClocks, Reading, SteadyClock
+from agentrt.steady import ClockReading, MachineClocks, SteadyClock
 
 _BUSY_S = 10.0
 _BUSY = ("locked", "busy")
@@ -339,7 +339,7 @@ def shift_of(store: Store) -> float:
     return 0.0 if last is None else last.shift
 
 
-def clock_statements(reading: Reading) -> tuple[Statement, Statement]:
+def clock_statements(reading: ClockReading) -> tuple[Statement, Statement]:
     """Return the statements that save a reading in a journal."""
     return (
         Statement(_KEEP, ("clock", json.dumps(reading))),
@@ -347,6 +347,6 @@ def clock_statements(reading: Reading) -> tuple[Statement, Statement]:
     )
 
 
-def _last_reading(store: Store) -> Reading | None:
+def _last_reading(store: Store) -> ClockReading | None:
     rows = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
-    return Reading(*json.loads(rows[0][0])) if rows else None
+    return ClockReading(*json.loads(rows[0][0])) if rows else None

@@ -24,6 +24,7 @@ from agentrt.program.options import (
     DEFAULT_MAX_TOKENS,
     LLMOptions,
     StepOptions,
+    has_limit,
     make_request,
 )
 from agentrt.program.step import Step, Stepper, tools_by_name
@@ -88,10 +89,16 @@ class Context:
         """
         request = make_request(ask, **options)
         if stream:
-            return ReplyStream(partial(self._emitter.stream, request, after))
-        if "max_tokens" in options:
+            return self._stream(request, after, options)
+        if has_limit(options):
             return self._emitter.call(request, after)
         return _by_default(self._emitter, request, after)
+
+    def _stream(
+        self, request: Mapping[str, Any], after: Iterable[Reply], options: StepOptions
+    ) -> ReplyStream:
+        complete = None if has_limit(options) else _check_default_limit
+        return ReplyStream(partial(self._emitter.stream, request, after), complete)
 
     async def context(self, content: Content = (), *, model: str | None = None) -> TokenContext:
         """Make a token context that the program owns. Its content is text, token ids, or the
@@ -134,7 +141,7 @@ class Context:
         """
         known = tools_by_name(tools)
         request = make_request(ask, tools=known.values(), **options)
-        stream = ReplyStream(partial(self._emitter.stream, request, after))
+        stream = self._stream(request, after, options)
         takes = partial(self._emitter.takes, options.get("model"))
         return await Stepper(known, self.call_tool, takes, eager).step(stream)
 
@@ -332,17 +339,22 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """Make a call with the default limit of the answer. Warn once if the limit cut an answer."""
+    """Make a call with the default limit of the answer."""
     reply = await emitter.call(request, after)
-    if reply.finish_reason == "length":
-        _warn_of_default_limit()
+    _check_default_limit(reply)
     return reply
+
+
+def _check_default_limit(reply: Reply) -> None:
+    """Warn, once in a process, if the default limit cut an answer."""
+    if "length" in (reply.finish_reason, *(choice.finish_reason for choice in reply.choices)):
+        _warn_of_default_limit()
 
 
 @cache
 def _warn_of_default_limit() -> None:
     _LOG.warning(
         "an answer was cut at the default limit of %d tokens (finish_reason 'length'); pass "
-        "max_tokens=N to ctx.llm, or max_tokens=None to use the rest of the context",
+        "max_tokens=N to ctx.llm or ctx.step, or max_tokens=None to use the rest of the context",
         DEFAULT_MAX_TOKENS,
     )

@@ -101,6 +101,12 @@ def make_request(
     return request | dict(options.get("extra_body") or {})
 
 
+def has_limit(options: StepOptions) -> bool:
+    """Return whether the options set the maximum length of the answer."""
+    body = options.get("extra_body") or {}
+    return "max_tokens" in options or "max_tokens" in body or "max_completion_tokens" in body
+
+
 def _form(options: LLMOptions) -> dict[str, Any]:
     """Return a request's fields for tools and a schema."""
     form: dict[str, Any] = {}

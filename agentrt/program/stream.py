@@ -38,8 +38,10 @@ class ReplyStream(AsyncIterator[str]):
     `reply` is the complete reply after the end of the stream. Closing the stream aborts the call.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, complete: Callable[[Reply], None] | None = None) -> None:
+        """``complete`` is called with the complete reply."""
         self._reply: Reply | None = None
+        self._complete = complete
         self._deltas = self._read(pieces)
 
     @property
@@ -72,6 +74,8 @@ class ReplyStream(AsyncIterator[str]):
 
     def _ended(self, reply: Reply) -> None:
         self._reply = reply
+        if self._complete is not None:
+            self._complete(reply)
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta | None:

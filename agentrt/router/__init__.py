@@ -12,12 +12,12 @@ from inspect import isabstract
 from agentrt.errors import ConfigError
 from agentrt.router.base import ReplicaView, Router, RouterCall
 from agentrt.router.dispatch import Dispatcher, RoutedCall
-from agentrt.router.policies import Agentix, CostRouter, LeastUsed, Prefix, RoundRobin
+from agentrt.router.policies import Agentix, CostRouter, LeastUsed, PrefixRouter, RoundRobinRouter
 
 ENTRY_POINT_GROUP = "agentrt.routers"
 
 ROUTERS: dict[str, type[Router]] = {
-    r.name: r for r in (Agentix, CostRouter, LeastUsed, Prefix, RoundRobin)
+    r.name: r for r in (Agentix, CostRouter, LeastUsed, PrefixRouter, RoundRobinRouter)
 }
 
 DEFAULT_ROUTER = "agentix"

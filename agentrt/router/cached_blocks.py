@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from agentrt.errors import InvariantError
 
 
-class CachedBlocks:
+class ReplicaBlockIndex:
     """An index from block hashes (64 bits) to the replicas that have the block, as a bitmask."""
 
     def __init__(self) -> None:

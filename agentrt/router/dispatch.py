@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 
 from agentrt.request import CallReport
 from agentrt.router.base import LEVELS, ReplicaView, Router, RouterCall
-from agentrt.router.cached_blocks import CachedBlocks, common
+from agentrt.router.cached_blocks import ReplicaBlockIndex, common
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.router.speed import Pace, Speed
 
@@ -66,7 +66,7 @@ class Dispatcher:
     ) -> None:
         self.router = router
         self.speed = Speed() if speed is None else speed
-        self.cached_blocks = CachedBlocks()
+        self.cached_blocks = ReplicaBlockIndex()
         self._ends = list(level_ends[: LEVELS - 1])
         self._ahead: list[_LevelLoad] = []
         self._paces: list[Pace] = []

@@ -18,8 +18,8 @@ OTHERS = 1.0
 the call itself.
 """
 IMBALANCE = 2.0
-"""`Prefix` treats a replica as overloaded if it has this many times the tokens in flight of the
-least used replica, unless the difference is at most the call's own prompt.
+"""`PrefixRouter` treats a replica as overloaded if it has this many times the tokens in flight of
+the least used replica, unless the difference is at most the call's own prompt.
 """
 
 
@@ -106,7 +106,7 @@ class LeastUsed(Router):
         return least_used(replicas)
 
 
-class Prefix(Router):
+class PrefixRouter(Router):
     """A call goes to the replica that has cached most of its prompt, if that is more than half of
     the prompt; otherwise to the least used replica.
 
@@ -132,7 +132,7 @@ class Prefix(Router):
         return best if best.in_flight <= limit else idlest
 
 
-class RoundRobin(Router):
+class RoundRobinRouter(Router):
     """Each call goes to the next replica in turn, independent of its load, as most load balancers
     do.
     """

@@ -363,7 +363,7 @@ class LiveEmitter:
 
     def checkpoint(self) -> Callable[[T], T]:
         self.own_scope("checkpoint")
-        return Checkpoint(self.run)
+        return LoopCheckpoint(self.run)
 
     def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
         return work
@@ -464,7 +464,7 @@ class LiveContexts:
         self.emitter.services.executor.notify(Notification(program_id, "dropped", call, shared))
 
 
-class Checkpoint:
+class LoopCheckpoint:
     """The function that `Context.checkpoint` returns, which a loop calls at its top with its state.
 
     It returns the state that the loop must continue with: ``keep(state)``, or without a journal the

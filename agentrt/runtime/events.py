@@ -21,7 +21,7 @@ class ProgramStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnded:
+class RunEnded:
     """A program ended. ``state`` is the final state of its `Run`."""
 
     program_id: str
@@ -56,7 +56,7 @@ class NodeEnded:
     at: float
 
 
-Event = ProgramStarted | ProgramEnded | NodeStarted | NodeChanged | NodeEnded
+Event = ProgramStarted | RunEnded | NodeStarted | NodeChanged | NodeEnded
 
 
 _MESSAGES = {

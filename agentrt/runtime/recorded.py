@@ -45,7 +45,7 @@ from agentrt.journal.record import NodeRecord, ProgramRecord
 from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST, OPEN, Rest
 from agentrt.program.results import Takes
 from agentrt.request import CallReport, CallSpec, Reply, ToolSpec
-from agentrt.runtime.emitter import Checkpoint, LiveContexts, LiveEmitter, node_of
+from agentrt.runtime.emitter import LiveContexts, LiveEmitter, LoopCheckpoint, node_of
 from agentrt.tracking.place import Place
 from agentrt.tracking.scope import Scope
 
@@ -232,7 +232,7 @@ class Recorded:
         place = self._live.own_scope("checkpoint").place
         if place is None:
             return self._live.checkpoint()
-        return Checkpoint(self._live.run, _LoopStates(self, self._record, place).keep)
+        return LoopCheckpoint(self._live.run, _LoopStates(self, self._record, place).keep)
 
     def at_once(self, kind: str, name: str, request: Any, make: Callable[[], T]) -> T:
         """Return the recorded value of a node that needs no waiting; without one, ``make()``."""

@@ -29,8 +29,8 @@ from agentrt.runtime.events import (
     NodeChanged,
     NodeEnded,
     NodeStarted,
-    ProgramEnded,
     ProgramStarted,
+    RunEnded,
 )
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.programs import ProgramStats
@@ -119,7 +119,7 @@ class RunRegistry:
             run.dag.close(run.ended_at, NodeState(str(state)))
             self.table.end_program(run.id)
             self.runs.pop(run.id, None)
-            self._tell(ProgramEnded(run.id, str(state), run.ended_at))
+            self._tell(RunEnded(run.id, str(state), run.ended_at))
 
     # -- calls -------------------------------------------------------------------------
 
@@ -221,8 +221,9 @@ class RunRegistry:
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """End an interrupt. With an `InterruptExpiredError` it has expired, with another
-        `Exception` it has failed, and with any other error it was cancelled.
+        """End an interrupt. An `InterruptExpiredError` means that the interrupt has expired,
+        another
+        `Exception` that it has failed, and any other error that it was cancelled.
         """
         with self.lock:
             now = self.clock()

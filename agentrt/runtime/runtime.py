@@ -28,7 +28,7 @@ from agentrt.journal import Journal
 from agentrt.program import Context, Program
 from agentrt.runtime.durable import Durable, begin
 from agentrt.runtime.emitter import LiveEmitter
-from agentrt.runtime.events import Event, ProgramEnded, notification_of
+from agentrt.runtime.events import Event, RunEnded, notification_of
 from agentrt.runtime.first_words import first_words
 from agentrt.runtime.recorded import Recorded
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
@@ -368,7 +368,7 @@ class Runtime:
         """Tell the engine about ends of client programs, and about tools and humans. Called on any
         thread.
         """
-        if isinstance(event, ProgramEnded):
+        if isinstance(event, RunEnded):
             if (run := self._clients.pop(event.program_id, None)) is not None:
                 self._on_loop(self._start_to_forget, run)
         elif (note := notification_of(event)) is not None:

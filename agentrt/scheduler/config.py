@@ -106,7 +106,9 @@ class SchedulerConfig:
         if any(not q > 0 for q in self.quanta):
             raise ConfigError(f"quanta must be positive seconds, got {list(self.quanta)}")
         if not self.beta > 0:
-            raise ConfigError(f"beta must be positive, or inf for never, got {self.beta}")
+            raise ConfigError(
+                f"beta must be a positive number, or inf to promote no call, got {self.beta}"
+            )
         if not 0 <= self.lane < 1:
             raise ConfigError(
                 f"lane must be a share of the batch, at least 0 and below 1, got {self.lane}"

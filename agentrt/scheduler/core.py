@@ -19,6 +19,7 @@ from agentrt.scheduler.events import (
     CallArrived,
     CallEvent,
     CallFinished,
+    CallListener,
     CallPreempted,
     CallReranked,
     CallStarted,
@@ -26,7 +27,6 @@ from agentrt.scheduler.events import (
     FirstToken,
     InterruptEnded,
     InterruptStarted,
-    Listener,
     Part,
     ProgramEnded,
     StepFinished,
@@ -116,7 +116,7 @@ class SchedulerCore:
         slots: int = 0,
         capacity: Capacity | None = None,
         table: ProcessTable[EngineProgram] | None = None,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[CallListener] = (),
     ) -> None:
         self.config = config
         self.policy = make_policy(config) if policy is None else policy

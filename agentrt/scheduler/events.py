@@ -139,7 +139,7 @@ CallEvent = (
 Event = CallEvent | StepFinished | InterruptStarted | InterruptEnded | ProgramEnded
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """An observer of the events of calls, which makes no decisions."""
 
     def hear(self, event: CallEvent) -> None:

@@ -24,8 +24,8 @@ class Priority(NamedTuple):
 class Promoter:
     """A promoter of calls that have waited for long. This base class promotes no calls.
 
-    Promoted calls get ``priority``, which precedes the policy's order. If the promoter ``keeps``
-    them, they have it until they end; otherwise until their quantum is used up.
+    Promoted calls get the priority ``priority``, which precedes the policy's order. They keep this
+    priority until they end if ``keeps`` is set, and otherwise until their quantum is used up.
     """
 
     priority = Priority(0)

@@ -92,7 +92,7 @@ async def read_body(
     `EncodingError` for a body that cannot be decompressed.
     """
     coding = coding_of(headers)
-    body = _Body(path, headers, most_bytes)
+    body = _IncomingBody(path, headers, most_bytes)
     body.check_size(int(headers.get(b"content-length", b"0")))
     add = body.add if coding is None else body.add_compressed
     while (message := await receive()).get("more_body", False):
@@ -114,7 +114,7 @@ def whole(body: bytes) -> Message:
     return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _Body:
+class _IncomingBody:
     """A body while it arrives, with the limits of its path."""
 
     def __init__(self, path: str, headers: Mapping[bytes, bytes], most_bytes: int) -> None:

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrt.serving.settings import Settings, read_section
+from agentrt.serving.settings import SettingsSection, read_section
 
 Minutes = Annotated[float, Field(gt=0, le=100 * 365 * 24 * 60)]
 Strategy = Literal["delete", "keep_latest"]
 
 
-class Ttl(BaseModel):
+class ThreadTtl(BaseModel):
     """The lifetime of a thread: minutes without a change after which it expires.
 
     An expired thread is deleted, or keeps its last state only, depending on ``strategy``.
@@ -27,7 +27,7 @@ class Ttl(BaseModel):
     strategy: Strategy = "delete"
 
 
-class _LifetimeSection(Settings):
+class _LifetimeSection(SettingsSection):
     """A section with lifetimes.
 
     ``sweep_…`` has no effect, because expired data is always removed twice a minute.
@@ -53,7 +53,7 @@ class Lifetimes:
     With ``refresh_items``, reading an item extends its life.
     """
 
-    threads: Ttl | None = None
+    threads: ThreadTtl | None = None
     items: float | None = None
     refresh_items: bool = False
 
@@ -67,7 +67,7 @@ def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
     items = read_section(projects, "store.ttl", _ItemLifetimes)
     ttl = None
     if threads is not None and threads[1].default_ttl is not None:
-        ttl = Ttl(ttl=threads[1].default_ttl, strategy=threads[1].strategy)
+        ttl = ThreadTtl(ttl=threads[1].default_ttl, strategy=threads[1].strategy)
     if items is None:
         return Lifetimes(ttl)
     return Lifetimes(ttl, items[1].default_ttl, items[1].refresh_on_read)

@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from agentrt.errors import ConfigError
-from agentrt.serving.settings import Settings, read_section
+from agentrt.serving.settings import SettingsSection, read_section
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_ORIGIN = r"https?://(localhost|[\w.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -196,7 +196,7 @@ def _check_pattern(text: str) -> str:
     return text
 
 
-class _Cors(Settings):
+class _Cors(SettingsSection):
     allow_origins: list[str] = Field(default_factory=list)
     allow_methods: list[str] = Field(default_factory=list)
     allow_headers: list[str] = Field(default_factory=list)

@@ -22,7 +22,7 @@ _HEADERS = {
 """Headers by which the browser loads files of this server only."""
 
 
-class Page:
+class WebPage:
     """A web page: the files in the folder ``page`` of ``package``, by name."""
 
     def __init__(self, package: str) -> None:

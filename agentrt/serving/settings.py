@@ -12,13 +12,13 @@ from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.files import read_json
 
 
-class Settings(BaseModel):
+class SettingsSection(BaseModel):
     """A section in which unknown fields are errors, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=SettingsSection)
 
 
 def read_section(projects: Sequence[Path], name: str, kind: type[S]) -> tuple[Path, S] | None:

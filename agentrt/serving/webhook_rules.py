@@ -13,7 +13,7 @@ import httpx
 from pydantic import Field
 
 from agentrt.errors import ConfigError, ProgramLoadError
-from agentrt.serving.settings import Settings, read_section
+from agentrt.serving.settings import SettingsSection, read_section
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:]+")
 _VARIABLE = re.compile(r"\$\{\{\s*env\.(\w+)\s*\}\}")
@@ -98,7 +98,7 @@ def _is_public(ip: Address) -> bool:
 # -- options and configuration files -------------------------------------------------------
 
 
-class _Url(Settings):
+class _Url(SettingsSection):
     allowed_domains: list[str] = Field(default_factory=list)
     require_https: bool = True
     allowed_ports: list[int] = Field(default_factory=list)
@@ -107,7 +107,7 @@ class _Url(Settings):
     disable_loopback: bool = True
 
 
-class _WebhookSection(Settings):
+class _WebhookSection(SettingsSection):
     url: _Url = Field(default_factory=lambda: _Url(require_https=False))
     headers: dict[str, str] = Field(default_factory=dict)
     env_prefix: str = "LG_WEBHOOK_"

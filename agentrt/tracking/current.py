@@ -41,7 +41,7 @@ def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
     return getattr(task, "scope", None)
 
 
-class _Inside(AbstractContextManager[Scope | None]):
+class _InScope(AbstractContextManager[Scope | None]):
     """A context manager that runs its body in a scope. It is a class, because a generator would be
     too slow for every piece of an output.
     """
@@ -65,12 +65,12 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
     Does nothing outside any program, so that a node function can be tested on its own.
     """
     scope = current_scope()
-    return _Inside(None if scope is None else scope.within(name))
+    return _InScope(None if scope is None else scope.within(name))
 
 
 def within(scope: Scope) -> AbstractContextManager[Scope | None]:
     """Run the body in ``scope``."""
-    return _Inside(scope)
+    return _InScope(scope)
 
 
 def enter(scope: Scope | None) -> None:
@@ -95,4 +95,4 @@ def outside() -> AbstractContextManager[object]:
     For things that programs share, such as the reader task of an engine, which starts during the
     first call.
     """
-    return _Inside(None)
+    return _InScope(None)

@@ -231,7 +231,7 @@ class TrackedTask(asyncio.Task[T]):
             scope.pending.seen.append(self.scope)
 
 
-class _Part(asyncio.Task[T]):
+class _AwaitedTask(asyncio.Task[T]):
     """A task that is awaited right away, so that it counts as a part of the code that started
     it.
     """
@@ -245,7 +245,7 @@ def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
     if frameworks.is_thread(coro):
         kwargs["context"].run(SCOPE.set, scope.alias())
         return asyncio.Task(coro, **kwargs)
-    part: _Part[Any] = _Part(coro, **kwargs)
+    part: _AwaitedTask[Any] = _AwaitedTask(coro, **kwargs)
     part.scope = scope
     return part
 

@@ -1,4 +1,4 @@
-"""Beam search: keep the likeliest few texts, and go on from each with its likeliest tokens.
+"""Beam search: keep the likeliest few texts, and continue each with its likeliest tokens.
 
     agentrt run demos/techniques/beam_search.py --input "The capital of France is"
 

@@ -1,7 +1,7 @@
 """The logits processor of `watermark.py`, which favours green tokens in vLLM's model runner V1.
 
 Which are green hangs on the token before. The processor reads that token from the output, and
-keeps nothing of its own: a call that was preempted goes on as if it had not been.
+keeps nothing of its own: a call that was preempted resumes as if it had not been.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     agentrt run demos/techniques/output_validation.py
 
-The branches share the question. The best answer is taken if it passes; else the chat goes on with
+The branches share the question. The best answer is taken if it passes; else the chat continues with
 what was wrong with it. (Guardrails, https://github.com/guardrails-ai/guardrails)
 """
 

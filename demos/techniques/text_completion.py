@@ -1,4 +1,4 @@
-"""Text completion: the model goes on with a text, which is shown as it grows.
+"""Text completion: the model continues a text, which is shown as it grows.
 
 agentrt run demos/techniques/text_completion.py --input "The capital of France is"
 """

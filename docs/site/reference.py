@@ -15,9 +15,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
+from agentrt import engines
 from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, Request, ToolAnswer
+from agentrt.integrations.mqtt.messages import (
+    Announcement,
+    CallMessage,
+    Cancel,
+    ReplyMessage,
+    ToolAnswer,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
@@ -49,9 +56,9 @@ SETTINGS = (
 
 MESSAGES: dict[str, type[BaseModel]] = {
     "An announcement": Announcement,
-    "A call": Request,
+    "A call": CallMessage,
     "A cancellation": Cancel,
-    "A reply": Reply,
+    "A reply": ReplyMessage,
     "An answer to a question of a tool": ToolAnswer,
 }
 
@@ -97,9 +104,12 @@ def shown(name: str) -> str:
 
 
 def python_page(title: str, module: str) -> str:
-    """A module's public names."""
+    """The public names of a module. Engines have a public place of their own."""
+    homes = {name: getattr(engines, name).__module__ for name in engines.__all__}
+    names = [name for name, home in homes.items() if f"{home}.".startswith(f"{module}.")]
+    place = f"from agentrt.engines import {', '.join(names)}" if names else module
     options = "    options:\n      show_root_heading: false\n      show_root_toc_entry: false\n"
-    return f"# {title}\n\n`{module}`\n\n{shown(module)}{options}"
+    return f"# {title}\n\n`{place}`\n\n{shown(module)}{options}"
 
 
 def schemas() -> Iterator[str]:

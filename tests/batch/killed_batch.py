@@ -7,7 +7,7 @@ import sys
 
 import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call as run
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.request import Call
 from tests.doubles.scripted import ScriptedExecutor
 

@@ -151,7 +151,7 @@ class Dies(ScriptedExecutor):
 
 async def test_an_engine_that_dies_is_no_result(tmp_path: Path) -> None:
     """1. The engine dies during the third input. 2. The batch ends with its error, and there is no
-    line for what was under way. 3. With another engine the same batch goes on: calls that were
+    line for what was under way. 3. With another engine the same batch continues: calls that were
     answered are not made again.
     """
     out = tmp_path / "r.jsonl"

@@ -89,7 +89,7 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
-        (["--out", "{out}", "--journal-content", "none"], "needs full"),
+        (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
 )
@@ -226,7 +226,7 @@ def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(
     inputs = [*inputs, {"input": "die", "answer": ""}, {"input": "milk", "answer": ""}]
     ran = python(*command, "--inputs", records(inputs))
     assert (ran.returncode, len(lines(out))) == (1, 3), ran.stderr
-    assert "the same command goes on" in ran.stderr
+    assert "the same command resumes the batch" in ran.stderr
     assert "Traceback" not in ran.stderr
     inputs[3]["input"] = "soda"
     ran = python(*command, "--inputs", records(inputs))
@@ -335,13 +335,13 @@ def test_a_term_signal_finishes_what_is_live(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
     """1. SIGTERM comes during the first of two programs that are live at once. 2. They end, and
-    nothing new starts. 3. The same command goes on.
+    nothing new starts. 3. The same command continues.
     """
     out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": n} for n in range(20))
     source = TERM.format(signal=int(signal.SIGTERM))
     arguments = ("--inputs", inputs, "--out", out, "--max-live", 2)
     ran = command("run", write(source), *arguments)
-    assert (ran.code, "the same command goes on" in ran.said) == (1, True)
+    assert (ran.code, "the same command resumes the batch" in ran.said) == (1, True)
     assert 1 <= len(lines(out)) < 20
     before = out.read_bytes()
     ran = command("run", write(source.replace("if not ended", "if False")), *arguments)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends import real
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.step_time import StepTimeModel

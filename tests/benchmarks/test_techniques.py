@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentrt import Context, Runtime, program
-from agentrt.executors.transformers import TransformersExecutor
+from agentrt.engines import TransformersExecutor
 from benchmarks.harness import Results
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.command import Bench, ours, techniques, text_of, timed

@@ -9,10 +9,10 @@ from functools import partial
 import agentrt.executors.replicas.set as replica_set
 import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call as run
+from agentrt.engines import EngineOptions
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.replicas import Backoff
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
 from tests.cli.echo_engine import EchoEngine
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallReport, Reply
 
 

@@ -303,7 +303,7 @@ def test_a_program_past_its_time_is_cancelled(run_program: Run) -> None:
 
 
 def test_our_own_bug_says_so(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("agentrt.cli.execute.Outcome")
+    monkeypatch.delattr("agentrt.cli.execute.CommandOutcome")
     ran = run_program(GOOD)
     assert ran.code == 70
     assert "Traceback" in ran.err

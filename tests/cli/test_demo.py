@@ -15,9 +15,8 @@ from agentrt.cli.demo.comparison import DemoComparison, Means, print_comparison,
 from agentrt.cli.demo.rounds import OURS, SLOTS, STOCK, Rounds, watched
 from agentrt.cli.demo.stage import rounds_in_virtual_time
 from agentrt.cli.demo.virtual_time import VirtualTimeLoop
+from agentrt.engines import EngineOptions, SimulatedEngine
 from agentrt.errors import ConfigError, EngineDiedError
-from agentrt.executors.simulated import SimulatedEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run

@@ -13,10 +13,9 @@ from agentrt.cli import engines as module
 from agentrt.cli.engines import Fleet, count_gpus, engine_options, make_executor
 from agentrt.cli.run import run
 from agentrt.cli.serve import serve
+from agentrt.engines import EngineOptions, ReplicaSet
 from agentrt.executors.base import Executor
 from agentrt.executors.history import read
-from agentrt.executors.replicas import ReplicaSet
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.doubles.scripted import ScriptedExecutor
 

@@ -1,4 +1,4 @@
-"""A command that is killed between two nodes goes on from its SQLite checkpoint."""
+"""A command that is killed between two nodes continues from its SQLite checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that goes on with what another one left open."""
+"""The command that continues with what another one left open."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_questions_are_in_the_drawing(write: Write, run: Command, tmp_path: Path
 
 
 def test_after_sigterm_questions_are_left_open(write: Write, run: Command) -> None:
-    """The answers are there in advance, but nothing new is begun; another command goes on."""
+    """The answers are there in advance, but nothing new is begun; another command continues."""
     path = write(
         "import asyncio, os, signal\n"
         + ASKS.replace(

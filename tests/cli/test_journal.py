@@ -1,4 +1,4 @@
-"""`agentrt run --journal`: killed by the kernel, the same command goes on; and its mistakes."""
+"""`agentrt run --journal`: killed by the kernel, the same command continues; and its mistakes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_five_kills(tmp_path: Path) -> None:
 def test_a_question_that_nobody_answered_is_asked_again(
     run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. There is nobody to ask: exit code 2. 2. The same command with an answer goes on."""
+    """1. There is nobody to ask: exit code 2. 2. The same command with an answer continues."""
     monkeypatch.setattr("sys.stdin", io.StringIO())
     journal = tmp_path / "j"
     assert run_program(ASKS, "--journal", journal).code == 2

@@ -193,7 +193,7 @@ def test_a_fork_has_another_input(journal: Path, prog: Path, runs: Run, command:
 
 
 def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
-    """1. There is nobody to answer. 2. The same command goes on with its fork. 3. That is done:
+    """1. There is nobody to answer. 2. The same command continues with its fork. 3. That is done:
     it makes another. 4. Code that asks for another thing before the node is found.
     """
     forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human"]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agentrt.batch.plain import plain, tidy
 from agentrt.cli.engine_log import root_cause
-from agentrt.cli.execute import Outcome
+from agentrt.cli.execute import CommandOutcome
 from agentrt.cli.report import to_json
 from agentrt.cli.tables import (
     Shares,
@@ -54,7 +54,7 @@ def ended_run(number: int = 1, wall_s: float = 8.0) -> Run:
 
 def text_of(*runs: Run, width: int = 120) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
-    print_report(Outcome(runs, {}, "atlas"), console)
+    print_report(CommandOutcome(runs, {}, "atlas"), console)
     return console.export_text()
 
 
@@ -180,7 +180,7 @@ def test_json_holds_what_people_see() -> None:
     failed = ended_run(2)
     failed.state, failed.error, failed.result = RunState.FAILED, ValueError("no\ntea"), None
     engine = {"table": {"runtime": 0, "engine": 0}}
-    value = to_json(Outcome([run, failed], engine, "atlas"))
+    value = to_json(CommandOutcome([run, failed], engine, "atlas"))
     read = json.loads(json.dumps(value, default=plain))
     assert read["results"] == [{"odd": {"words": ["a", "b"]}, "bytes": "b'x'"}, None]
     assert read["programs"][0]["wall_s"] == 8.0

@@ -81,7 +81,7 @@ async def test_messages_start_programs(write: Write, mosquitto: Mosquitto, tmp_p
     options = ["--on", "mqtt:plant/+/alarm=reacts", "--on-max", "2", "--drain-timeout", "0"]
     new_key(tmp_path / "keys.json", "acme")
     options += ["--api-key-file", str(tmp_path / "keys.json"), "--on-tenant", "acme"]
-    options += ["--journal", "off"]  # with one, the next server goes on with those of 4
+    options += ["--journal", "off"]  # with one, the next server continues with those of 4
     file = write(REACTS.format(folder=str(tmp_path)))
     with running(file, "--broker", url, *options) as (server, _):
         async with machine(mosquitto, prefix, events) as press:

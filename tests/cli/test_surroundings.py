@@ -14,9 +14,10 @@ import pytest
 from agentrt.cli import checks
 from agentrt.cli.app import call
 from agentrt.cli.checks import MISSING, WARNING
+from agentrt.engines import EngineOptions
 from agentrt.errors import ModelLoadError
 from agentrt.executors.vllm.lifetime import import_vllm
-from agentrt.executors.vllm.options import EngineOptions, config_fault, prepare_environment
+from agentrt.executors.vllm.options import config_fault, prepare_environment
 from tests.cli.conftest import ROOT, Run, Write, python
 
 BARE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

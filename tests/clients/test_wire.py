@@ -65,7 +65,7 @@ async def test_a_conversation_is_one_program_with_its_nodes(
 
 
 def expected(n: int, tools: int) -> Shape:
-    """``n`` calls beside each other, the tools of the first, and what goes on from it."""
+    """``n`` calls beside each other, the tools of the first, and what continues from it."""
     gaps = tuple(range(n, n + tools))
     shape: Shape = [("call", ())] * n + [("get_weather", (0,))] * tools
     return [*shape, ("call", gaps or (0,))]

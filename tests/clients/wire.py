@@ -18,7 +18,7 @@ Body = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What came of a request: its text, ids of the tools that it calls, and how the first
-    choice goes on, as this API wants it sent back.
+    choice continues, as this API wants it sent back.
     """
 
     texts: Sequence[str]

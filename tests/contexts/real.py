@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from agentrt import Context, Runtime, SchedulerConfig, program
-from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.engines import VLLMEngine
 from tests.graph.integrity import check_integrity
 
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrt.engines import ReplicaSet
 from agentrt.executors.base import Chunk, Executor, KVEventListener, Notification
 from agentrt.executors.chat_api import Answer, Caller, Frontend, FrontProfile, Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.replicas import ReplicaSet
 from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler

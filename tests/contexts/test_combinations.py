@@ -64,7 +64,7 @@ class Life:
         return len(self._held)
 
     async def _grow(self) -> None:
-        """All that it holds go on at once."""
+        """All that it holds continue at once."""
 
         async def one(place: int, count: int) -> None:
             context, text = self._held[place]

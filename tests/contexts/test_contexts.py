@@ -162,7 +162,7 @@ async def test_calls_are_nodes_by_their_operations(shared: Runtime, engine: Scri
 async def test_a_saved_context_outlives_its_program_for_its_tenant_alone(
     shared: Runtime, engine: ScriptedEngine
 ) -> None:
-    """1. A program saves one. 2. Another of its tenant goes on. 3. Another tenant's finds none."""
+    """1. A program saves one. 2. Another of its tenant resumes. 3. Another tenant's finds none."""
 
     @program
     async def saves(ctx: Context) -> tuple[int, ...]:

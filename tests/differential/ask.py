@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.servers import AgentrtServer, StockServer
 from tests.differential.answers import Answer, ask_all

@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.logprobs import LogprobCollector
-from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
+from agentrt.executors.vllm.options import engine_args, prepare_environment
 from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals

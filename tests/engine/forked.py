@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.vllm import options
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.executors.vllm.processes import descendants
 from tests.doubles.forked_python import ended, write_python
 from tests.engine.early import EarlyCore, _environment, core_in, needs_of_core

@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock
 import pytest
 
 from agentrt import Runtime
+from agentrt.engines import ReplicaSet
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
 from agentrt.executors.chat_api import Frontend
-from agentrt.executors.replicas import ReplicaSet
 from agentrt.request import Call
 
 

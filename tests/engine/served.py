@@ -35,7 +35,7 @@ class Serving:
             time.sleep(0.05)  # another process: it is asked, not told
 
     def session(self, name: str) -> dict[str, Any]:
-        stands: dict[str, Any] = self.http.get(f"/v1/sessions/{name}").json()
+        stands: dict[str, Any] = self.http.get(f"/v1/client-runs/{name}").json()
         return stands
 
     def programs(self) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Reply, Runtime, SchedulerConfig, program
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeState
 from agentrt.program.options import LLMOptions
 from agentrt.request import Call, CallSpec, Identity

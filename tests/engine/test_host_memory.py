@@ -14,8 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, SchedulerConfig, program
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions, VLLMEngine
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.host_memory import CopyingSpec
 from tests.engine.lent import Lent

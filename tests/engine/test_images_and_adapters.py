@@ -15,12 +15,11 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, ToolCall, program
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.errors import CallRejectedError, NotServedError
 from agentrt.executors.base import Executor
 from agentrt.executors.chat_api import Frontend
-from agentrt.executors.replicas import Backoff, ReplicaSet
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.replicas import Backoff
 from agentrt.program.results import ToolResult, messages_of
 from agentrt.router import make_router
 from tests.engine.lent import Lent, WithFront, lent_front

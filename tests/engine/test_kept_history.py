@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import ConfigError
 from agentrt.executors.history import read
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.engines import LabEngine
 from tests.doubles.tinymodel import tiny_model
 
@@ -62,7 +61,7 @@ def spoil(path: Path) -> None:
 async def test_the_next_engine_of_the_model_and_size_knows_it_whatever_its_policy(
     folder: Path, model: str
 ) -> None:
-    """1. The defaults learn. 2. They go on. 3. Another policy keeps what they know beside what its
+    """1. The defaults learn. 2. They resume. 3. Another policy keeps what they know beside what its
     admission learns. 4. An engine of another size has a file of its own."""
     for round_ in (1, 2):
         engine = VLLMEngine(EngineOptions(model, 2, flags=FLAGS))

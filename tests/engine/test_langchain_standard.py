@@ -18,9 +18,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from agentrt import Runtime
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import CallTimeoutError, ConfigError
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
 from agentrt.integrations.langchain.calls import LoopJob
 from tests.integrations.langchain.suite import OnAgentRT

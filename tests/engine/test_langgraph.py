@@ -66,8 +66,7 @@ def graphs() -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runtime() -> AsyncIterator[Runtime]:
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions, VLLMEngine
     from agentrt.scheduler.config import SchedulerConfig
 
     options = EngineOptions(max_num_seqs=4, scheduler=SchedulerConfig(policy="atlas"))

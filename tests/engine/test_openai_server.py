@@ -23,9 +23,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 from tokenizers import Tokenizer
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.integrations.langgraph import instrument, uninstrument
 from tests.doubles.ports import reserved_port

@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Reply, SchedulerConfig
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.request import Call, CallSpec, Identity
 from tests.doubles.tinymodel import tiny_model
 

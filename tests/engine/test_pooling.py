@@ -13,12 +13,11 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.errors import CallRejectedError
 from agentrt.executors.chat_api import Frontend
-from agentrt.executors.replicas import Backoff, ReplicaSet
-from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.replicas import Backoff
 from agentrt.executors.vllm.entrypoints.models import open_frontend
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.router import make_router
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent

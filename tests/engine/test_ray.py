@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
+from agentrt.engines import EngineOptions, ReplicaSet
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Executor
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
-from agentrt.executors.replicas import Backoff, Health, ReplicaSet, ReplicaState
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from benchmarks.chaos.programs import ChaosPrograms
@@ -141,7 +141,7 @@ async def test_the_texts_are_those_of_one_engine(
 
 
 async def test_contexts_are_those_of_one_engine(alone: Runtime, together: Runtime) -> None:
-    """Forks that go on beside each other, and what a score says of what was generated."""
+    """Forks that continue beside each other, and what a score says of what was generated."""
 
     @program
     async def forks(ctx: Context) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -181,7 +181,7 @@ async def test_a_stream_comes_piece_by_piece(replicas: ReplicaSet) -> None:
 
 
 async def hostile_calls_fail_alone(frontend: Frontend, engine: Executor) -> None:
-    """Calls on an actor go on while others of it are refused for a pattern, too slow for the
+    """Calls on an actor continue while others of it are refused for a pattern, too slow for the
     engine's steps or none at all, and while a reader of it does not read.
     """
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "ignore_eos": True}

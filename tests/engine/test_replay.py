@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrt import Context, Runtime, SchedulerConfig, program
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from tests.doubles.tinymodel import tiny_model
 from tests.lab.engine.recording import RecordedEngine, read
 from tests.lab.engine.replaying import replay

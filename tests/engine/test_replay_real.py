@@ -12,8 +12,8 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.journals import describe_engine
+from agentrt.engines import EngineOptions
 from agentrt.executors.chat_api import Frontend
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import SQLiteStore
 from agentrt.lab.runs import real

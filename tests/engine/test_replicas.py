@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Runtime
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.executors.base import Executor, last_reply
-from agentrt.executors.replicas import Backoff, ReplicaSet
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.replicas import Backoff
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.router import make_router
 from benchmarks.chaos.command import Chaos, ChaosConfig

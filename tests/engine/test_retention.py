@@ -16,8 +16,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, SchedulerConfig, program
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.graph import NodeKind
 from agentrt.integrations.mqtt import MqttTools, Worker
 from agentrt.runtime.events import Event, NodeStarted

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.base import last_reply
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity
 from tests.doubles.tinymodel import tiny_model
 

@@ -369,7 +369,7 @@ def test_a_client_that_goes_frees_its_call(
     serving: Serving, client: openai.OpenAI, stream: bool
 ) -> None:
     """The engine works for one call of 1,900 tokens; when its client goes, for none."""
-    name = serving.http.post("/v1/sessions", json={}).json()["id"]
+    name = serving.http.post("/v1/client-runs", json={}).json()["id"]
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 1900, "ignore_eos": True}
     said = json.dumps({**body, "stream": stream})
     leaving = HTTPConnection(serving.url.removeprefix("http://"), timeout=WAIT_S)
@@ -382,7 +382,7 @@ def test_a_client_that_goes_frees_its_call(
         leaving.getresponse().readline()
     leaving.close()
     serving.wait_until(lambda: serving.session(name)["open_calls"] == 0)
-    ended = serving.http.delete(f"/v1/sessions/{name}").json()
+    ended = serving.http.delete(f"/v1/client-runs/{name}").json()
     assert ended["calls"] == 1
     assert ended["output_tokens"] < 1900
 

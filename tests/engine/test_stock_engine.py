@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders

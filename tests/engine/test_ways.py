@@ -41,8 +41,7 @@ _HOP = re.compile(r"^\d+\. `([^`]+)` `([^`]+)`", re.MULTILINE)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions, VLLMEngine
 
     model = str(tiny_model(tmp_path_factory.mktemp("ways") / "tiny"))
     async with Runtime(VLLMEngine(EngineOptions(model=model, flags=FLAGS))) as runtime:

@@ -1,7 +1,7 @@
 """Writes down the way of a call: which functions of agentrt hand it on until vLLM has it.
 
 A function is a hop if it waits while vLLM's ``add_request`` begins, or has returned what waits
-there, such as a coroutine or an asynchronous generator that somebody else awaits. A task goes on
+there, such as a coroutine or an asynchronous generator that somebody else awaits. A task continues
 where it was created. Functions that return before, such as those that fill in a process table, are
 no hops.
 """

@@ -15,6 +15,7 @@ import pytest
 from pydantic import SecretStr
 
 from agentrt import Runtime
+from agentrt.engines import OpenAIEndpoint
 from agentrt.errors import (
     CallRejectedError,
     ConfigError,
@@ -25,7 +26,6 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Chunk
 from agentrt.executors.chat_api import spec_of
-from agentrt.executors.openai import OpenAIEndpoint
 from agentrt.integrations.langchain import ChatAgentRT, shared
 from agentrt.request import Call, CallSpec, Identity
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentrt import Runtime, program
+from agentrt.engines import SimulatedEngine
 from agentrt.errors import CallRejectedError, EngineDiedError
 from agentrt.executors.base import Chunk, last_reply
-from agentrt.executors.simulated import SimulatedEngine
 from agentrt.program import Context
 from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.scheduler.config import SchedulerConfig

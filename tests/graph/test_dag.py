@@ -186,7 +186,7 @@ def test_a_shared_tuple_of_parents_is_looked_at_once(dag: ExecutionDAG) -> None:
         ("via", None, "program p1: wrong critical_seconds, critical_nodes"),
     ],
 )
-def test_integrity_sees_what_is_wrong(
+def test_the_integrity_check_detects_faults(
     dag: ExecutionDAG, field: str, wrong: object, rules: str
 ) -> None:
     call(dag, (), 1.0)

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_named(form: Any, given: Any, why: str) -> None:
     ("given", "why"),
     [
         ({"schema": {"type": "text"}}, "a question's schema: $.type: 'text' is not valid"),
-        ({"schema": Thread}, "a question's schema: Thread has no JSON schema"),
+        ({"schema": Thread}, "a question's schema: Thread has no JSON schema;"),
         ({"choices": []}, "choices must be a list with at least one choice, not []"),
         ({"choices": "yes"}, "choices must be a list with at least one choice, not 'yes'"),
         ({"schema": int, "choices": ["a"]}, "a question takes a schema or choices, not both"),

@@ -18,7 +18,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.interrupts import Tool, ToolOptions, ToolRequest
-from agentrt.interrupts.attempts import Attempts, Slots
+from agentrt.interrupts.attempts import Attempts, AttemptSlots
 from agentrt.request import ToolSpec
 from tests.interrupts.scripted import Observing, Scripted, never
 
@@ -36,7 +36,7 @@ class Call:
         chosen = ToolOptions(**options)
         self.tool = Tool("drill", spec=spec, options=chosen, transport=transport)
         self.tool.result_schema = result
-        self.slots: tuple[Slots, ...] = ()
+        self.slots: tuple[AttemptSlots, ...] = ()
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -143,7 +143,7 @@ async def test_no_more_than_its_limit_run_at_once() -> None:
         await asyncio.sleep(0)
 
     transport = Scripted(briefly)
-    slots = (Slots(5, "a turn"), Slots(2, "one of 2 workers"))
+    slots = (AttemptSlots(5, "a turn"), AttemptSlots(2, "one of 2 workers"))
     calls = [Call(transport) for _ in range(20)]
     for one in calls:
         one.slots = slots
@@ -158,7 +158,7 @@ async def test_no_more_than_its_limit_run_at_once() -> None:
 
 async def test_a_pause_between_attempts_holds_no_slot() -> None:
     call = Call(Scripted(FAILED, 7), retries=1)
-    call.slots = (Slots(1, "a turn"),)
+    call.slots = (AttemptSlots(1, "a turn"),)
 
     async def look(seconds: float) -> None:
         assert not call.slots[0].locked()
@@ -169,7 +169,7 @@ async def test_a_pause_between_attempts_holds_no_slot() -> None:
 
 async def test_one_that_is_cancelled_while_it_waits_leaves_the_slots_as_they_were() -> None:
     call = Call(Scripted(7))
-    call.slots = (Slots(1, "a turn"), Slots(1, "a worker"))
+    call.slots = (AttemptSlots(1, "a turn"), AttemptSlots(1, "a worker"))
     await call.slots[1].acquire()
     task = asyncio.create_task(call.run())
     while not call.observer.heard:

@@ -10,13 +10,13 @@ import threading
 
 import pytest
 
-from agentrt.interrupts.local import Threads
+from agentrt.interrupts.local import ToolThreads
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who")
 
 
 async def test_as_many_run_as_block_and_they_are_used_again() -> None:
-    threads, gate = Threads(), threading.Barrier(50)
+    threads, gate = ToolThreads(), threading.Barrier(50)
     await asyncio.gather(*(threads.run(gate.wait) for _ in range(50)))
     names = {await threads.run(lambda: threading.current_thread().name) for _ in range(20)}
     assert len(names) <= 50
@@ -24,7 +24,7 @@ async def test_as_many_run_as_block_and_they_are_used_again() -> None:
 
 
 async def test_beyond_the_most_they_wait() -> None:
-    threads, open_ = Threads(most=1), threading.Event()
+    threads, open_ = ToolThreads(most=1), threading.Event()
     first = asyncio.create_task(threads.run(open_.wait))
     second = asyncio.create_task(threads.run(lambda: "second"))
     await asyncio.sleep(0)
@@ -35,7 +35,7 @@ async def test_beyond_the_most_they_wait() -> None:
 
 
 async def test_it_runs_in_the_callers_context_and_its_error_is_the_callers() -> None:
-    threads = Threads()
+    threads = ToolThreads()
     WHO.set("me")
     assert await threads.run(WHO.get) == "me"
     with pytest.raises(ZeroDivisionError):
@@ -45,7 +45,7 @@ async def test_it_runs_in_the_callers_context_and_its_error_is_the_callers() -> 
 
 async def test_one_that_is_left_behind_disturbs_nobody() -> None:
     """Its result is dropped; its thread is used again when it is over after all."""
-    threads, open_, over = Threads(most=1), threading.Event(), threading.Event()
+    threads, open_, over = ToolThreads(most=1), threading.Event(), threading.Event()
 
     def hang() -> None:
         open_.wait()

@@ -338,7 +338,7 @@ async def beats(ctx: Context) -> Any:
 
 
 async def shielded(ctx: Context) -> Any:
-    """A step that goes on after the one who waited for it has given up."""
+    """A step that continues after the one who waited for it has given up."""
     inner = asyncio.create_task(ctx.tool(step, "inner", 120.0))
     try:
         await asyncio.wait_for(asyncio.shield(inner), 0.05)

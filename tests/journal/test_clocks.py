@@ -1,4 +1,4 @@
-"""The clock of a journal: what its rows have, what a later process goes on from, and what people
+"""The clock of a journal: what its rows have, what a later process continues from, and what people
 see.
 """
 
@@ -23,7 +23,13 @@ from agentrt.journal.analysis.why import why_json
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.store import SQLiteStore, Store, clock_of, shift_of
 from agentrt.runtime.durable import Durable
-from agentrt.steady import MachineClocks, Reading, SteadyClock, name_of_boot, seconds_since_boot
+from agentrt.steady import (
+    ClockReading,
+    MachineClocks,
+    SteadyClock,
+    name_of_boot,
+    seconds_since_boot,
+)
 from tests.doubles.machine import NOON, Machine
 from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.killing import QuickStore, program_of
@@ -122,11 +128,11 @@ async def test_a_clock_that_is_not_set_is_kept_every_ten_minutes(tmp_path: Path)
     """It costs no more writes than that."""
     machine, path = Machine(), tmp_path / "j"
 
-    async def kept() -> Reading:
+    async def kept() -> ClockReading:
         await machine.looked()
         with closing(ReadingStore(path)) as store:
             [[text]] = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
-            return Reading(*json.loads(text))
+            return ClockReading(*json.loads(text))
 
     async with await Journal.open(lambda: SQLiteStore(path), machine=machine.clocks()):
         machine.passes(590.0)
@@ -202,12 +208,12 @@ def test_it_never_goes_backwards() -> None:
 
 
 def test_a_boot_without_a_name_is_another_one() -> None:
-    """So is one that has been up for less long: a copy of a machine goes on from its past."""
+    """So is one that has been up for less long: a copy of a machine continues from its past."""
     for boot, up in (("", 900.0), ("a", 100.0)):
         machine = MachineClocks(lambda: NOON + 50.0, lambda up=up: up, boot)  # type: ignore[misc]
-        assert SteadyClock(machine, Reading(boot, 500.0, NOON, 0.0)).now() == NOON + 50.0
+        assert SteadyClock(machine, ClockReading(boot, 500.0, NOON, 0.0)).now() == NOON + 50.0
     machine = MachineClocks(lambda: NOON + 50.0, lambda: 600.0, "a")
-    assert SteadyClock(machine, Reading("a", 500.0, NOON, 0.0)).now() == NOON + 100.0
+    assert SteadyClock(machine, ClockReading("a", 500.0, NOON, 0.0)).now() == NOON + 100.0
 
 
 def test_this_machine_has_such_clocks() -> None:

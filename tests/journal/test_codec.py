@@ -209,7 +209,7 @@ def test_an_error_of_an_earlier_version() -> None:
     ],
 )
 def test_questions_are_written_as_ever(asked: Any, text: str) -> None:
-    """A program goes on only if its question has the recorded fingerprint."""
+    """A program continues only if its question has the recorded fingerprint."""
     assert json.loads(shown(asked)) == json.loads(text)
 
 

@@ -114,7 +114,7 @@ async def test_another_answer_of_a_tool(tmp_path: Path) -> None:
 
 async def test_what_was_under_way_begins_anew(tmp_path: Path) -> None:
     """A tool that may not run twice ran when the node began: the fork is another program, and runs
-    it once. Until that has ended, it is open, no server goes on with it, and there is no other.
+    it once. Until that has ended, it is open, no server continues with it, and there is no other.
     """
     runs: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A program that is killed at each write of its journal goes on, and does nothing twice."""
+"""A program that is killed at each write of its journal continues, and does nothing twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.journal.killing import World, ended, live, recorded_in
 
 
 async def test_killed_at_each_write(tmp_path: Path) -> None:
-    """1. An undisturbed run. 2. One that is killed at write 1, 2, …, before or after it, goes on in
+    """1. An undisturbed run. 2. One that is killed at write 1, 2, …, before or after it, resumes in
     a second life, with the same result. 3. Programs that are killed at a random write, and again
     at one of the next life. What was recorded does not run again, and all else runs once.
     """

@@ -62,7 +62,7 @@ async def test_killed_on_a_real_engine(
     tmp_path: Path, token_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An undisturbed run, whose journal is copied after five of its writes. From each copy the
-    program goes on, on an engine that has forgotten it: with the same tokens of greedy and sampled
+    program resumes, on an engine that has forgotten it: with the same tokens of greedy and sampled
     calls, and nothing that was recorded is done again.
     """
     front = await token_runtime.frontend()

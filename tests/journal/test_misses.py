@@ -90,7 +90,7 @@ def test_a_chat_that_goes_on_misses_nothing(tmp_path: Path) -> None:
 
 
 def test_the_closest_of_the_earlier_calls_counts(tmp_path: Path) -> None:
-    """Two chats of a program in turns: each goes on from its own."""
+    """Two chats of a program in turns: each continues from its own."""
     one, two = f"one {RULES}", f"two {RULES}"
     found = misses(
         tmp_path / "j",

@@ -1,4 +1,4 @@
-"""What a program that goes on is told: its past as it was, and of the rest what is so now."""
+"""What a program that continues is told: its past as it was, and of the rest what is so now."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_tool_that_was_under_way(tmp_path: Path, idempotent: bool) -> No
 
 
 async def test_an_unknown_outcome_that_ends_a_program_is_no_answer(tmp_path: Path) -> None:
-    """Once its author has said that the tool may run twice, the same command goes on."""
+    """Once its author has said that the tool may run twice, the same command continues."""
 
     def code(idempotent: bool) -> Code:
         @tool(idempotent=idempotent)
@@ -161,7 +161,7 @@ async def test_an_error_of_a_tool_is_recorded(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_dies_ends_a_program_but_is_no_answer(tmp_path: Path) -> None:
-    """The same command makes the call again; where the program went on, it is what it was told."""
+    """The same command makes the call again; where the program resumed, it is what it was told."""
     dying = [True]
 
     def script(call: Call) -> str:

@@ -139,7 +139,7 @@ def test_a_window_over_a_chat_costs_what_is_new() -> None:
 
 @pytest.mark.parametrize("count", [50])
 def test_many_branches_of_one_chat(count: int) -> None:
-    """Each task goes on from its own, however many there are."""
+    """Each task continues from its own, however many there are."""
     asked, common = Asked(), [message(f"{number} {LONG}") for number in range(10)]
     sizes = []
     for turn in range(3):
@@ -263,7 +263,7 @@ async def test_a_program_goes_on_and_its_questions_are_whole(tmp_path: Path) -> 
 
 
 async def test_what_was_run_anew_leaves_other_branches_whole(tmp_path: Path) -> None:
-    """A branch's question goes on from one that its program has left for good since."""
+    """A branch's question continues from one that its program has left for good since."""
     path, tail = tmp_path / "j", ["old"]
 
     async def code(ctx: Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""A program that goes on while its machine is busy: its own timers are all due at once, and yet do
+"""A program that resumes while its machine is busy: its own timers are all due at once, and yet do
 not come before answers that had come in time.
 """
 
@@ -81,7 +81,7 @@ async def alarm(ctx: Context) -> list[str]:
 
 
 async def beside(ctx: Context) -> list[str]:
-    """Another task goes on by its own clock, after all answers."""
+    """Another task continues by its own clock, after all answers."""
     found: list[str] = []
 
     async def sleeps() -> None:

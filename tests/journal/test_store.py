@@ -92,7 +92,7 @@ async def test_a_file_with_a_damaged_page(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_was_changed(tmp_path: Path) -> None:
-    """Only a program that would go on from it is refused."""
+    """Only a program that would continue from it is refused."""
     await made(tmp_path / "j", calls=2)
     execute(tmp_path / "j", "UPDATE agentrt_ends SET outcome = 'null' WHERE node = '0#1'")
 
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """What was recorded stays, the program ends with one error, and goes on once there is room."""
+    """What was recorded stays, the program ends with one error, and resumes once there is room."""
     path = tmp_path / "j"
 
     async def main(ctx: Context) -> int:

@@ -31,7 +31,7 @@ class Handle:
 
 
 def code_of(give: Callable[[], Any], ran: list[int], *, idempotent: bool = False) -> Code:
-    """A program that goes on if a tool's result cannot be recorded."""
+    """A program that continues if a tool's result cannot be recorded."""
 
     @tool(idempotent=idempotent)
     async def handle() -> Any:
@@ -142,7 +142,7 @@ async def test_an_input(tmp_path: Path) -> None:
 
 
 async def test_a_state_of_a_loop(tmp_path: Path) -> None:
-    """A program that goes on without a record of a state takes up the last that is recorded."""
+    """A program that continues without a record of a state takes up the last that is recorded."""
     begun: list[Any] = []
 
     async def code(ctx: Context) -> str:

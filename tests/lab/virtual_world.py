@@ -93,7 +93,7 @@ class World(ScriptedExecutor):
             nonlocal left
             found = await branch
             left -= 1
-            if left:  # with the last one the program goes on
+            if left:  # with the last one the program continues
                 self.rests()
             return found
 

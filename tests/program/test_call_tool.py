@@ -1,4 +1,4 @@
-"""Tools with parameters that are named as the options of `Context.tool` are."""
+"""Tools whose parameters have the names of options of `Context.tool`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_model_may_name_its_arguments_as_options_are_named(which: Any) -
     assert (await run(lambda ctx: ctx.call_tool(which, GIVEN))).result == GIVEN
 
 
-async def test_so_it_may_in_a_step() -> None:
+async def test_a_model_may_use_the_names_of_options_in_a_step() -> None:
     async def body(ctx: Context) -> Any:
         step = await ctx.step("?", tools=[in_a_thread, elsewhere])
         return [result.value for result in step.results]
@@ -80,7 +80,7 @@ async def test_an_option_that_may_be_an_argument_is_refused(which: Any, option: 
     assert not (await run(body)).dag.nodes()
 
 
-async def test_what_is_meant_in_one_way_alone_stays_as_it_is() -> None:
+async def test_an_unambiguous_argument_stays_as_it_is() -> None:
     def with_default(x: int, timeout: int = 7, **more: int) -> Any:
         return x, timeout, more
 
@@ -95,7 +95,7 @@ async def test_what_is_meant_in_one_way_alone_stays_as_it_is() -> None:
     assert (await run(body)).result == [GIVEN, (1, 7, {"self": 2}), 1]
 
 
-async def test_options_stay_beside_the_arguments() -> None:
+async def test_options_and_arguments_are_passed_together() -> None:
     slow = Tool("slow", spec=elsewhere.spec, transport=Scripted(never))
 
     async def body(ctx: Context) -> None:

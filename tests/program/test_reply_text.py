@@ -37,7 +37,7 @@ Say = Callable[[Reply, Reply], Any]
         (f"{[Reply('')]}", "['']"),
     ],
 )
-def test_a_reply_in_a_text_is_its_text(shown: str, text: str) -> None:
+def test_a_reply_in_an_f_string_is_its_text(shown: str, text: str) -> None:
     assert shown == text
 
 
@@ -63,7 +63,7 @@ def test_all_fields_can_be_seen(value: Reply | Completion) -> None:
         lambda one, other: [{"role": "system", "content": "Be brief."}, one.message],
     ],
 )
-async def test_a_call_takes_a_reply_for_a_text(ask: Say) -> None:
+async def test_a_call_accepts_a_reply_as_text(ask: Say) -> None:
     @program
     async def asks(ctx: Context) -> str:
         one, other = [await ctx.llm(name) for name in ("one", "other")]
@@ -76,7 +76,7 @@ async def test_a_call_takes_a_reply_for_a_text(ask: Say) -> None:
     assert (type(content), content) == (str, "said")
 
 
-async def test_a_list_of_replies_is_no_chat() -> None:
+async def test_a_list_of_replies_is_not_a_chat() -> None:
     @program
     async def asks(ctx: Context) -> str:
         notes: Any = [await ctx.llm("one"), await ctx.llm("other")]
@@ -88,7 +88,7 @@ async def test_a_list_of_replies_is_no_chat() -> None:
 
 
 async def test_the_scripted_executor_refuses_a_prompt_with_an_object() -> None:
-    """So that a test of a page or a demo fails where a prompt shows one."""
+    """So a test of a page or a demo fails if a prompt contains the text of an object."""
 
     @program
     async def asks(ctx: Context, shown: str) -> str:

@@ -1,4 +1,4 @@
-"""Results of tools with parts that are no text, for models that see and for others."""
+"""Results of tools with parts other than text, for models with vision and for others."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def result(value: Any, takes: Takes) -> ToolResult:
         (FILE, "[file (dot.pdf, application/pdf, 3 bytes), which this model cannot read]"),
     ],
 )
-def test_a_model_is_told_of_what_it_cannot_take(part: Any, says: str) -> None:
+def test_a_model_reads_which_parts_it_cannot_get(part: Any, says: str) -> None:
     assert shown([TEXT, part], {}) == [f"a dot\n{says}"]
 
 
-def test_a_model_that_sees_gets_images_where_its_api_takes_them() -> None:
+def test_a_vision_model_gets_images_in_tool_messages_or_user_messages() -> None:
     deaf = {"type": "text", "text": "[sound (audio/wav, 4 bytes), which this model cannot hear]"}
     assert shown([TEXT, DOT, SOUND], {"image_url": True}) == [[TEXT, DOT, deaf]]
     text, apart = shown([TEXT, DOT], {"image_url": False})
@@ -69,7 +69,7 @@ def test_other_values_are_json(value: Any) -> None:
 
 
 @pytest.mark.parametrize("sees", [False, True])
-async def test_a_step_asks_what_its_model_takes(sees: bool) -> None:
+async def test_a_step_asks_which_parts_its_model_supports(sees: bool) -> None:
     @tool
     def draw() -> list[Any]:
         return [TEXT, DOT]

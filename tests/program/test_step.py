@@ -1,4 +1,4 @@
-"""`Context.step`: which tools start when, and what comes of them."""
+"""`Context.step`: when tools start, and what their results are."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def agent(*, idempotent: bool, eager: bool = True) -> tuple[Program, list[Any]]:
     return program(noting), seen
 
 
-async def test_an_idempotent_tool_starts_while_the_model_writes_on() -> None:
+async def test_an_idempotent_tool_starts_while_the_model_still_writes() -> None:
     made, seen = agent(idempotent=True)
     run = await run_with(made, FIRST, LAST)
     assert seen == [("look", False), ("order", True)]
@@ -92,7 +92,7 @@ async def test_any_other_tool_waits_for_the_whole_reply(idempotent: bool, eager:
     assert [node.parents for node in run.dag.nodes()] == [(), (0,), (0,)]
 
 
-async def test_the_model_is_told_of_errors_and_of_tools_that_there_are_not() -> None:
+async def test_the_model_reads_errors_and_unknown_tools() -> None:
     @tool(idempotent=True)
     async def look(item: str) -> str:
         raise LookupError(f"no {item} here")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrt.errors import InvariantError
-from agentrt.router.cached_blocks import CachedBlocks, common
+from agentrt.router.cached_blocks import ReplicaBlockIndex, common
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 
 REPLICAS = 3
@@ -40,7 +40,7 @@ class Engine:
         return self.note(new, [])
 
     def evict(self, chain: list[int], count: int) -> KVEventBatch:
-        """The end of a chain from ``count`` on, as far as no other chain goes on there."""
+        """The end of a chain from ``count`` on, as far as no other chain continues there."""
         others = [c for c in CHAINS if c is not chain]
         gone = [
             block
@@ -67,7 +67,7 @@ class Told(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = CachedBlocks()
+        self.index = ReplicaBlockIndex()
         self.engines = [Engine() for _ in range(REPLICAS)]
         self.streams = [KVEventStream() for _ in range(REPLICAS)]
         self.on_the_way: list[tuple[int, KVEventBatch]] = []
@@ -137,7 +137,7 @@ TestTold.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 )
 def test_the_index_is_the_sets(stores: list[tuple[int, list[int], int]]) -> None:
     """With as many replicas as you like, each its own beginnings of chains."""
-    index, sets = CachedBlocks(), [set[int]() for _ in range(6)]
+    index, sets = ReplicaBlockIndex(), [set[int]() for _ in range(6)]
     for replica in sets:
         index.join()
         replica.clear()
@@ -153,7 +153,7 @@ def test_the_index_is_the_sets(stores: list[tuple[int, list[int], int]]) -> None
 
 
 def test_what_a_replica_never_had_may_be_evicted() -> None:
-    index = CachedBlocks()
+    index = ReplicaBlockIndex()
     assert index.match([1, 2]) == []
     first, second = index.join(), index.join()
     index.store(first, [7])
@@ -163,7 +163,7 @@ def test_what_a_replica_never_had_may_be_evicted() -> None:
 
 @pytest.mark.parametrize("holders", [0, 0b100, 0b101])
 def test_integrity_sees_a_block_of_no_replica(holders: int) -> None:
-    index = CachedBlocks()
+    index = ReplicaBlockIndex()
     index.join()
     index.join()
     index.store(1, [10])
@@ -176,7 +176,7 @@ def test_integrity_sees_a_block_of_no_replica(holders: int) -> None:
 @given(st.sets(st.sampled_from(BLOCKS)), st.sampled_from(CHAINS))
 def test_a_hole_makes_the_answer_too_high_at_most(held: set[int], chain: list[int]) -> None:
     """It ends where something is missing, never before the first hole."""
-    index = CachedBlocks()
+    index = ReplicaBlockIndex()
     index.join()
     index.store(0, held)
     found = index.match(chain)[0]

@@ -1,4 +1,4 @@
-"""What ending a process reads inside Python is there: a failure here names what has changed."""
+"""The internals of Python that end a process exist: a failure names the changed part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def changed(what: str) -> str:
     return f"Python {here}: {what}; agentrt.runtime._compat knows Python {known}"
 
 
-def test_what_is_called_before_the_exit() -> None:
+def test_the_functions_called_before_the_exit() -> None:
     assert hasattr(threading, "_register_atexit"), changed("threading has no `_register_atexit`")
     assert hasattr(atexit, "_run_exitfuncs"), changed("atexit has no `_run_exitfuncs`")
     command = [sys.executable, "-c", SCRIPT]

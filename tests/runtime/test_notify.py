@@ -1,4 +1,4 @@
-"""Tools and humans are told to the executor, without anybody waiting for it."""
+"""The executor is notified of tools and humans, and no program waits for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.interrupts.worker_tools import pid
 
 
 class Listening(ScriptedExecutor):
-    """Records what it is told."""
+    """An executor that records its notifications."""
 
     def __init__(self) -> None:
         super().__init__(lambda call: "fine")
@@ -30,7 +30,7 @@ class Listening(ScriptedExecutor):
         self.heard.append(note)
 
 
-async def test_a_programs_tools_and_humans_are_told() -> None:
+async def test_an_executor_is_notified_of_tools_and_humans() -> None:
     async def answer(question: Question) -> str:
         return "yes"
 
@@ -67,10 +67,12 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("retention", ["ttl", "cost"])
-async def test_a_context_is_kept_alike_wherever_its_program_waits(
+async def test_a_context_has_the_same_value_for_every_kind_of_wait(
     kind: str, retention: str
 ) -> None:
-    """An engine is told the same of a tool here, in a process, elsewhere, and of an event."""
+    """An engine gets the same notifications for tools in this process, in a worker and elsewhere,
+    and for events.
+    """
 
     @program
     async def agent(ctx: Context) -> None:
@@ -92,7 +94,9 @@ async def test_a_context_is_kept_alike_wherever_its_program_waits(
 
 
 def ranks(notes: list[Notification], retention: str) -> list[object]:
-    """What its blocks are worth after each of them, as the plug-in in the engine hears it."""
+    """The value of the program's blocks after each notification, as the engine's scheduler computes
+    it.
+    """
     learned = Learned()
     made = make_retention(SchedulerConfig(retention=retention), learned)
     assert made is not None

@@ -1,4 +1,4 @@
-"""The registry: programs whose code somebody else runs, from their beginning to after their end."""
+"""The registry of client programs, from their beginning to after their end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrt import Runtime
 from agentrt.errors import InvariantError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.request import CallReport, CallSpec
-from agentrt.runtime.events import Event, NodeEnded, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import Event, NodeEnded, ProgramStarted, RunEnded
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import RunState
 from agentrt.tracking.scope import Scope
@@ -28,7 +28,7 @@ def registry() -> RunRegistry:
     return RunRegistry(clock=lambda: float(next(ticks)))
 
 
-def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
+def test_a_programs_row_and_dag_agree(registry: RunRegistry) -> None:
     events: list[Event] = []
     registry.listen(events.append)
     run = registry.open("agent", tenant="ann", session="t1", size_hint=3.0)
@@ -43,7 +43,7 @@ def test_a_programs_row_and_dag_are_kept_in_step(registry: RunRegistry) -> None:
     assert (run.row.service_s, run.row.path_s, run.row.usage.output_tokens) == (4.0, 4.0, 8)
     registry.close(run, RunState.DONE)
     assert (len(registry.table), registry.runs) == (0, {})
-    assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, ProgramEnded]
+    assert [type(event) for event in events[:1] + events[-1:]] == [ProgramStarted, RunEnded]
     check_integrity(run.dag)
 
 
@@ -78,7 +78,7 @@ def test_a_program_that_failed_is_not_interrupted(registry: RunRegistry) -> None
     assert run.state is RunState.FAILED
 
 
-def test_a_question_that_is_answered_is_over(registry: RunRegistry) -> None:
+def test_an_answered_question_interrupts_no_program(registry: RunRegistry) -> None:
     run = registry.open("agent")
     scope = Scope(run, "agent")
     registry.end_interrupt(
@@ -117,8 +117,8 @@ def test_threads_write_into_one_dag(registry: RunRegistry) -> None:
     check_integrity(run.dag)
 
 
-async def test_the_engine_is_told_of_a_client_programs_end() -> None:
-    """From another thread, and of another registry than the runtime's own."""
+async def test_the_engine_is_notified_of_a_client_programs_end() -> None:
+    """The end comes from another thread, and from another registry than the runtime's own."""
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")
@@ -131,7 +131,7 @@ async def test_the_engine_is_told_of_a_client_programs_end() -> None:
     assert executor.ended == ["client-1"]
 
 
-async def test_a_closed_runtime_hears_no_more() -> None:
+async def test_a_closed_runtime_gets_no_events() -> None:
     executor, registry = ScriptedExecutor(), RunRegistry()
     async with Runtime(executor) as runtime:
         run = registry.open("client")
@@ -142,10 +142,10 @@ async def test_a_closed_runtime_hears_no_more() -> None:
     assert executor.ended == []
 
 
-def test_listeners_can_leave(registry: RunRegistry) -> None:
+def test_listeners_can_unsubscribe(registry: RunRegistry) -> None:
     events: list[Event] = []
     registry.listen(events.append)
     registry.unlisten(events.append)
     registry.close(registry.open("agent"), RunState.DONE)
-    assert not any(isinstance(event, NodeEnded | ProgramEnded) for event in events)
+    assert not any(isinstance(event, NodeEnded | RunEnded) for event in events)
     assert events == []

@@ -14,7 +14,7 @@ from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.request import Call
-from agentrt.runtime.events import NodeEnded, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import NodeEnded, ProgramStarted, RunEnded
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
 from tests.doubles.scripted import ScriptedExecutor
@@ -30,7 +30,7 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 
 async def test_a_front_end_works_for_the_programs_tenant() -> None:
-    """Its long prompts take turns by tenant, whether the answer comes whole or in pieces."""
+    """Its long prompts take turns by tenant, for whole and streamed answers."""
     told: list[str] = []
 
     @program
@@ -85,7 +85,7 @@ async def test_a_dag_emerges_from_plain_asyncio(runtime: Runtime) -> None:
     assert run.dag.node(4).scope == "shape"
 
 
-async def test_the_true_path_reaches_the_scheduler(runtime: Runtime) -> None:
+async def test_the_path_of_the_dag_reaches_the_scheduler(runtime: Runtime) -> None:
     @program
     async def chain(ctx: Context) -> None:
         await ctx.llm("a")
@@ -119,7 +119,7 @@ async def test_a_program_that_raises_keeps_its_own_error(runtime: Runtime) -> No
     assert run.dag.state is NodeState.FAILED
 
 
-async def test_a_failing_node_is_in_the_dag_and_the_program_can_go_on(runtime: Runtime) -> None:
+async def test_a_failing_node_is_in_the_dag_and_the_program_can_continue(runtime: Runtime) -> None:
     def fails() -> None:
         raise OSError("disk")
 
@@ -270,7 +270,7 @@ async def test_seeds_are_drawn_repeatably() -> None:
     assert len(set(await seeds(1))) == 2
 
 
-async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
+async def test_listeners_get_every_event(runtime: Runtime) -> None:
     heard: list[object] = []
     runtime.listen(heard.append)
 
@@ -280,11 +280,11 @@ async def test_listeners_hear_of_everything(runtime: Runtime) -> None:
 
     await runtime.start(one).wait()
     assert [type(event) for event in heard][:1] == [ProgramStarted]
-    assert isinstance(heard[-1], ProgramEnded)
+    assert isinstance(heard[-1], RunEnded)
     assert sum(isinstance(event, NodeEnded) for event in heard) == 1
 
 
-async def test_finished_programs_are_let_go(runtime: Runtime) -> None:
+async def test_finished_programs_are_released(runtime: Runtime) -> None:
     import gc
     import weakref
 

@@ -29,8 +29,8 @@ WORTH_S = 100 * BLOCK * TOKEN_S
 class Admitting:
     """Calls are named after their programs: 'a/0' is the first of program 'a'.
 
-    ``contexts`` is what a program has computed (tokens), from which its next call goes on;
-    ``free`` are the free blocks of the cache, as many as there are unless a test says otherwise.
+    ``contexts`` are the computed tokens of each program, with which its next call begins;
+    ``free`` is the number of free blocks of the cache; by default all blocks are free.
     """
 
     def __init__(self, admission: str, *, blocks: int = 100, slots: int = 8, **more: Any) -> None:
@@ -57,7 +57,7 @@ class Admitting:
         return {row.program_id for row in self.table if row.resident}
 
     def outside(self) -> set[str]:
-        """The calls that are kept outside."""
+        """The calls that are not admitted."""
         calls = self.core.calls.values()
         return {call.call_id for call in calls if call.state is CallState.NOT_ADMITTED}
 
@@ -78,7 +78,7 @@ class Admitting:
         return call_id
 
     def step(self, seconds: float = 1.0) -> list[str]:
-        """Let in who may come in, fill the slots, and let time pass. What began."""
+        """Admit waiting programs, fill the slots, let time pass, and return the begun calls."""
         self.let_in(len(self.running))
         began = []
         while len(self.running) < self.slots and self.core.queue.head() is not None:
@@ -97,7 +97,7 @@ class Admitting:
         check_sums(self.core.admission)
 
     def end(self, call_id: str, output: int = 16) -> None:
-        """A call ends, in whatever state, with so many tokens of output."""
+        """End a call in any state, with this number of output tokens."""
         call = self.core.calls[call_id]
         if call in self.running:
             self.running.remove(call)
@@ -130,8 +130,8 @@ def held(working: WorkingSet) -> int:
 class Counted(Admitting):
     """A working set over 100 blocks of 16 tokens.
 
-    Programs are as long as they say, in blocks: a call claims those of its prompt and one for its
-    rest; nothing more, since it is known to put out nothing.
+    The lengths of programs are in blocks: a call claims the blocks of its prompt and one block for
+    its rest, and nothing for its output, which is known to be empty.
     """
 
     def __init__(self, **more: Any) -> None:
@@ -155,7 +155,7 @@ def check_sums(admission: Admission | None) -> None:
 
 
 def full(**more: Any) -> Counted:
-    """60 of 100 blocks are claimed, and the next in the order wants 60."""
+    """60 of 100 blocks are claimed, and the next program in the order needs 60."""
     engine = Counted(**more)
     engine.wants("a", 60)
     engine.step()

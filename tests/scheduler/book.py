@@ -1,4 +1,4 @@
-"""The owners of blocks, fed by events in a line each."""
+"""The owners of blocks, with one line for each event."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Book:
         return row.cached
 
     def over(self, name: str, now: float) -> None:
-        """The last of its calls ends, after a second of service."""
+        """End the last call of a program, after a second of service."""
         row = self.rows[name]
         row.service_s += 1.0
         self.owners.call_finished(row.queued.popitem()[1], now)
 
     def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
-        """A program whose one call has ended."""
+        """A program whose only call has ended."""
         blocks = self.call(name, now, **more)
         self.over(name, now)
         return blocks
 
     def begins(self, name: str, what: str, now: float) -> None:
-        """It waits for a tool of this name, or for the `HUMAN`."""
+        """The program waits for a tool of this name, or for the `HUMAN`."""
         row = self.rows[name]
         kind = "human" if what == HUMAN else "tool"
         row.humans += kind == "human"
@@ -73,12 +73,12 @@ class Book:
         return blocks
 
     def gaps(self) -> list[tuple[str, float]]:
-        """What was learned of each gap: its name, and the mean seconds of those that ended well."""
+        """The name of each learned gap, and the mean seconds of its gaps that ended with a call."""
         known = self.learned.gaps.entries()
         return [(kind[2], one.left_s.value) for kind, age, one in known if age == 0 and kind[2]]
 
     def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
-        """Some blocks, those that go first first; taken out one by one, and at a look."""
+        """The blocks in the order of their eviction, both taken out one by one and read at once."""
         order = EvictionOrder(self.retention, self.owners.sharers)
         for blocks in some:
             order.put(blocks)

@@ -75,7 +75,7 @@ class Crowd:
         self.choose()
 
     def prepare(self) -> None:
-        """Draw who ends in this step, and what comes after it."""
+        """Draw the call that ends in this step, and the call that follows it."""
         self.now += STEP_S
         at = self._rng.randrange(len(self.running))
         self._ending = self.running.pop(at)
@@ -91,14 +91,14 @@ class Crowd:
     # -- the parts of a step -----------------------------------------------------------
 
     def charge(self) -> None:
-        """Every running call was served for a step."""
+        """Charge every running call for a step."""
         for call in self.running:
             key = call.key
             self.core.handle(StepFinished([call.call_id], STEP_S, self.now))
             self._unsorted |= call.key is not key
 
     def end(self) -> None:
-        """One call ends, and perhaps its program with it."""
+        """End a call, and possibly its program."""
         call = self._ended()
         row = call.program
         self.core.handle(CallFinished(call, self.now))
@@ -113,7 +113,7 @@ class Crowd:
         self._emit(row, *self._next_call)
 
     def choose(self) -> None:
-        """Who runs in the next step: promote, preempt, fill the batch."""
+        """Choose the calls of the next step: promote, preempt, fill the batch."""
         self.core.promote(self.now)
         if self._unsorted:
             self.running.sort(key=_key)

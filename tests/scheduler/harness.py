@@ -33,7 +33,7 @@ class Harness:
         self._named = 0
 
     def call(self, program: str, tokens: int = 0, type: str = "t", node: str = "") -> QueuedCall:
-        """A call arrives and waits, the first of its program or another one."""
+        """A call of a new or a known program arrives and waits."""
         row = self.table.get(program) or self.table.start_program(program, type, self.now)
         call_id = f"{program}/{self._named}"
         self._named += 1
@@ -61,7 +61,7 @@ class Harness:
         self.core.queue.put(call, deferred=hold)
 
     def end(self, call: QueuedCall, *, program: bool = False) -> None:
-        """A call ends in whatever state, and its program with it if so wanted."""
+        """End a call in any state and, if requested, its program."""
         if call in self.running:
             self.running.remove(call)
         self.core.handle(CallFinished(call, self.now))
@@ -69,7 +69,7 @@ class Harness:
             self.core.handle(ProgramEnded(ProgramTotals.of(call.program), self.now))
 
     def victims(self) -> list[QueuedCall]:
-        """Whom to preempt for those that wait, in a full batch."""
+        """The running calls that are preempted for waiting calls in a full batch."""
         running = sorted(self.running, key=lambda call: call.key)
         return [victim for victim, _ in self.core.victims(running, 0)]
 
@@ -79,20 +79,20 @@ class Harness:
 
     @property
     def lane(self) -> AgeingShare:
-        """The lane of a policy that keeps one."""
+        """The lane of a policy with a lane."""
         lane = self.core.promoter
         assert isinstance(lane, AgeingShare)
         return lane
 
     def live(self, program: str, seconds: float, type: str = "t") -> None:
-        """A program of one call comes, is served and ends. Nothing else may wait."""
+        """Run a program of a single call. No other call may wait."""
         self.call(program, type=type)
         call = self.start()
         self.serve(call, seconds)
         self.end(call, program=True)
 
     def check_integrity(self) -> None:
-        """Whatever must hold between two events."""
+        """Check the invariants between two events."""
         check_queues(self.core)
         self.table.check_integrity()
         if not isinstance(self.core.promoter, AgeingShare):

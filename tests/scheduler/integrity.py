@@ -1,4 +1,4 @@
-"""What is always true of queue levels, whatever has happened."""
+"""The invariants of queue levels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentrt.scheduler.starvation import Starvation
 
 
 def check_queues(core: SchedulerCore) -> None:
-    """Fail on a state that must not be."""
+    """Fail on an inconsistent state."""
     calls = core.calls
     for call in calls.values():
         waits = call in core.queue._waiting, call in core.queue._deferred

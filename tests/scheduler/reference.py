@@ -15,7 +15,7 @@ from agentrt.scheduler import SchedulerConfig
 
 @dataclass(eq=False)
 class Program:
-    """What Algorithm 1's process table says of one program."""
+    """A program's row in the process table of Algorithm 1."""
 
     service_s: float = 0.0
     path_s: float = 0.0
@@ -24,7 +24,7 @@ class Program:
 
 @dataclass(eq=False)
 class Call:
-    """One call: where it stands is the list that it is in."""
+    """A call. The list that contains the call is its level."""
 
     name: str
     program: Program
@@ -134,7 +134,7 @@ class Reference:
     def overdue_s(self, call: Call, now: float) -> float:
         """Line 26: by how much the program's waiting exceeds β times its service.
 
-        Both with the call's own since it was last promoted.
+        Both include the call's own time since its last promotion.
         """
         waited = call.program.waiting_s + call.debt_waited_s + now - call.debt_since
         return waited - self.config.beta * (call.program.service_s + call.debt_served_s)
@@ -146,11 +146,11 @@ class Reference:
         return sorted(starved, key=lambda call: -self.overdue_s(call, now))
 
     def promotion_is_open(self) -> bool:
-        """Whether fewer promoted calls wait than may."""
+        """Whether fewer promoted calls wait than the maximum."""
         return sum(call.promoted for call in self.calls()) < self.config.max_promoted
 
     def next_promotion(self, now: float) -> float | None:
-        """When the first waiting call will starve, if nothing happens till then."""
+        """The time at which the first waiting call will starve if nothing else happens."""
         below = [call for call in self.calls() if call.since is not None and call.level > 0]
         if not self.promotion_is_open() or not below:
             return None
@@ -159,7 +159,8 @@ class Reference:
     def victims(
         self, slots: int, blocks: int, size: Callable[[Call], int], spared: set[str]
     ) -> list[Call]:
-        """Whom to preempt: for each waiting call the worst, as few as make room for it.
+        """The preempted calls: for each waiting call the worst running calls, as few as make room
+        for it.
 
         They must be of a worse level, neither newly started nor spared. They give up their slot
         and no memory: nobody gives way for a call that does not fit into the free blocks, nor for

@@ -1,4 +1,4 @@
-"""A call's notes, and the account of its time that is made of them: each second has one reason."""
+"""The account of a call's time, made of the call's notes: each second has a single reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ A, B, C, D = (["a", 1, 0.5], ["b", 1, 1.5], ["c", 1, 2.5], ["d", 1, 3.5])
 
 
 class Life:
-    """A call of which notes are taken, and all its notes, none of them made into spans."""
+    """A call with all its notes, before they become spans."""
 
     def __init__(self) -> None:
         self.call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
@@ -51,7 +51,7 @@ class Life:
         return spans_of(noted(self.call))
 
 
-def test_an_account_of_all_that_may_happen_to_a_call() -> None:
+def test_an_account_of_every_event_of_a_call() -> None:
     life = Life()
     life.note(ARRIVED, 1.0, [A, D], [D], level=2, had=5.0)
     begun = [(0.9, ["old", 1, 0.0]), (1.0, B), (2.0, C)]
@@ -72,7 +72,7 @@ def test_an_account_of_all_that_may_happen_to_a_call() -> None:
     ]
 
 
-def test_what_a_call_that_began_again_computes_is_counted_anew() -> None:
+def test_a_restarted_call_counts_its_recomputed_tokens() -> None:
     life = Life()
     life.note(ARRIVED, 0.0, [], [])
     life.note(BEGAN, 1.0, [], 0, 40, 0, 0, [])
@@ -100,10 +100,12 @@ def test_what_a_call_that_began_again_computes_is_counted_anew() -> None:
         ([], [], [], [C], [C]),
     ],
 )
-def test_who_kept_a_call_out(
+def test_an_account_names_the_programs_that_kept_a_call_out(
     ahead: list[Any], held_by: list[Any], begun: list[Any], held_by_then: list[Any], by: list[Any]
 ) -> None:
-    """Those ahead of it and that began since; else the members when it came, else those now."""
+    """These are the programs ahead of the call that began since; else the members at its arrival;
+    else the members now.
+    """
     life = Life()
     life.note(ARRIVED, 1.0, ahead, held_by)
     life.note(CAME_IN, 3.0, begun, held_by_then, [B])
@@ -130,7 +132,7 @@ def test_a_call_that_ends_while_it_waits() -> None:
     assert alone.spans() == [[STARTING, 1.0, 0, 0.0, 0, []]]
 
 
-def test_a_prefill_that_is_broken_off_counts_what_it_computed() -> None:
+def test_an_interrupted_prefill_counts_its_computed_tokens() -> None:
     for computed, tokens in ((90, 30), (200, 40), (50, 0)):
         life = Life()
         life.note(ARRIVED, 0.0, [], [])
@@ -178,7 +180,7 @@ def test_a_long_account_is_kept_short_and_loses_no_second(rounds: int) -> None:
         assert tokens == life.notes[-1][5]
 
 
-def test_what_comes_after_the_most_is_added_to_the_last_of_its_reason() -> None:
+def test_spans_beyond_the_maximum_are_added_to_the_last_span_of_their_reason() -> None:
     life = Life()
     life.note(ARRIVED, 0.0, [], [])
     life.note(BEGAN, 0.0, [], 0, 8, 0, 0, [])

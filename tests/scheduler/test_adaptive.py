@@ -1,4 +1,4 @@
-"""Adaptive: who goes first by what was learned."""
+"""The policy adaptive orders programs by what it has learned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def taught() -> Harness:
 # -- decisions -------------------------------------------------------------------------
 
 
-def test_the_kin_of_short_programs_go_first() -> None:
+def test_programs_of_a_short_type_go_first() -> None:
     harness = taught()
     for name, type in (("a", "long"), ("b", "new"), ("c", "short"), ("d", "long")):
         harness.call(name, type=type)
@@ -49,7 +49,9 @@ def test_a_short_programs_call_preempts_a_long_ones_but_not_its_equals() -> None
 
 
 def test_a_program_that_is_nearly_done_goes_before_one_that_begins() -> None:
-    """Of 64 s, 60 are served: what it had does not count against it, as it would in ATLAS."""
+    """60 of its 64 s are served. Attained service does not lower its priority, as it would in
+    ATLAS.
+    """
     harness = taught()
     harness.call("old", type="long")
     call = harness.start()
@@ -71,7 +73,9 @@ PATHS = [0.7, 30.0, 4.0, 1.8, 0.1, 12.0]
 
 
 def order_by_paths(policy: str, *past: float) -> list[float]:
-    """The order of programs that had `PATHS` and came so, where others lived for so long."""
+    """The order of programs with the attained `PATHS`, after programs with these lengths have
+    ended.
+    """
     harness = Harness(policy)
     for index, seconds in enumerate(past):
         harness.live(f"past{index}", seconds, "another")
@@ -83,17 +87,17 @@ def order_by_paths(policy: str, *past: float) -> list[float]:
     return [float(name) for name in harness.order()]
 
 
-def test_without_a_past_the_order_is_that_of_arrival() -> None:
+def test_unknown_types_run_in_order_of_arrival() -> None:
     assert order_by_paths("adaptive") == order_by_paths("program-fcfs") == PATHS
 
 
-def test_of_an_unknown_type_those_go_last_that_had_more_than_the_mean_of_all() -> None:
-    """They go as ATLAS has them, and the others as they arrived."""
+def test_unknown_programs_above_the_mean_service_go_last() -> None:
+    """They run in the order of ATLAS, and the others in order of arrival."""
     assert order_by_paths("adaptive", 1.0, 3.0) == [0.7, 1.8, 0.1, 4.0, 12.0, 30.0]
     assert order_by_paths("adaptive", 0.05) == order_by_paths("atlas") == sorted(PATHS)
 
 
-def test_without_a_past_nobody_gives_way() -> None:
+def test_unknown_types_are_not_preempted() -> None:
     harness = Harness("adaptive")
     served(harness, "a", 60.0)
     harness.call("b")
@@ -101,8 +105,8 @@ def test_without_a_past_nobody_gives_way() -> None:
     assert [call.program.program_id for call in harness.running] == ["a"]
 
 
-def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
-    """Not by its program's longest: a call on a path of 2 s, in a program that has one of 64 s."""
+def test_an_unknown_branch_is_ranked_by_its_own_path() -> None:
+    """A call on a path of 2 s, in a program whose longest path takes 64 s."""
     harness = Harness("adaptive")
     harness.live("past", 1.0, "another")
     harness.end(served(harness, "a", 64.0))
@@ -115,8 +119,8 @@ def test_of_an_unknown_type_a_branch_stands_by_its_own_path() -> None:
     assert on_long.level == math.floor(2 * math.log2(64.0))
 
 
-def test_of_an_unknown_type_a_program_needs_at_least_as_long_again_as_it_had() -> None:
-    """Its small call says what it needs now, not how many calls follow. Others end sooner."""
+def test_an_unknown_program_is_expected_to_need_its_attained_service_again() -> None:
+    """Its short call says nothing about how many calls follow. Other programs end sooner."""
     policy = Adaptive(SchedulerConfig("adaptive", lane=0.0))
 
     def level(had_s: float, type: str = "unknown") -> int:
@@ -140,8 +144,8 @@ def served(harness: Harness, program: str, seconds: float) -> QueuedCall:
     return call
 
 
-def test_within_a_level_those_that_are_small_in_all_go_first_and_then_the_older() -> None:
-    """All are expected to need 8 s more; they differ by what they had, and when they came."""
+def test_within_a_level_small_programs_go_first_and_then_older_programs() -> None:
+    """All are expected to need 8 s more; they differ in attained service and arrival."""
     harness = Harness("adaptive")
     harness.live("past", 8.0, "another")
     calls: dict[str, QueuedCall] = {}
@@ -155,8 +159,8 @@ def test_within_a_level_those_that_are_small_in_all_go_first_and_then_the_older(
     assert harness.victims() == [], "nobody is preempted for an order within a level"
 
 
-def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
-    """Its level follows its path, a little late: by an eighth of it, or half a second."""
+def test_a_running_call_is_ranked_again_as_it_is_served() -> None:
+    """Its level follows its path with a delay of an eighth of the path, or half a second."""
     harness = Harness("adaptive")
     harness.live("past", 0.05, "another")
     harness.call("a")
@@ -168,8 +172,8 @@ def test_a_running_call_is_looked_at_again_as_it_is_served() -> None:
         assert math.floor(levels[1]) <= call.level <= levels[0]
 
 
-def test_when_a_call_ends_its_waiting_siblings_stand_anew() -> None:
-    """They are placed by what is known of their program by then, and others are not."""
+def test_when_a_call_ends_its_waiting_siblings_are_ranked_again() -> None:
+    """They are ranked by the state of their program; other calls keep their rank."""
     harness = taught()
     harness.call("a", type="long")
     first = harness.start()
@@ -199,7 +203,7 @@ def test_a_lost_program_teaches_nothing() -> None:
 
 
 def visits(policy: Any) -> dict[Any, Any]:
-    """What the policy noted of the programs that run."""
+    """The ages of running programs that the policy noted."""
     assert isinstance(policy, Adaptive)
     return policy._visits
 
@@ -208,7 +212,9 @@ def visits(policy: Any) -> dict[Any, Any]:
 
 
 class Past:
-    """Programs that are served in small pieces and asked about after each, as running ones are."""
+    """Programs that are served in small pieces and ranked after each piece, as running programs
+    are.
+    """
 
     def __init__(self) -> None:
         self.policy = Adaptive(SchedulerConfig("adaptive"))
@@ -222,7 +228,7 @@ class Past:
         return row
 
     def serve(self, row: EngineProgram, seconds: float) -> None:
-        """One more call of a program, from its beginning to its end."""
+        """Run another call of a program."""
         row.attained_s += seconds
         self.table.call_ended(row, "c", 0.0, None, seconds, 0.0)
 
@@ -244,7 +250,7 @@ class Past:
         self.table.end_program(row.program_id)
 
     def expect_at(self, attained: float, **what: Any) -> float:
-        """What a program of one call that attained so much would be expected to need still."""
+        """The expected remaining service of a program with this attained service."""
         row = self.begin(**what)
         if attained:
             self.serve(row, attained)
@@ -256,7 +262,7 @@ def past() -> Past:
     return Past()
 
 
-def test_tenants_and_types_are_no_kin(past: Past) -> None:
+def test_tenants_and_types_are_learned_separately(past: Past) -> None:
     for _ in range(50):
         past.live([99.0], type="long", tenant="a")
     assert past.expect_at(0.0, type="long", tenant="a") > 50.0
@@ -267,16 +273,16 @@ def test_tenants_and_types_are_no_kin(past: Past) -> None:
 
 
 @pytest.mark.parametrize("hint", [0.0, -5.0, 1e-300, 1e300, math.inf, math.nan, "40", [1], None])
-def test_no_hint_is_too_odd(past: Past, hint: Any) -> None:
-    """One that is no positive number counts as none."""
+def test_an_invalid_hint_counts_as_no_hint(past: Past, hint: Any) -> None:
+    """A hint that is not a positive number is ignored."""
     past.live([1.0], hint=hint)
     assert math.isfinite(past.expect_at(1.0, hint=hint))
     kinds = {what for (_, _, what), _, _ in past.policy.learned.service.entries()}
     assert any(what.startswith("hint") for what in kinds) == (hint in (1e-300, 1e300))
 
 
-def test_a_call_stands_by_its_path_with_its_own_service() -> None:
-    """The path to it is 3 s, and it has had 13 s itself."""
+def test_a_call_is_ranked_by_its_path_plus_its_own_service() -> None:
+    """The path to the call takes 3 s, and the call itself has had 13 s."""
     policy = Adaptive(SchedulerConfig("adaptive"))
     policy.program_ended(EngineProgram("past", "another", service_s=1.0), 0.0)
     row = EngineProgram("p", "t", started_at=7.0, attained_s=4.0)

@@ -1,4 +1,4 @@
-"""Adaptive against its rules, with every sample kept."""
+"""The policy adaptive against its rules, which keep every sample."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ Key = tuple[str, str, str, int]
 
 @dataclass
 class Reference:
-    """What ended programs needed still, wherever one was asked about them: every sample."""
+    """Every sample of the remaining service of ended programs, by the age at which they were
+    ranked.
+    """
 
     samples: dict[Key, list[float]] = field(default_factory=dict)
     asked: dict[str, dict[Key, float]] = field(default_factory=dict)
 
     def unknown(self, path_s: float) -> float:
-        """The mean of all that ended, or what it had; nothing before one has ended."""
+        """The mean of all ended programs, at least the attained service; None before a program has
+        ended.
+        """
         totals = self.samples.get(("", "", "", 0), [])
         return max(sum(totals) / len(totals), path_s, 0.05) if totals else 0.05
 
     def refined(self, key: Key, prior: float) -> float:
-        """The mean of the samples there, with the prior counted as eight more."""
+        """The mean of the samples of this age, with the prior counted as eight samples."""
         known = self.samples.get(key, [])
         return max((sum(known) + 8 * prior) / (len(known) + 8), 0.05)
 
@@ -49,7 +53,7 @@ class Reference:
         return max(expected, 0.05)
 
     def learn(self, row: EngineProgram) -> None:
-        """It was at every age up to its last, and elsewhere where it was first asked about."""
+        """Add samples for every age up to the last age of the program."""
         seen = self.asked.pop(row.program_id, {})
         for age in range(bin_of(row.service_s) + 1):
             seen[row.tenant, row.type, "", age] = edge(age)
@@ -61,7 +65,7 @@ class Reference:
 def priority(
     row: EngineProgram, expected: float, ended: bool
 ) -> tuple[int, float, tuple[int, float]]:
-    """Level, quantum and order of a call whose program is expected to need so much."""
+    """Level, quantum and order of a call whose program is expected to need this service."""
     quantum = max(0.5, row.attained_s / 8, expected / 8)
     size = math.floor(math.log2(row.attained_s + expected)) if ended else 0
     return math.floor(2 * math.log2(expected)), quantum, (size, row.started_at)
@@ -84,7 +88,7 @@ def priority(
 def test_priorities_are_those_of_the_reference(
     story: list[tuple[float, str, float | None, str, bool]],
 ) -> None:
-    """Programs that are asked about as they go on, and end; some are lost."""
+    """Programs are ranked while they run, and end; some are lost."""
     policy, reference = Adaptive(SchedulerConfig("adaptive", lane=0.0)), Reference()
     for number, (total, type_, hint, node, ends) in enumerate(story):
         row = EngineProgram(f"p{number}", type_, size_hint=hint, started_at=float(number))

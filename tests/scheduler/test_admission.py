@@ -1,4 +1,6 @@
-"""Which programs may use the cache now: by name, by a cap, and by memory, counted by hand."""
+"""Which programs may use the cache now: by name, by a cap, and by memory, with claims counted by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def made(**settings: Any) -> Any:
     return make_admission(SchedulerConfig(**settings), Capacity(100, 16, 8), Learned())
 
 
-def test_admissions_go_by_name() -> None:
+def test_admissions_are_made_by_name() -> None:
     assert made(admission="off") is None
     assert type(made(admission="cap")) is Cap
     assert type(made(admission="memory")) is WorkingSet
@@ -48,12 +50,12 @@ def test_admissions_go_by_name() -> None:
         ({"ttft_target": math.inf}, "ttft_target must be positive seconds"),
     ],
 )
-def test_what_is_no_admission_is_refused(settings: dict[str, Any], named: str) -> None:
+def test_an_unknown_admission_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         made(**settings)
 
 
-def test_a_cap_lets_in_so_many_programs_in_the_order_of_their_arrival() -> None:
+def test_a_cap_admits_programs_in_order_of_arrival() -> None:
     engine = Admitting("cap", admission_cap=2)
     a, b, c, d = (engine.arrive(name, 16) for name in "abcd")
     assert engine.step() == [a, b]
@@ -69,7 +71,7 @@ def test_a_cap_lets_in_so_many_programs_in_the_order_of_their_arrival() -> None:
     assert engine.step() == [d]
 
 
-def test_the_lane_promotes_nobody_outside() -> None:
+def test_the_lane_promotes_only_admitted_calls() -> None:
     engine = Admitting("cap", admission_cap=1, policy="adaptive", lane=0.5)
     for name in "abc":
         engine.arrive(name, 16)
@@ -80,7 +82,7 @@ def test_the_lane_promotes_nobody_outside() -> None:
 # -- what is claimed -------------------------------------------------------------------
 
 
-def test_programs_come_in_while_their_contexts_fit() -> None:
+def test_programs_are_admitted_while_their_contexts_fit() -> None:
     engine = Counted()
     a, b = engine.wants("a", 60), engine.wants("b", 40)
     assert engine.step() == [a, b]
@@ -92,7 +94,7 @@ def test_programs_come_in_while_their_contexts_fit() -> None:
     assert engine.step() == [c]
 
 
-def test_all_that_come_in_at_a_time_are_named() -> None:
+def test_all_programs_admitted_together_are_named() -> None:
     engine = full()
     some = [engine.wants(name, 15) for name in ("b", "c")]
     assert [call.call_id for call in engine.core.admit(0.0, 1)] == some
@@ -111,7 +113,7 @@ def test_a_program_that_waits_for_a_tool_claims_its_context_beside_its_types_pre
         assert ("b" in engine.inside()) is fits
 
 
-def test_a_call_claims_half_of_the_output_that_is_expected_of_its_type() -> None:
+def test_a_call_claims_half_of_its_types_expected_output() -> None:
     engine = Counted()
     for _ in range(2048):
         engine.learned.call_ended(KIND, 6 * BLOCK)
@@ -120,7 +122,7 @@ def test_a_call_claims_half_of_the_output_that_is_expected_of_its_type() -> None
     assert engine.working.claimed == 9 + 3 + 1
 
 
-def test_what_a_call_finds_cached_is_not_added() -> None:
+def test_cached_tokens_are_not_claimed_again() -> None:
     engine = Counted()
     engine.contexts["a"] = 4 * BLOCK
     engine.arrive("a", 9 * BLOCK, fresh=True)
@@ -132,7 +134,7 @@ def test_what_a_call_finds_cached_is_not_added() -> None:
     assert engine.working.claimed == (4 + 5 + 1) + (20 + 0 + 1), "it comes back for all"
 
 
-def test_branches_are_counted_each_and_what_they_share_once() -> None:
+def test_each_branch_is_counted_and_their_shared_prefix_once() -> None:
     engine = Counted()
     claims = []
     for tokens, beside in ((10, 0), (20, 0), (16, 15)):
@@ -143,7 +145,7 @@ def test_branches_are_counted_each_and_what_they_share_once() -> None:
     assert claims == [10 + 1, 30 + 2, 31 + 3]
 
 
-def test_a_chain_is_counted_with_what_it_comes_back_for() -> None:
+def test_a_chain_claims_the_context_of_its_next_call() -> None:
     engine = Counted()
     call = engine.arrive("a", 10 * BLOCK)
     engine.step()
@@ -155,7 +157,7 @@ def test_a_chain_is_counted_with_what_it_comes_back_for() -> None:
     assert engine.working.claimed == 12 + 4 + 2
 
 
-def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
+def test_an_idle_engine_admits_the_first_program_of_any_size() -> None:
     engine = Counted()
     large = engine.wants("a", 1000)
     assert engine.step() == [large]
@@ -165,7 +167,7 @@ def test_with_nothing_running_the_first_comes_in_whatever_it_needs() -> None:
     assert engine.working.claimed == len(engine.working.residents) == 0
 
 
-def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() -> None:
+def test_the_first_program_claims_a_shared_prefix_and_the_last_releases_it() -> None:
     engine = Counted(slots=4)
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 31) for name in "abcd"}
@@ -181,9 +183,7 @@ def test_a_shared_prefix_is_claimed_by_the_first_and_given_back_by_the_last() ->
 
 
 @pytest.mark.parametrize(("there", "fits"), [(69, True), (70, False)])
-def test_a_program_that_would_bring_its_types_prefix_needs_room_for_it(
-    there: int, fits: bool
-) -> None:
+def test_a_program_needs_room_for_an_uncached_prefix_of_its_type(there: int, fits: bool) -> None:
     engine = Counted(slots=1)
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     engine.wants("u", there, "u")
@@ -194,7 +194,7 @@ def test_a_program_that_would_bring_its_types_prefix_needs_room_for_it(
 
 
 @pytest.mark.parametrize(("blocks", "fits"), [(58, True), (59, False)])
-def test_whose_prefix_is_there_needs_no_room_for_it(blocks: int, fits: bool) -> None:
+def test_a_program_needs_no_room_for_a_cached_prefix(blocks: int, fits: bool) -> None:
     engine = Counted()
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     for name, size in (("a", 31), ("b", 31), ("c", blocks)):
@@ -204,7 +204,7 @@ def test_whose_prefix_is_there_needs_no_room_for_it(blocks: int, fits: bool) -> 
     assert engine.working.claimed == 10 + 21 + 21 + (48 if fits else 0)
 
 
-def test_a_prefix_is_learned_from_first_calls_alone() -> None:
+def test_a_prefix_is_learned_only_from_first_calls() -> None:
     engine = Counted()
     first = engine.wants("a", 9)
     engine.step()
@@ -223,7 +223,7 @@ def test_a_prefix_is_learned_from_first_calls_alone() -> None:
 
 
 @pytest.mark.parametrize("what", ["ended", "outside", "member"])
-def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> None:
+def test_a_program_keeps_the_prefix_known_at_its_start(what: str) -> None:
     engine = Counted()
     if what == "outside":
         engine.wants("b", 90)
@@ -247,7 +247,7 @@ def test_a_program_keeps_the_prefix_that_was_known_when_it_began(what: str) -> N
 # -- what is learned -------------------------------------------------------------------
 
 
-def test_outputs_are_learned_of_the_calls_own_type() -> None:
+def test_outputs_are_learned_by_type() -> None:
     engine = Admitting("memory")
     for program, type, output in (("a", "t", 40), ("b", "u", 0)):
         call = engine.arrive(program, 16, type)
@@ -258,7 +258,7 @@ def test_outputs_are_learned_of_the_calls_own_type() -> None:
     assert engine.learned.output(("default", "u")) == int(of_all + (0 - of_all) / (1 + DOUBT))
 
 
-def test_a_type_branches_whose_calls_come_beside_others_of_their_program() -> None:
+def test_a_type_with_parallel_calls_branches() -> None:
     engine = Admitting("memory")
     engine.arrive("a", 16)
     engine.arrive("b", 16, "u")
@@ -268,7 +268,7 @@ def test_a_type_branches_whose_calls_come_beside_others_of_their_program() -> No
     assert not engine.learned.usual(("default", "u")).branches
 
 
-def test_what_a_token_takes_is_learned_from_the_steps() -> None:
+def test_the_time_of_a_token_is_learned_from_steps() -> None:
     engine = Admitting("memory")
     call = engine.arrive("a", 16)
     engine.step(0.0)
@@ -280,7 +280,7 @@ def test_what_a_token_takes_is_learned_from_the_steps() -> None:
 # -- who is looked at ------------------------------------------------------------------
 
 
-def test_one_that_has_no_room_does_not_hold_up_one_that_has_and_keeps_its_turn() -> None:
+def test_a_program_without_room_delays_no_fitting_program_and_keeps_its_turn() -> None:
     engine = full()
     engine.wants("b", 30)
     engine.wants("c", 5)
@@ -294,7 +294,7 @@ def test_one_that_has_no_room_does_not_hold_up_one_that_has_and_keeps_its_turn()
 
 
 @pytest.mark.parametrize(("before", "comes_in"), [(SCANNED - 1, True), (SCANNED, False)])
-def test_so_many_are_looked_at_and_no_more(before: int, comes_in: bool) -> None:
+def test_the_number_of_examined_programs_is_limited(before: int, comes_in: bool) -> None:
     engine = full()
     for n in range(before - 1):
         engine.wants(f"large{n}", 60)
@@ -304,14 +304,14 @@ def test_so_many_are_looked_at_and_no_more(before: int, comes_in: bool) -> None:
 
 
 @pytest.mark.parametrize(("running", "comes_in"), [(7, True), (8, False)])
-def test_nobody_is_passed_where_no_slot_is_free(running: int, comes_in: bool) -> None:
+def test_no_program_is_passed_without_a_free_slot(running: int, comes_in: bool) -> None:
     engine = full()
     engine.wants("b", 30)
     engine.let_in(running)
     assert ("b" in engine.inside()) is comes_in
 
 
-def test_nobody_passes_the_oldest_when_it_is_next_for_its_age() -> None:
+def test_no_program_passes_the_oldest_when_its_age_makes_it_next() -> None:
     engine = full()
     engine.wants("b", 30)
     engine.working.admissions = OLDEST_EVERY - 1
@@ -319,8 +319,8 @@ def test_nobody_passes_the_oldest_when_it_is_next_for_its_age() -> None:
     assert engine.inside() == {"a"}
 
 
-def test_a_large_program_is_passed_by_so_many_others_at_most() -> None:
-    """Small ones keep coming, and the policy prefers the small."""
+def test_the_number_of_programs_that_pass_a_large_program_is_limited() -> None:
+    """Small programs keep arriving, and the policy prefers small programs."""
     engine = Counted(policy="srtf", slots=4)
     for n in range(4):
         engine.wants(f"s{n}", 25)
@@ -339,8 +339,8 @@ def test_a_large_program_is_passed_by_so_many_others_at_most() -> None:
     assert OLDEST_EVERY - 4 <= passed < OLDEST_EVERY
 
 
-def test_whoever_waits_for_the_target_comes_in() -> None:
-    """It counts from a call's own arrival."""
+def test_a_program_is_admitted_after_waiting_for_the_target() -> None:
+    """The wait is counted from the call's own arrival."""
     engine = Counted(ttft_target=10.0)
     engine.wants("a", 60)
     engine.step(5.0)
@@ -366,7 +366,7 @@ def branching(engine: Counted, *, branches: bool = True) -> None:
 @pytest.mark.parametrize(
     ("branches", "running", "comes_in"), [(True, 3, True), (True, 4, False), (False, 3, False)]
 )
-def test_branches_without_room_come_in_while_little_of_the_batch_is_taken(
+def test_branches_without_room_are_admitted_while_the_batch_is_nearly_empty(
     branches: bool, running: int, comes_in: bool
 ) -> None:
     engine = Counted(slots=8)

@@ -18,7 +18,7 @@ from tests.scheduler.harness import Harness
 # -- program-fcfs ----------------------------------------------------------------------
 
 
-def test_program_fcfs_goes_by_the_programs_arrival_not_the_calls() -> None:
+def test_program_fcfs_ranks_by_the_arrival_of_the_program() -> None:
     harness = Harness("program-fcfs")
     for now, name in enumerate(("old", "young", "old", "middle", "young")):
         harness.now = float(now)
@@ -39,7 +39,7 @@ def test_program_fcfs_never_preempts_for_a_slot() -> None:
 # -- round-robin -----------------------------------------------------------------------
 
 
-def test_a_turn_is_a_quantum_of_service_from_when_a_program_came() -> None:
+def test_a_turn_is_a_quantum_of_service_since_the_programs_arrival() -> None:
     policy = make_policy(SchedulerConfig("round-robin", quanta=(2.0,)))
     row = EngineProgram("p", "t", attained_s=5.0)
     call = QueuedCall("c", row, None, None, 0.0)
@@ -50,7 +50,7 @@ def test_a_turn_is_a_quantum_of_service_from_when_a_program_came() -> None:
     assert policy.priority(call, 0.0) == Priority(1, 0.5)
 
 
-def test_a_lost_program_has_its_turn_anew() -> None:
+def test_a_lost_program_begins_a_new_turn() -> None:
     policy = make_policy(SchedulerConfig("round-robin", quanta=(2.0,)))
     call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
     policy.priority(call, 0.0)
@@ -60,10 +60,10 @@ def test_a_lost_program_has_its_turn_anew() -> None:
 
 
 class Turns:
-    """One slot that round-robin shares out in quanta of 1 s; programs send calls endlessly."""
+    """A slot that round-robin shares out in quanta of 1 s; programs send calls without end."""
 
     def __init__(self, **calls: tuple[int, float]) -> None:
-        """By name: how many calls a program has open at a time, and their length."""
+        """For each program's name, the number of its parallel calls, and their length."""
         self.harness = Harness("round-robin", quanta=(1.0,))
         self.length = {name: length for name, (_, length) in calls.items()}
         self.served = Counter[str]()
@@ -72,7 +72,7 @@ class Turns:
                 self.harness.call(name)
 
     def step(self, seconds: float = 0.25) -> str:
-        """Whose call runs for a piece of a quantum."""
+        """Run a call for a piece of a quantum, and return its program."""
         harness = self.harness
         for call in harness.victims():
             harness.preempt(call)
@@ -90,7 +90,7 @@ class Turns:
 
 
 def test_programs_take_turns_of_a_quantum_each() -> None:
-    """Who is last in a round may be first in the next: going on costs no preemption."""
+    """The last program of a round may be the first of the next, and then needs no preemption."""
     turns = Turns(a=(1, 99.0), b=(1, 99.0), c=(1, 99.0))
     assert turns.run(24) == "aaaabbbbcccc" + "ccccaaaabbbb"
     for _ in range(20):
@@ -99,7 +99,7 @@ def test_programs_take_turns_of_a_quantum_each() -> None:
 
 @pytest.mark.parametrize("calls", [(8, 99.0), (1, 0.5), (8, 0.25), (3, 1.0), (2, 0.75)])
 def test_a_program_cannot_gain_by_splitting_into_many_calls(calls: tuple[int, float]) -> None:
-    """Nor by short ones, that end before their quantum does. A turn more or less is 4 steps."""
+    """The calls may end before their quantum does. A turn more or less is 4 steps."""
     turns = Turns(one=(1, 99.0), split=calls)
     turns.run(400)
     head_start = 4 * calls[0]
@@ -107,7 +107,7 @@ def test_a_program_cannot_gain_by_splitting_into_many_calls(calls: tuple[int, fl
 
 
 def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
-    """It neither waits for the past of the others, nor may it catch up on them."""
+    """It neither waits for the past rounds of others, nor gets more turns to make up for them."""
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     turns.run(80)
     turns.length["new"] = 99.0
@@ -116,7 +116,7 @@ def test_a_new_program_starts_in_the_round_that_is_being_served() -> None:
     assert turns.served["new"] == pytest.approx(16, abs=4)
 
 
-def test_a_program_that_was_away_saves_up_no_turns() -> None:
+def test_an_absent_program_accumulates_no_turns() -> None:
     turns = Turns(a=(1, 99.0), b=(1, 99.0))
     assert turns.run(8) == "aaaabbbb"
     turns.harness.end(next(c for c in turns.harness.core.calls.values() if c.queued))
@@ -135,14 +135,14 @@ def test_ended_programs_are_forgotten() -> None:
 # -- srtf ------------------------------------------------------------------------------
 
 
-def test_srtf_goes_by_the_tokens_of_the_prompt_that_are_to_be_computed() -> None:
+def test_srtf_ranks_by_uncomputed_prompt_tokens() -> None:
     harness = Harness("srtf")
     for name, tokens in (("long", 900), ("short", 10), ("middle", 300), ("short2", 10)):
         harness.call(name, tokens)
     assert harness.order() == ["short", "short2", "middle", "long"]
 
 
-def test_under_srtf_what_runs_is_one_token_from_its_next_and_runs_on() -> None:
+def test_under_srtf_a_running_call_keeps_running() -> None:
     harness = Harness("srtf")
     harness.call("long", 900)
     running = harness.start()
@@ -164,7 +164,7 @@ def staging(harness: Harness) -> TwoLevel:
     return policy
 
 
-def test_the_first_are_staged_and_the_shortest_of_them_runs_first() -> None:
+def test_the_shortest_staged_call_runs_first() -> None:
     harness = Harness("two-level")
     for index, name in enumerate(names("p", STAGED)):
         harness.call(name, 100 - index)
@@ -173,7 +173,7 @@ def test_the_first_are_staged_and_the_shortest_of_them_runs_first() -> None:
     assert harness.order() == [*reversed(names("p", STAGED)), "tiny", "tiny2"]
 
 
-def test_who_leaves_the_staging_queue_makes_room_for_the_first_in_line() -> None:
+def test_a_call_that_leaves_the_staging_queue_makes_room_for_the_first_in_line() -> None:
     harness = Harness("two-level")
     for name in names("p", STAGED):
         harness.call(name, 100)
@@ -218,7 +218,7 @@ def test_a_call_that_leaves_the_line_makes_no_room() -> None:
     assert list(policy.call_left(calls[0])) == [calls[-2]]
 
 
-def test_a_preempted_call_takes_no_place_of_those_who_never_ran() -> None:
+def test_a_preempted_call_takes_no_staging_place_of_new_calls() -> None:
     harness = Harness("two-level")
     for name in names("p", STAGED + 2):
         harness.call(name, 100)
@@ -231,7 +231,7 @@ def test_a_preempted_call_takes_no_place_of_those_who_never_ran() -> None:
 
 
 @pytest.mark.parametrize("count", [1, STAGED, STAGED + 1, 50])
-def test_no_place_is_lost_however_many_come(count: int) -> None:
+def test_no_staging_place_is_lost_with_many_arrivals(count: int) -> None:
     harness = Harness("two-level")
     for name in names("p", count):
         harness.call(name, len(name))

@@ -1,4 +1,4 @@
-"""What a call carries through its life, its states, and what its policy is asked about it."""
+"""The fields and states of a call, and the requests to its policy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def a_call(name: str = "c", program: str = "p") -> QueuedCall:
 
 
 @pytest.mark.parametrize("state", CallState)
-def test_a_call_goes_where_the_table_lets_it_and_nowhere_else(state: CallState) -> None:
+def test_a_call_changes_states_only_as_the_table_allows(state: CallState) -> None:
     for following in CallState:
         call = a_call()
         call.state = state
@@ -73,8 +73,8 @@ def test_a_call_goes_where_the_table_lets_it_and_nowhere_else(state: CallState) 
 
 
 @given(st.lists(st.sampled_from(CallState), max_size=30))
-def test_no_walk_leaves_the_table(wanted: list[CallState]) -> None:
-    """Once ended, always ended; and to run, a call was taken from its queue before."""
+def test_random_transitions_follow_the_table(wanted: list[CallState]) -> None:
+    """An ended call stays ended, and a running call was taken from its queue before."""
     call = a_call()
     walk = [call.state]
     for state in wanted:
@@ -103,7 +103,9 @@ def test_a_new_call_is_ranked_and_known_to_its_program() -> None:
 
 
 def test_a_calls_times_and_counts_add_up() -> None:
-    """It waits for 3 s, is preempted and waits for 2 s, rises, falls, and so once more."""
+    """The call waits for 3 s, is preempted and waits for 2 s, is promoted, is demoted, and all this
+    once more.
+    """
     harness = Harness("plas", quanta=(1.0, 1.0, 1.0), beta=2.0)
     core, call = harness.core, harness.call("p")
     harness.now = 3.0
@@ -152,7 +154,7 @@ def test_a_call_is_taken_out_once_wherever_it_stands() -> None:
     assert list(core.calls) == [call.call_id]
 
 
-def test_what_is_deferred_is_offered_when_it_is_ready() -> None:
+def test_a_deferred_call_is_offered_when_it_is_ready() -> None:
     harness = Harness("plas")
     first, second = harness.call("a"), harness.call("b")
     core = harness.core
@@ -168,7 +170,7 @@ def test_what_is_deferred_is_offered_when_it_is_ready() -> None:
 
 
 class Noting(Policy):
-    """Notes when it is asked, and of whom; every quantum is one second."""
+    """A policy that notes the time and the call of each request; every quantum is one second."""
 
     follows_program = True
 
@@ -224,7 +226,7 @@ def test_a_call_leaves_the_queue_for_the_first_time_once() -> None:
     assert policy.asked == []
 
 
-def test_nothing_is_kept_of_a_program_that_ended_before_its_calls() -> None:
+def test_a_program_that_ended_before_its_calls_is_forgotten() -> None:
     harness = Harness("adaptive")
     call = harness.call("p")
     harness.start()
@@ -237,8 +239,8 @@ def test_nothing_is_kept_of_a_program_that_ended_before_its_calls() -> None:
     assert not policy._visits
 
 
-def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_asked_for() -> None:
-    """Not those that run or were promoted; of the others, eight."""
+def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_ranked_again() -> None:
+    """These are eight waiting calls that were not promoted."""
     policy = Noting()
     harness = Harness("plas", given=policy)
     runs, ended, promoted, *waiting = (harness.call("p") for _ in range(20))
@@ -252,7 +254,7 @@ def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_asked_for() -> None:
 
 
 class Noted(Admission):
-    """Admits nobody, and notes how many calls run or could start."""
+    """An admission that admits no program, and notes how many calls run or could start."""
 
     inside: list[int]
 
@@ -267,8 +269,8 @@ class Noted(Admission):
         return Keep()
 
 
-def test_an_admission_hears_of_those_that_run_and_of_those_that_could() -> None:
-    """Three run; one that could begin waits, one is deferred, two are not admitted."""
+def test_an_admission_gets_the_running_and_the_runnable_calls() -> None:
+    """Three calls run, one that could begin waits, one is deferred, and two are not admitted."""
     config = SchedulerConfig("plas", admission=f"{__name__}:Noted")
     core = SchedulerCore(config, capacity=Capacity(64, 4, 16))
     assert isinstance(core.admission, Noted)
@@ -301,7 +303,7 @@ class ByService(Policy):
         return Priority(int(call.program.service_s))
 
 
-def test_a_call_that_is_not_admitted_is_ranked_again_there() -> None:
+def test_a_call_that_is_not_admitted_is_ranked_again() -> None:
     config = SchedulerConfig("plas", admission=f"{__name__}:Noted")
     core = SchedulerCore(config, ByService(config), capacity=Capacity(64, 4, 16))
     assert core.admission is not None
@@ -355,7 +357,7 @@ class Listens:
         self.heard.append((type(event).__name__, event.call.state.value))
 
 
-def test_parts_and_listeners_hear_of_each_event_once_and_when_it_was() -> None:
+def test_parts_and_listeners_get_each_event_once_with_its_time() -> None:
     core, part, listener = SchedulerCore(SchedulerConfig("plas", (0.5,))), Hears(), Listens()
     core.parts.append(part)
     core.listeners.append(listener)
@@ -403,7 +405,7 @@ def test_the_cores_own_events_are_refused() -> None:
         SchedulerCore(SchedulerConfig("plas")).handle(CallReranked(a_call(), 0.0))
 
 
-def test_queues_that_know_of_no_slots_have_a_lane_of_none() -> None:
+def test_queues_without_slots_have_no_lane() -> None:
     core = SchedulerCore(SchedulerConfig("adaptive"))
     call = a_call()
     core.handle(CallArrived(call, 0.0))
@@ -422,9 +424,7 @@ def test_queues_that_know_of_no_slots_have_a_lane_of_none() -> None:
         ({"retention": "cost", "admission": "memory"}, True),
     ],
 )
-def test_gaps_are_learned_where_something_asks_for_them(
-    settings: dict[str, Any], learned: bool
-) -> None:
+def test_gaps_are_learned_only_if_they_are_used(settings: dict[str, Any], learned: bool) -> None:
     capacity = Capacity(10, 16, 4)
     core = SchedulerCore(SchedulerConfig(policy="fcfs", **settings), capacity=capacity)
     row = ProcessTable(EngineProgram).start_program("p", "t", 0.0)

@@ -22,7 +22,7 @@ def test_settings_survive_json(beta: float) -> None:
     ("values", "message"),
     [
         ({"quanta": (1, 0)}, "quanta must be positive"),
-        ({"beta": 0}, "beta must be positive"),
+        ({"beta": 0}, "beta must be a positive number"),
         ({"lane": -0.01}, "lane must be a share of the batch, at least 0 and below 1, got -0.01"),
         ({"lane": 1.0}, "lane must be a share of the batch, at least 0 and below 1, got 1.0"),
         ({"max_promoted": -1}, "max_promoted must not be negative"),
@@ -35,7 +35,7 @@ def test_bad_settings_are_refused(values: dict[str, object], message: str) -> No
         SchedulerConfig(**values)  # type: ignore[arg-type]
 
 
-def test_the_least_settings_are_taken() -> None:
+def test_minimum_settings_are_accepted() -> None:
     least = SchedulerConfig(lane=0, admission_cap=1, ttft_target=0.001, max_promoted=0)
     assert (least.admission_cap, least.ttft_target) == (1, 0.001)
 

@@ -30,7 +30,7 @@ def ends(made: HeadlessEngine) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_program_with_many_calls_at_once_goes_after_one_with_one(seed: int) -> None:
+def test_a_program_with_many_parallel_calls_goes_after_one_with_a_single_call(seed: int) -> None:
     made = engine()
     for number in range(8):
         add(made, f"s{seed}{number}", "report", 40, 40)
@@ -38,7 +38,7 @@ def test_a_program_with_many_calls_at_once_goes_after_one_with_one(seed: int) ->
     assert f"l{seed}" in ends(made)[:3], "after the two calls that ran when it came"
 
 
-def test_of_unknown_calls_those_with_the_least_limit_go_first() -> None:
+def test_unknown_calls_with_the_smallest_limit_go_first() -> None:
     made = engine(slots=1)
     add(made, "runs", "x", 10, 2)
     for name, limit in (("a", 400), ("b", 100), ("c", 25)):
@@ -46,7 +46,7 @@ def test_of_unknown_calls_those_with_the_least_limit_go_first() -> None:
     assert ends(made) == ["runs", "c", "b", "a"]
 
 
-def test_of_unknown_calls_those_with_the_least_new_prompt_go_first() -> None:
+def test_unknown_calls_with_the_shortest_new_prompt_go_first() -> None:
     """Limits say nothing here. The first step measures what prompts cost."""
     made = engine(slots=1)
     add(made, "runs", "x", 200, 4)
@@ -57,7 +57,7 @@ def test_of_unknown_calls_those_with_the_least_new_prompt_go_first() -> None:
 
 
 @pytest.mark.parametrize(("used", "expected"), [(1.0, 400), (0.01, 4)])
-def test_of_its_limit_an_unknown_call_uses_as_much_as_others_did(
+def test_an_unknown_call_is_expected_to_use_the_usual_share_of_its_limit(
     used: float, expected: int
 ) -> None:
     """A default limit that outputs never reach says nothing; one that clients chose does."""
@@ -69,7 +69,7 @@ def test_of_its_limit_an_unknown_call_uses_as_much_as_others_did(
     assert learned.output_within(("acme", "new"), 400) == pytest.approx(expected)
 
 
-def test_what_a_type_puts_out_outweighs_limits_but_does_not_exceed_them() -> None:
+def test_a_types_learned_output_counts_instead_of_the_limit_up_to_the_limit() -> None:
     learned = Learned()
     for _ in range(1000):
         learned.call_ended(("acme", "t"), 50, 4000)
@@ -78,7 +78,7 @@ def test_what_a_type_puts_out_outweighs_limits_but_does_not_exceed_them() -> Non
     assert learned.output_within(("acme", "t"), 0) == pytest.approx(50)
 
 
-def test_alike_programs_go_as_they_came() -> None:
+def test_equal_programs_run_in_order_of_arrival() -> None:
     made = engine(slots=1)
     names = [f"k{number}" for number in range(12)]
     for name in names:

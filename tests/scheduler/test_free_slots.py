@@ -41,7 +41,7 @@ class Clients(Counted):
         self.now += 60.0
 
 
-def test_silent_programs_of_a_kind_that_returns_at_once_keep_no_slot_empty() -> None:
+def test_silent_programs_of_a_type_that_returns_at_once_keep_no_slot_empty() -> None:
     engine = Clients()
     engine.teach_silence()
     for number in range(4):
@@ -53,7 +53,7 @@ def test_silent_programs_of_a_kind_that_returns_at_once_keep_no_slot_empty() -> 
     assert {"runs", "new"} <= engine.inside()
 
 
-def test_no_more_contexts_leave_than_the_newcomer_needs_and_the_longest_silent_first() -> None:
+def test_only_needed_contexts_are_evicted_and_the_longest_silent_first() -> None:
     engine = Clients()
     engine.teach_silence()
     for number in range(4):
@@ -65,7 +65,7 @@ def test_no_more_contexts_leave_than_the_newcomer_needs_and_the_longest_silent_f
     assert engine.inside() == {"silent2", "silent3", "runs", "new"}
 
 
-def test_a_program_whose_tool_runs_keeps_its_context_though_a_slot_is_free() -> None:
+def test_a_program_in_a_tool_keeps_its_context_despite_a_free_slot() -> None:
     """Computing 60 blocks again takes 0.94 s; the waiting call would use the slot for 1 s, and one
     call more among three is worth a third of that."""
     engine = Clients()
@@ -84,7 +84,7 @@ def test_a_program_whose_tool_runs_keeps_its_context_though_a_slot_is_free() -> 
     assert engine.inside() == {"tool", "a", "b"}
 
 
-def test_nobody_comes_in_whose_call_has_no_slot() -> None:
+def test_no_program_is_admitted_without_a_slot_for_its_call() -> None:
     engine = Clients()
     engine.teach_silence()
     for number in range(4):
@@ -109,7 +109,7 @@ def test_members_with_calls_are_not_evicted_for_a_free_slot() -> None:
     assert engine.inside() == {"runs0", "runs1"}
 
 
-def test_as_many_contexts_leave_as_it_takes() -> None:
+def test_as_many_contexts_are_evicted_as_needed() -> None:
     """A hundred small ones, most of which leave for one newcomer."""
     engine = Clients()
     engine.teach_silence()
@@ -160,7 +160,7 @@ def test_the_chance_of_a_return_falls_with_the_age_of_a_silence() -> None:
     assert max(chances[1:]) < 0.1
 
 
-def test_programs_that_all_return_late_are_expected_back() -> None:
+def test_programs_of_a_type_that_returns_late_are_expected_back() -> None:
     """A thousand that waited for a minute each: at half a minute, nothing speaks against one."""
     silences = Silences()
     for number in range(1000):
@@ -169,7 +169,7 @@ def test_programs_that_all_return_late_are_expected_back() -> None:
     assert silences.ends == 0.0
 
 
-def test_programs_with_tools_that_the_engine_is_told_of_do_not_end_after_each_call() -> None:
+def test_a_known_tool_does_not_count_as_the_programs_end() -> None:
     """Nine tools in a row, and then the end, which comes at once."""
     silences = Silences()
     for number in range(200):
@@ -179,13 +179,13 @@ def test_programs_with_tools_that_the_engine_is_told_of_do_not_end_after_each_ca
     assert silences.ends == pytest.approx(0.1, abs=0.02)
 
 
-def test_where_nothing_is_known_the_prior_decides() -> None:
+def test_without_samples_the_prior_decides() -> None:
     silence = Silences().begin(0.0)
     assert silence.chance(5.0, 0.75) == 0.75
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_silences_count_what_is_there_and_no_more(seed: int) -> None:
+def test_silences_count_each_program_once(seed: int) -> None:
     """Against a list of all: the latest alone, each in one place."""
     draw, silences, now = random.Random(seed), Silences(), 0.0
     live = []

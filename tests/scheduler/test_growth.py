@@ -17,7 +17,7 @@ from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted
         (0.5, None, True, 0.0),
     ],
 )
-def test_a_chain_claims_what_it_grows_by_while_holding_room_for_that_pays(
+def test_a_chain_claims_its_growth_while_holding_room_pays(
     turn_s: float, calls: int | None, beside: bool, grown: float
 ) -> None:
     """2 blocks with each turn; the whole cache takes `WORTH_S` to compute."""
@@ -32,7 +32,7 @@ def test_a_chain_claims_what_it_grows_by_while_holding_room_for_that_pays(
     assert engine.working.claimed == 9 + grown + 1
 
 
-def test_what_contexts_grow_by_is_learned_from_one_calls_end_to_the_next() -> None:
+def test_the_growth_of_contexts_is_learned_between_the_ends_of_calls() -> None:
     engine = Counted()
     call = engine.wants("a", 10)
     engine.step(3.0)

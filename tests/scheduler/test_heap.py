@@ -40,7 +40,7 @@ def test_a_heap_is_a_sorted_list(story: list[tuple[str, int, int]]) -> None:
     assert list(heap) == sorted(places, key=lambda one: places[one])
 
 
-def test_what_is_out_of_date_is_dropped() -> None:
+def test_outdated_entries_are_dropped() -> None:
     """Also where it never comes up: behind an item that stays the first."""
     heap = Heap[int]()
     heap.put(0, 0)
@@ -53,7 +53,7 @@ def test_what_is_out_of_date_is_dropped() -> None:
     assert list(heap) == [0]
 
 
-def test_of_equals_the_one_that_was_put_first_is_first() -> None:
+def test_equal_items_keep_their_order_of_insertion() -> None:
     heap = Heap[str]()
     for item in "abc":
         heap.put(item, 0.0)

@@ -1,4 +1,6 @@
-"""Members that wait for something else than a call: how long they are held, and who leaves."""
+"""Members that wait for something other than a call: how long they are held, and which of them
+leave.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tests.scheduler.admitting import KIND, WORTH_S, Admitting, Counted
 
 
 def learn(engine: Admitting, seconds: float, *, well: bool = True) -> None:
-    """What a tool takes, and whether its programs come back at all."""
+    """Let the engine learn how long a tool takes, and whether its programs return."""
     for name in ("", "grep"):
         for _ in range(400):
             engine.learned.gaps.learn((*KIND, name), seconds, well=well)
@@ -24,10 +26,12 @@ def learn(engine: Admitting, seconds: float, *, well: bool = True) -> None:
         (1e-3, False, 0.0),
     ],
 )
-def test_a_tools_program_is_held_for_what_its_blocks_are_worth(
+def test_a_program_in_a_tool_is_held_as_long_as_its_blocks_are_worth(
     seconds: float | None, well: bool, kept_s: float
 ) -> None:
-    """As long as the whole cache takes to compute, and not at all if it is expected later."""
+    """It is held as long as the whole cache takes to compute, and not at all if it is expected
+    later.
+    """
     engine = Counted()
     call = engine.wants("a", 60)
     engine.step(0.0)
@@ -46,7 +50,7 @@ def test_a_tools_program_is_held_for_what_its_blocks_are_worth(
     assert engine.inside() == {"b"}
 
 
-def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
+def test_a_program_that_asks_a_human_is_held_until_another_program_needs_room() -> None:
     engine = Counted()
     call = engine.wants("a", 60)
     engine.step()
@@ -68,10 +72,10 @@ def test_who_asks_a_human_is_held_until_somebody_wants_in() -> None:
         (10, {"a", "b", "c", "new"}),
     ],
 )
-def test_no_more_leave_than_make_room_and_none_for_who_does_not_fit_then(
+def test_only_needed_members_leave_and_none_for_a_program_that_would_not_fit(
     wants: int, inside: set[str]
 ) -> None:
-    """30 blocks each: a's time is up, then b's, and c runs."""
+    """Each program has 30 blocks: the time of a is up, then the time of b, and c runs."""
     engine = Counted()
     calls = {name: engine.wants(name, 30) for name in "abc"}
     engine.step(0.0)
@@ -84,7 +88,7 @@ def test_no_more_leave_than_make_room_and_none_for_who_does_not_fit_then(
     assert engine.inside() == inside
 
 
-def test_whose_time_was_up_is_held_anew_once_it_was_back() -> None:
+def test_a_program_whose_time_was_up_is_held_again_after_its_return() -> None:
     engine = Counted()
     call = engine.wants("a", 60)
     engine.wants("c", 20)
@@ -123,7 +127,7 @@ def test_an_earlier_tool_does_not_count_once_the_program_was_back() -> None:
     assert engine.inside() == {"b"}
 
 
-def test_who_comes_back_goes_before_new_ones_of_its_level_and_its_blocks_move() -> None:
+def test_a_returning_program_goes_before_new_programs_of_its_level() -> None:
     engine, changed = Counted(), list[CachedBlocks]()
     call = engine.wants("a", 60)
     engine.step()

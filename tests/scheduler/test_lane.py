@@ -1,4 +1,6 @@
-"""The lane: whom it promotes and when, and that nobody starves where there is one."""
+"""The lane: which calls it promotes and when, and that no program starves under a policy with a
+lane.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def waiting(name: str, started_at: float = 0.0) -> QueuedCall:
 
 
 def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[QueuedCall]]:
-    """A lane of a quarter of the slots, and who is in its line."""
+    """A lane of a quarter of the slots, and the calls in its line."""
     lane = AgeingShare(SchedulerConfig("adaptive", lane=0.25), slots)
     calls = [waiting(str(n), at) for n, at in enumerate(started_at)]
     for call in calls:
@@ -38,7 +40,7 @@ def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[Queue
 
 
 def promoted(lane: AgeingShare, now: float) -> QueuedCall | None:
-    """Whom the lane promotes, as the queues do it."""
+    """The calls that the lane promotes in the queues."""
     if (call := lane.promote(now)) is not None:
         call.promoted = True
     return call
@@ -61,7 +63,9 @@ def test_the_oldest_programs_call_is_promoted_and_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("slots", "saved_s"), [(2, 1.0), (40, 10.0)])
-def test_an_idle_lane_saves_a_second_of_its_rate_or_of_one_slot(slots: int, saved_s: float) -> None:
+def test_an_idle_lane_accumulates_a_second_of_its_rate_or_of_a_slot(
+    slots: int, saved_s: float
+) -> None:
     """A quarter of 2 and of 40 slots: half a slot, and ten."""
     lane, (first,) = lane_of(0.0, slots=slots)
     second = waiting("1")
@@ -113,7 +117,7 @@ def test_a_lanes_call_preempts_and_is_never_preempted() -> None:
     assert big.level == d.lane.priority.level, "however long it is served"
 
 
-def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
+def test_a_lanes_call_keeps_its_place_and_gets_a_new_quantum() -> None:
     d = harness(0.25)
     d.now = 10.0
     call = d.call("a")
@@ -128,7 +132,7 @@ def test_a_lanes_call_stays_where_it_is_and_gets_its_quantum_anew() -> None:
 @pytest.mark.parametrize(
     ("policy", "lane"), [("adaptive", 0.1), ("adaptive", 0.4), ("atlas", 0.0), ("two-level", 0.0)]
 )
-def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
+def test_the_lane_is_consistent_after_aborts(policy: str, lane: float) -> None:
     d, rng = Harness(policy, slots=4, lane=lane, beta=0.5), random.Random(2)
     for index in range(3000):
         d.now += 0.05
@@ -155,14 +159,14 @@ def test_all_is_intact_after_aborts(policy: str, lane: float) -> None:
 # -- by itself -------------------------------------------------------------------------
 
 
-def test_nothing_is_paid_for_when_time_begins() -> None:
+def test_the_lane_starts_without_credit() -> None:
     lane, calls = lane_of(0.0)
     assert promoted(lane, 0.0) is None
     assert lane.next_moment(0.0) == 0.0
     assert promoted(lane, 0.25) is calls[0]
 
 
-def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
+def test_a_call_enters_the_lanes_line_once_and_never_while_it_is_in_the_lane() -> None:
     lane, (call,) = lane_of(0.0)
     lane.waits(call)
     assert len(lane._line) == 1
@@ -173,7 +177,7 @@ def test_a_call_lines_up_once_and_never_while_it_is_inside() -> None:
     assert lane._inside == 0
 
 
-def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
+def test_a_call_that_started_or_ended_leaves_the_line() -> None:
     lane, calls = lane_of(1.0, 2.0, 3.0)
     lane.started(calls[0], 4.0)
     lane.left(calls[1])
@@ -181,7 +185,7 @@ def test_who_began_or_left_otherwise_is_in_line_no_longer() -> None:
     assert promoted(lane, 4.0) is calls[2]
 
 
-def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
+def test_a_full_lane_and_an_empty_line_announce_no_promotion() -> None:
     lane, calls = lane_of(0.0, 0.0, 0.0)
     assert [promoted(lane, 9.0) for _ in range(3)] == [calls[0], calls[1], None]
     assert lane.next_moment(9.0) is None
@@ -192,7 +196,7 @@ def test_no_moment_is_named_while_the_lane_is_full_or_nobody_waits() -> None:
     assert promoted(lane, 9.0) is None
 
 
-def test_who_went_outside_makes_way_and_lines_up_again() -> None:
+def test_a_call_that_is_no_longer_admitted_leaves_the_lane_and_lines_up_again() -> None:
     lane, calls = lane_of(0.0, 1.0)
     calls[0].state = CallState.NOT_ADMITTED
     assert promoted(lane, 9.0) is calls[1]
@@ -203,8 +207,8 @@ def test_who_went_outside_makes_way_and_lines_up_again() -> None:
 
 
 @pytest.mark.parametrize("quantum_s", [0.5, 2.0])
-def test_it_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
-    """So that no credit of that time is cut off at what can be saved up, two quanta."""
+def test_the_lane_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
+    """So no credit of that time is lost at the maximum credit, two quanta."""
     lane = AgeingShare(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
     assert lane.priority.quantum_s == quantum_s / 2
     lane.promote(1e6)
@@ -231,7 +235,7 @@ class Reference:
         return oldest
 
     def next_moment(self, now: float) -> float | None:
-        """When the bucket is above zero again."""
+        """The time at which the bucket is above zero again."""
         if len(self.inside) >= math.ceil(self.rate) or not self.line:
             return None
         return max(now, self.at - self.credit / self.rate)
@@ -280,7 +284,7 @@ def test_the_lane_promotes_as_the_reference(
 
 
 def test_a_streaming_session_does_not_hold_up_the_lane() -> None:
-    """Between two turns it waits for its client, for as long as that likes."""
+    """Between two turns, the session waits for its client without a limit."""
     lane, (session, call) = lane_of(0.0, 1.0)
     session.resumable = True
     lane._line.discard(session)

@@ -1,4 +1,4 @@
-"""What the lane bounds: nobody starves, whatever comes after."""
+"""The lane bounds waiting: no program starves, whatever programs arrive later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_S = 0.1
 
 @dataclass(frozen=True)
 class Scene:
-    """A program, those that were there before it, and those that come after it."""
+    """A program, the earlier programs, and the later programs."""
 
     before: Sequence[ProgramShape]
     program: ProgramShape
@@ -95,7 +95,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @settings(max_examples=60, deadline=None)
 @given(scenes())
-def test_waiting_is_bounded_whoever_comes_later(scene: Scene) -> None:
+def test_waiting_is_bounded_whatever_programs_arrive_later(scene: Scene) -> None:
     """The bound is `Scene.bound_s`: it does not know how many programs come later."""
     outcome = scene.run(scene.lane)
     assert outcome.waiting_s <= scene.bound_s(outcome.preemptions)
@@ -108,7 +108,7 @@ def flood(lane: float) -> Scene:
 
 
 @pytest.mark.parametrize("lane", [0.1, 0.25, 0.5])
-def test_the_bound_tells_a_lane_from_none(lane: float) -> None:
+def test_the_bound_fails_without_a_lane(lane: float) -> None:
     scene = flood(lane)
     with_lane, without = scene.run(lane), scene.run(0.0)
     assert with_lane.waiting_s <= scene.bound_s(with_lane.preemptions)

@@ -1,4 +1,4 @@
-"""What is learned: faded means, durations, step times, and what is usual."""
+"""Learned statistics: exponentially weighted means, durations, step times, and typical values."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_bins_are_half_a_doubling_wide_and_end_somewhere() -> None:
 
 
 @pytest.mark.parametrize("elapsed", [0.0, 0.05, 0.3, 7.7, 12345.6])
-def test_what_nothing_is_known_of_lasts_as_long_again(elapsed: float) -> None:
+def test_an_unknown_duration_is_expected_to_last_as_long_again(elapsed: float) -> None:
     assert Durations().expect([ANY, GREP], elapsed) == Forecast(1.0, max(elapsed, RESOLUTION_S))
 
 
 def refined(prior: float, samples: Sequence[float]) -> float:
-    """The mean of the samples, with the prior counted as eight more."""
+    """The mean of the samples, with the prior counted as eight samples."""
     return (sum(samples) + 8 * prior) / (len(samples) + 8)
 
 
@@ -85,10 +85,12 @@ totals = st.one_of(st.sampled_from([0.0, 0.05, 0.1, 0.4, 3.2]), st.floats(0.0, 5
     st.lists(st.tuples(totals, st.sampled_from(["", "grep", "build"]), st.booleans()), max_size=40),
     totals,
 )
-def test_a_forecast_is_made_of_all_that_lasted_as_long(
+def test_a_forecast_uses_all_samples_that_reached_the_age(
     story: list[tuple[float, str, bool]], elapsed: float
 ) -> None:
-    """Sample by sample: a bad end says nothing of how long, and the special kind comes last."""
+    """Sample by sample: a failed end says nothing about the duration, and the most specific kind
+    comes last.
+    """
     durations, age = Durations(), bin_of(elapsed)
     for total, what, well in story:
         durations.learn((*KIND, what), total, well=well)
@@ -102,7 +104,7 @@ def test_a_forecast_is_made_of_all_that_lasted_as_long(
     assert found.seconds == pytest.approx(seconds)
 
 
-def test_what_is_learned_at_one_age_says_nothing_of_others() -> None:
+def test_samples_of_an_age_do_not_change_other_ages() -> None:
     durations = Durations()
     durations.entry(GREP, 3).learn(9.0, well=True)
     durations.entry(GREP, 3).learn(-1.0, well=True)
@@ -113,7 +115,7 @@ def test_what_is_learned_at_one_age_says_nothing_of_others() -> None:
 
 
 def test_tenants_do_not_influence_each_other() -> None:
-    """However their names are made up: one's may contain whatever stands between two."""
+    """This holds for any names, even with the separator between two names in a name."""
     durations = Durations()
     for _ in range(50):
         durations.learn(("a", "b/c", "d"), 99.0)
@@ -121,7 +123,7 @@ def test_tenants_do_not_influence_each_other() -> None:
         assert durations.expect([kind], 0.5) == Forecast(1.0, 0.5)
 
 
-def test_kinds_are_bounded_and_the_longest_unseen_goes_first(
+def test_the_number_of_kinds_is_limited_and_the_longest_unseen_is_dropped_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "KINDS", 3)
@@ -137,7 +139,7 @@ def test_kinds_are_bounded_and_the_longest_unseen_goes_first(
 # -- steps and calls -------------------------------------------------------------------
 
 
-def test_a_prompt_token_costs_what_steps_with_prompts_take_beyond_others() -> None:
+def test_a_prompt_token_costs_the_extra_time_of_steps_with_prompts() -> None:
     costs = StepCost()
     assert costs.token_s == 0.0
     costs.step(0.25, 4, 4)
@@ -152,8 +154,8 @@ def test_a_prompt_token_costs_what_steps_with_prompts_take_beyond_others() -> No
 
 
 @pytest.mark.parametrize("usual", [1, 8, 500])
-def test_a_step_in_which_the_process_stood_still_changes_no_estimate(usual: int) -> None:
-    """A minute in which a kernel is compiled, or the machine sleeps, at any point of a life."""
+def test_a_step_during_which_the_process_was_suspended_changes_no_estimate(usual: int) -> None:
+    """A step of a minute, in which a kernel is compiled or the machine sleeps, at any time."""
     costs = StepCost()
     for _ in range(usual):
         costs.step(0.02, 4, 4)
@@ -168,7 +170,9 @@ def test_a_step_in_which_the_process_stood_still_changes_no_estimate(usual: int)
 
 
 def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None:
-    """From how steps with more prompt tokens differ from those with fewer."""
+    """The cost is learned from the differences between steps with more and with fewer prompt
+    tokens.
+    """
     costs = StepCost()
     for tokens in [50, 200, 120, 400, 80] * 4:
         costs.step(0.03 + 2e-5 * tokens, tokens + 8, 8)
@@ -177,8 +181,8 @@ def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None
     assert costs.decode_s == pytest.approx(0.03)
 
 
-def test_a_larger_batch_makes_no_prompt_token_dearer() -> None:
-    """Steps without prompts were seen when little ran; a step of the full batch takes longer."""
+def test_a_larger_batch_does_not_raise_the_cost_of_a_prompt_token() -> None:
+    """Steps without prompts were seen with a small batch; a step of the full batch takes longer."""
     costs = StepCost()
     for _ in range(9):
         costs.step(0.02, 1, 1)
@@ -191,7 +195,7 @@ def test_a_larger_batch_makes_no_prompt_token_dearer() -> None:
     assert costs.decode_s == pytest.approx(0.04)
 
 
-def test_prompts_of_one_length_cost_what_is_known_of_steps_without() -> None:
+def test_prompts_of_equal_length_are_compared_with_steps_without_prompts() -> None:
     costs = StepCost()
     costs.step(0.02, 4, 4)
     for _ in range(100):
@@ -200,7 +204,7 @@ def test_prompts_of_one_length_cost_what_is_known_of_steps_without() -> None:
     assert costs.decode_s == pytest.approx(0.02)
 
 
-def test_outputs_are_learned_by_type_and_by_all() -> None:
+def test_outputs_are_learned_by_type_and_over_all_types() -> None:
     learned = Learned()
     assert learned.output(KIND) == 0
     for _ in range(int(DOUBT)):
@@ -211,7 +215,7 @@ def test_outputs_are_learned_by_type_and_by_all() -> None:
     assert (learned.output(KIND), learned.output(("acme", "other"))) == (75, 25)
 
 
-def test_a_type_branches_if_more_than_a_quarter_of_its_calls_come_beside_another() -> None:
+def test_a_type_branches_if_more_than_a_quarter_of_its_calls_are_parallel() -> None:
     learned, found = Learned(), []
     for beside in (False, False, False, True, True):
         learned.usual(KIND).beside.add(beside)

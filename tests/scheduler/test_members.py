@@ -1,4 +1,4 @@
-"""Members of the working set: who goes on, and who leaves."""
+"""Members of the working set: which members continue, and which leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scheduler.integrity import check_queues
 # -- calls and programs that go --------------------------------------------------------
 
 
-def test_a_member_goes_on_and_its_children_with_it() -> None:
+def test_a_member_and_its_children_continue() -> None:
     engine = Counted()
     a, b = engine.wants("a", 40), engine.wants("b", 40)
     engine.wants("c", 40)
@@ -29,7 +29,7 @@ def test_a_member_goes_on_and_its_children_with_it() -> None:
     assert b in [call.call_id for call in engine.running]
 
 
-def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there(
+def test_an_aborted_call_leaves_its_programs_other_calls_unadmitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = full()
@@ -47,8 +47,8 @@ def test_a_call_that_is_aborted_outside_leaves_its_programs_others_there(
     check_queues(engine.core)
 
 
-def test_a_call_that_runs_makes_its_program_a_member() -> None:
-    """vLLM has queues of its own, which nobody is kept out of."""
+def test_a_running_call_makes_its_program_a_member() -> None:
+    """vLLM has queues of its own, which no call is kept out of."""
     engine = full()
     call = engine.core.calls["large/1"]
     engine.core.queue.discard(call)
@@ -60,7 +60,7 @@ def test_a_call_that_runs_makes_its_program_a_member() -> None:
     ("calls", "beside", "for_memory", "stays"),
     [(1, True, True, False), (2, True, True, True), (1, False, True, True), (1, True, False, True)],
 )
-def test_who_is_preempted_for_memory_leaves_unless_others_of_it_run_or_nobody_else_is_there(
+def test_a_program_preempted_for_memory_leaves_unless_it_has_other_calls_or_is_alone(
     calls: int, beside: bool, for_memory: bool, stays: bool
 ) -> None:
     engine = Counted()
@@ -78,9 +78,10 @@ def test_who_is_preempted_for_memory_leaves_unless_others_of_it_run_or_nobody_el
 
 
 class Turns(Counted):
-    """Two members of 41 blocks, and whoever comes third has no room. Levels begin at 1 second.
+    """Two members of 41 blocks; a third program has no room. Levels begin at 1 second.
 
-    A context takes 0.625 seconds to compute: a turn is 5 seconds for each that is served beside.
+    A context takes 0.625 seconds to compute, so a turn is 5 seconds for each member served in
+    parallel.
     """
 
     def __init__(self, quantum_s: float = 1.0, slots: int = 2) -> None:
@@ -92,7 +93,7 @@ class Turns(Counted):
         self.step(0.0)
 
     def back(self, served_s: float) -> bool:
-        """Program a is served for so long, and comes back: whether it goes on."""
+        """Serve program a for this time, let it return, and return whether it continues."""
         self.step(served_s)
         self.end(self.a, output=0)
         self.a = self.arrive("a", 0)
@@ -103,7 +104,7 @@ class Turns(Counted):
     ("slots", "served_s", "stays"),
     [(2, 9.75, True), (2, 10.0, False), (1, 4.75, True), (1, 5.0, False)],
 )
-def test_a_member_gives_way_to_a_better_level_once_it_had_its_turn(
+def test_a_member_leaves_for_a_better_level_after_its_turn(
     slots: int, served_s: float, stays: bool
 ) -> None:
     engine = Turns(slots=slots)
@@ -112,7 +113,7 @@ def test_a_member_gives_way_to_a_better_level_once_it_had_its_turn(
     assert engine.back(served_s) is stays
 
 
-def test_its_next_turn_begins_when_it_comes_in_again() -> None:
+def test_a_members_next_turn_begins_at_its_next_admission() -> None:
     engine = Turns()
     engine.begin()
     other = engine.wants("b", 41)
@@ -127,7 +128,7 @@ def test_its_next_turn_begins_when_it_comes_in_again() -> None:
     assert not engine.back(0.25)
 
 
-def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_the_cache() -> None:
+def test_a_program_with_another_call_continues_in_a_full_cache() -> None:
     engine = Counted()
     calls = [engine.wants(name, 41) for name in "ab"]
     engine.step()
@@ -140,7 +141,7 @@ def test_a_program_with_another_call_there_goes_on_though_the_set_has_outgrown_t
     assert another not in engine.outside()
 
 
-def test_who_is_back_is_not_away() -> None:
+def test_a_returned_program_is_not_absent() -> None:
     engine = Counted()
     call = engine.wants("a", 31)
     engine.step()
@@ -153,7 +154,7 @@ def test_who_is_back_is_not_away() -> None:
     assert engine.inside() == {"a"}
 
 
-def test_who_has_another_call_there_is_not_away() -> None:
+def test_a_program_with_another_call_is_not_absent() -> None:
     engine = Counted()
     calls = [engine.wants("a", 31) for _ in range(2)]
     engine.step()
@@ -167,7 +168,7 @@ def test_who_has_another_call_there_is_not_away() -> None:
 @pytest.mark.parametrize(
     ("away", "adds", "goes_on"), [(True, 30, True), (False, 30, False), (False, 7, True)]
 )
-def test_who_comes_back_goes_on_if_those_that_have_calls_fit(
+def test_a_returning_program_continues_if_the_programs_with_calls_fit(
     away: bool, adds: int, goes_on: bool
 ) -> None:
     engine = Counted()
@@ -182,7 +183,7 @@ def test_who_comes_back_goes_on_if_those_that_have_calls_fit(
 
 
 @pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
-def test_a_shared_prefix_counts_among_what_those_with_calls_use(adds: int, goes_on: bool) -> None:
+def test_a_shared_prefix_counts_for_programs_with_calls(adds: int, goes_on: bool) -> None:
     engine = Counted()
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 40) for name in "ab"}
@@ -192,7 +193,7 @@ def test_a_shared_prefix_counts_among_what_those_with_calls_use(adds: int, goes_
     assert ("a" in engine.inside()) is goes_on
 
 
-def test_the_only_member_goes_on_though_it_has_outgrown_the_cache() -> None:
+def test_the_only_member_continues_in_a_full_cache() -> None:
     engine = Counted()
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 120)
@@ -203,7 +204,7 @@ def test_the_only_member_goes_on_though_it_has_outgrown_the_cache() -> None:
     assert engine.inside() == {"a"}
 
 
-def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
+def test_no_member_leaves_for_a_fitting_program_or_for_its_own_level() -> None:
     alone, beside, equal = Turns(), Turns(), Turns(100.0)
     for engine in (alone, beside, equal):
         engine.begin()
@@ -215,7 +216,7 @@ def test_nobody_gives_way_to_nobody_to_who_fits_or_to_its_own_level() -> None:
     assert equal.back(20.0)
 
 
-def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
+def test_age_counts_for_a_program_admitted_by_age_and_for_the_next_one() -> None:
     old, equal = Turns(), Turns(100.0)
     old.working.admissions = OLDEST_EVERY - 1
     for engine in (old, equal):
@@ -226,7 +227,7 @@ def test_age_counts_for_who_came_in_by_it_and_for_who_is_next() -> None:
     assert not equal.back(20.0)
 
 
-def test_who_gives_way_looks_at_the_first_in_order_unless_the_oldest_is_next() -> None:
+def test_a_leaving_member_is_compared_with_the_first_in_order_or_the_oldest() -> None:
     engine = Turns()
     engine.begin()
     engine.table.start_program("b", "t", 0.0).service_s = 2000.0
@@ -249,7 +250,7 @@ def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
     assert first.call_id == "large/1"
 
 
-def test_a_row_that_starts_over_is_as_new() -> None:
+def test_a_restarted_row_is_like_a_new_row() -> None:
     engine = Counted()
     engine.learned.usual(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 31)
@@ -266,7 +267,7 @@ def test_a_row_that_starts_over_is_as_new() -> None:
     assert (row.resident, row.was_resident, row.admitted_by_age) == (False, False, False)
 
 
-def test_its_age_counts_for_one_stay_only() -> None:
+def test_an_admission_by_age_lasts_for_one_stay() -> None:
     engine = Turns()
     engine.working.admissions = OLDEST_EVERY - 1
     engine.begin()
@@ -283,8 +284,8 @@ def test_its_age_counts_for_one_stay_only() -> None:
     assert not engine.back(20.0)
 
 
-def test_the_only_member_gives_way_too_once_it_had_its_turn() -> None:
-    """Else who does not fit beside it would wait for as long as it lives."""
+def test_the_only_member_leaves_after_its_turn() -> None:
+    """Otherwise a program that does not fit beside it would wait until the member ends."""
     engine = Turns(slots=1)
     engine.a = engine.wants("a", 60)
     engine.step(0.0)

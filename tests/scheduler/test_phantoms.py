@@ -1,4 +1,4 @@
-"""A program that is cancelled while it waits leaves everything as if it had never come."""
+"""A program that is cancelled while it waits leaves every state as if it had never arrived."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS, SLOTS, CAP = 40, 3, 2
 
 
 def state(engine: Admitting) -> dict[str, Any]:
-    """Who is in, who waits and in which order, what is claimed, and what was learned."""
+    """The members, the waiting calls in order, the claims, and the learned statistics."""
     core, admission, learned = engine.core, engine.core.admission, engine.learned
     live = core.owners
     found: dict[str, Any] = {
@@ -45,7 +45,7 @@ def state(engine: Admitting) -> dict[str, Any]:
 
 
 class Life:
-    """Programs in one engine, moved by the same draws as in another."""
+    """Programs in one engine, which get the same random events as in another engine."""
 
     def __init__(self, seed: int, **settings: str) -> None:
         self.engine = Admitting(blocks=BLOCKS, slots=SLOTS, admission_cap=CAP, **settings)
@@ -57,7 +57,7 @@ class Life:
         self.steps: list[list[str]] = []
 
     def begin(self) -> None:
-        """Who is in no call calls or ends; who may begins."""
+        """A program without a call makes a call or ends; calls that may begin do so."""
         engine, rng = self.engine, self.rng
         if rng.random() < 0.7:
             self.began += 1
@@ -71,13 +71,13 @@ class Life:
         self.steps.append([name.partition("/")[0] for name in began])
 
     def go_on(self) -> None:
-        """Who runs goes on, or is done."""
+        """Each running call continues, or ends."""
         for call in list(self.engine.running):
             if self.rng.random() < 0.4:
                 self.engine.end(call.call_id, self.rng.randint(1, 40))
 
     def haunt(self, way: str, session: str | None = None) -> bool:
-        """A program comes that has to wait, and is cancelled: its call, itself, or both at once."""
+        """A program arrives, has to wait, and is cancelled: its call, itself, or both at once."""
         engine = self.engine
         most = CAP if engine.config.admission == "cap" else SLOTS
         if len(engine.running) < (1 if engine.config.admission == "memory" else most):
@@ -102,7 +102,7 @@ class Life:
 @pytest.mark.parametrize("admission", ["off", "cap", "memory"])
 @pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
 @pytest.mark.parametrize("policy", policy_names())
-def test_who_is_cancelled_while_it_waits_was_never_there(
+def test_a_program_cancelled_while_waiting_leaves_no_trace(
     policy: str, retention: str, admission: str, way: str
 ) -> None:
     settings = {"policy": policy, "retention": retention, "admission": admission}

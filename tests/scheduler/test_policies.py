@@ -1,4 +1,4 @@
-"""What all policies have: names, settings, levels, and programs that they never saw."""
+"""What all policies have in common: names, settings, levels, and unknown programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrt.scheduler.promotion import Priority
 
 
 @pytest.mark.parametrize("name", ["round-robin", "adaptive"])
-def test_a_program_that_a_policy_never_saw_may_end_or_get_lost(name: str) -> None:
+def test_an_unknown_program_may_end_or_get_lost(name: str) -> None:
     policy = make_policy(SchedulerConfig(name))
     policy.program_ended(EngineProgram("p", "t", service_s=3.0), 0.0)
     policy.program_lost(EngineProgram("q", "t"))
@@ -73,7 +73,7 @@ def test_a_policy_keeps_its_settings() -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "program-fcfs", "srtf"])
-def test_without_levels_all_stand_in_the_first(name: str) -> None:
+def test_without_levels_all_calls_are_in_the_first(name: str) -> None:
     call = QueuedCall(
         "c", EngineProgram("p", "t", started_at=3.0), None, None, 0.0, prompt_tokens=3
     )
@@ -81,7 +81,7 @@ def test_without_levels_all_stand_in_the_first(name: str) -> None:
     assert make_policy(SchedulerConfig(name)).priority(call, 5.0) == Priority(0, order=order)
 
 
-def test_a_spent_quantum_means_asking_again_where_a_policy_says_nothing_else() -> None:
+def test_after_a_quantum_a_call_is_ranked_again_by_default() -> None:
     class Clock(Policy):
         def priority(self, call: QueuedCall, now: float) -> Priority:
             return Priority(int(now))
@@ -106,7 +106,7 @@ def test_only_attained_service_ends_levels() -> None:
         ("fcfs", 0.0, 0.0),
     ],
 )
-def test_where_a_call_stands_outside_the_engine(policy: str, known: float, unknown: float) -> None:
-    """Of a program that had 9 s; its call's path is 2 s, or nobody knows."""
+def test_the_level_of_a_call_outside_the_engine(policy: str, known: float, unknown: float) -> None:
+    """The program has had 9 s; the path of its call takes 2 s, or is unknown."""
     ranks = [policy_class(policy).admission_rank(path_s, 9.0) for path_s in (2.0, None)]
     assert ranks == [known, unknown]

@@ -1,4 +1,4 @@
-"""The queue levels: decisions for events, and invariants under anything."""
+"""The queue levels: decisions for events, and invariants under random events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Harness:
 
 
 def test_a_step_that_was_in_flight_is_charged_to_the_call_that_waits() -> None:
-    """Its deadline moves by beta times its service, and what it spent of Q_1 counts there, too."""
+    """Its deadline moves by beta times its service, and the used part of its quantum of Q_1 counts,
+    too.
+    """
     harness = Harness(beta=2.0)
     call = harness.run(harness.arrive("a", "p", service=4))
     harness.core.handle(CallPreempted(call, 10.0))
@@ -90,7 +92,7 @@ def test_a_call_is_neither_queued_nor_started_twice() -> None:
 
 
 @pytest.mark.parametrize("what", ["counted", "runs", "offered", "program", "promoted", "watched"])
-def test_integrity_sees_what_is_wrong(what: str) -> None:
+def test_the_integrity_check_detects_faults(what: str) -> None:
     harness = Harness(beta=2.0)
     harness.run(harness.arrive("runs", "p"))
     harness.arrive("gone", "q", service=5)
@@ -149,7 +151,7 @@ def toy(made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: 
 
 @settings(max_examples=120, deadline=None)
 @given(programs(), configs, st.integers(1, 4), st.booleans())
-def test_nothing_is_lost_doubled_or_left_behind(
+def test_no_call_is_lost_doubled_or_left_behind(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int, strict: bool
 ) -> None:
     engine = toy(made, settings_, batch, strict)
@@ -172,7 +174,7 @@ def test_nothing_is_lost_doubled_or_left_behind(
 def test_levels_and_slots_are_respected(
     made: list[ToyProgram], settings_: SchedulerConfig, batch: int
 ) -> None:
-    """No slot is idle while a call waits, and none of a worse level keeps out a better one."""
+    """No slot is idle while a call waits, and no call of a worse level keeps a better call out."""
     engine = toy(made, settings_, batch, strict=False)
 
     def check(ran: list[str], waiting_before: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""The queues decide as the reference does, whatever happens: events drawn at random to both."""
+"""The queues decide as the reference does for the same random events."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Both:
         return self.core.calls[call.name]
 
     def do(self, event: str, which: int, seconds: float) -> None:
-        """One event, of the call or program that the number picks, after so many seconds."""
+        """Apply an event to the call or program with this number, after these seconds."""
         running, waiting = self.reference.running(), self.reference.waiting()
         if event in ("serve", "late"):
             if running:
@@ -131,7 +131,7 @@ class Both:
         )
 
     def promote(self) -> None:
-        """Those that are equally overdue may rise in any order."""
+        """Equally overdue calls may be promoted in any order."""
         by_name = {call.name: call for call in self.reference.calls()}
         for real in self.core.promote(self.now):
             starving = self.reference.starving(self.now)
@@ -151,7 +151,7 @@ class Both:
             call.deferred = call.deferred and call.name not in chosen
 
     def compare(self, which: int, seconds: float) -> None:
-        """Everything that the two can be asked, without changing either."""
+        """Compare everything that can be read without changing the queues or the reference."""
         check_queues(self.core)
         waiting = self.reference.waiting()
         head = self.core.queue.head()
@@ -168,7 +168,7 @@ class Both:
         self.compare_victims(which, int(seconds))
 
     def compare_next_promotion(self) -> None:
-        """It may be too early, where what it waited for is gone, but never too late."""
+        """It may be too early if the awaited call has ended, but never too late."""
         expected = self.reference.next_promotion(self.now)
         found = self.core.next_promotion(self.now)
         if expected is not None and math.isfinite(expected):
@@ -211,7 +211,7 @@ def test_the_queues_decide_as_the_reference(
 def test_promotions_come_when_they_are_announced(
     config: SchedulerConfig, story: list[tuple[str, int, float]]
 ) -> None:
-    """After each event time goes on to the moment that was named, until there is none."""
+    """After each event, time advances to the announced moment, until no moment is announced."""
     both = Both(config)
     for event, which, seconds in story:
         both.do(event, which, seconds)

@@ -1,4 +1,6 @@
-"""Whose cached blocks go first, and what is known of their owners: events in, an order out."""
+"""Which cached blocks are evicted first, and what is known of their owners: events in, an order
+out.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_lru_replaces_nothing_and_other_names_are_refused() -> None:
 # -- what a program waits for ----------------------------------------------------------
 
 
-def test_between_two_calls_nothing_is_known_but_the_time(book: Book) -> None:
+def test_between_two_calls_only_the_time_is_known(book: Book) -> None:
     blocks = book.called("p", 10.0)
     assert (blocks.tenant, blocks.type, waits_for(blocks)) == ("acme", "a", (BETWEEN, 10.0))
     assert book.call("p", 14.0) is blocks
@@ -54,7 +56,7 @@ def test_between_two_calls_nothing_is_known_but_the_time(book: Book) -> None:
     assert waits_for(blocks) == (None, 14.0)
 
 
-def test_a_program_waits_when_the_last_of_its_calls_is_over(book: Book) -> None:
+def test_a_program_waits_after_the_end_of_its_last_call(book: Book) -> None:
     blocks = book.call("p", 1.0)
     assert not blocks.branches
     assert book.call("p", 1.0) is blocks
@@ -82,7 +84,7 @@ def test_the_last_of_several_tools_brings_the_program_back(book: Book) -> None:
     assert returns(book.learned, blocks, 9.0) == Forecast(1.0, 0.05), "its call is on its way"
 
 
-def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
+def test_events_of_unknown_programs_do_no_harm(book: Book) -> None:
     row = EngineProgram("nobody", "a")
     book.owners.interrupt_started(row, "tool", "grep", 0.0)
     book.owners.interrupt_ended(row, 1.0)
@@ -97,7 +99,7 @@ def test_what_was_never_heard_of_does_no_harm(book: Book) -> None:
 # -- ends and sessions -----------------------------------------------------------------
 
 
-def test_an_end_releases_and_a_session_goes_on(book: Book) -> None:
+def test_an_end_releases_blocks_and_a_session_keeps_them(book: Book) -> None:
     alone, first = book.called("alone", 0.0), book.called("turn-1", 0.0, session="chat")
     assert book.end("alone", 1.0) is alone
     assert alone.released
@@ -129,7 +131,7 @@ def test_a_session_is_a_tenants_own(book: Book) -> None:
 
 
 def test_two_programs_of_a_session_have_its_blocks_together(book: Book) -> None:
-    """As when the message of one's end comes after the next one's first call."""
+    """For example, the end of a program may arrive after the first call of the next program."""
     first, second = (book.called(name, 0.0, session="chat") for name in "ab")
     assert first is second
     book.end("a", 1.0)
@@ -140,7 +142,7 @@ def test_two_programs_of_a_session_have_its_blocks_together(book: Book) -> None:
     assert waits_for(first) == (SESSION, 2.0)
 
 
-def test_shared_blocks_of_too_many_types_are_given_up(
+def test_shared_blocks_of_too_many_types_are_dropped(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KINDS", 2)
@@ -149,9 +151,7 @@ def test_shared_blocks_of_too_many_types_are_given_up(
     assert book.changed[-1] is first
 
 
-def test_the_session_that_waits_longest_is_given_up(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_idle_session_is_dropped(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KINDS", 2)
     first, second, third = (book.called(name, 0.0, session=f"of {name}") for name in "abc")
     for name in "ab":
@@ -177,7 +177,7 @@ def test_sharers_are_the_live_programs_of_the_type(book: Book) -> None:
     assert not shared.released
 
 
-def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
+def test_a_cleared_cache_is_forgotten(book: Book) -> None:
     idle, live = book.called("a", 0.0, session="s"), book.called("b", 0.0)
     book.end("a", 1.0)
     for blocks in (idle, live):
@@ -189,7 +189,9 @@ def test_a_cache_that_was_emptied_on_purpose_is_forgotten(book: Book) -> None:
 # -- the order -------------------------------------------------------------------------
 
 
-def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Book) -> None:
+def test_idle_sessions_are_evicted_first_then_programs_outside_then_the_least_valuable(
+    book: Book,
+) -> None:
     late, early, outside, idle, soon = (
         book.called(name, at, session=name)
         for name, at in (("late", 9.0), ("early", 1.0), ("out", 8.0), ("idle", 8.0), ("soon", 9.0))
@@ -204,7 +206,7 @@ def test_idle_sessions_go_first_then_those_outside_then_the_least_worth(book: Bo
 
 
 @pytest.mark.parametrize("gap", [HUMAN, SESSION])
-def test_humans_and_sessions_are_not_expected_until_they_are_known(book: Book, gap: str) -> None:
+def test_humans_and_sessions_are_not_expected_without_samples(book: Book, gap: str) -> None:
     blocks = CachedBlocks("a", "acme", gap=gap)
     book.learned.gaps.learn(("acme", "a", ""), 1.0)
     assert returns(book.learned, blocks, 3.0).seconds == math.inf
@@ -233,7 +235,7 @@ def test_branches_and_shared_blocks_are_worth_less_the_longer_they_are_unused(bo
     assert book.order(20.0, chain, shared, branching) == [branching, shared, chain]
 
 
-def test_who_changes_its_place_is_put_there() -> None:
+def test_an_owner_that_changes_its_place_is_moved() -> None:
     book = Book()
     order = EvictionOrder(book.retention, book.owners.sharers)
     first, second = book.called("a", 0.0), book.called("b", 5.0)
@@ -251,7 +253,7 @@ def test_who_changes_its_place_is_put_there() -> None:
 
 
 class ByValue(Retention):
-    """The order of given values: those below 0.5 stand at a place, the others change."""
+    """The order of known values: owners below 0.5 keep their place, and the others change."""
 
     name = "by-value"
     values: dict[CachedBlocks, float]
@@ -286,7 +288,7 @@ def test_the_order_is_a_sort_under_random_changes() -> None:
         assert order.first(float(step)) == (here[0] if here else None)
 
 
-def test_a_place_is_asked_for_once_and_only_where_somebody_loses_blocks() -> None:
+def test_a_place_is_computed_once_and_only_for_an_eviction() -> None:
     retention = ByValue(SchedulerConfig(), Learned())
     order = EvictionOrder(retention, lambda type: 0)
     first, second, gone = (CachedBlocks(name) for name in "abc")
@@ -300,7 +302,7 @@ def test_a_place_is_asked_for_once_and_only_where_somebody_loses_blocks() -> Non
     assert retention.asked == 2
 
 
-def test_of_equal_places_the_last_that_changed_comes_last() -> None:
+def test_owners_with_equal_places_are_ordered_by_their_last_change() -> None:
     retention = ByValue(SchedulerConfig(), Learned())
     order = EvictionOrder(retention, lambda type: 0)
     first, second = CachedBlocks("a"), CachedBlocks("b")

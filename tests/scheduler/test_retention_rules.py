@@ -1,4 +1,4 @@
-"""The order of eviction against the rules as they are written, over random events."""
+"""The order of eviction against the written rules, over random events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.scheduler.book import Book
 
 @dataclass
 class Program:
-    """What a program does, by its own log."""
+    """A program's events, from its own log."""
 
     type: str
     session: str | None

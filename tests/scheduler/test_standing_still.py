@@ -1,4 +1,4 @@
-"""When the engine stands still for a member, and when nobody needs to be looked at."""
+"""When the engine idles for a member, and when no waiting program needs to be examined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Standing(Counted):
         self.let_in(0)
 
     def at(self, moment: float) -> set[str]:
-        """Who is in the set at a moment, nothing running."""
+        """The members at a moment at which nothing runs."""
         self.now = moment
         self.let_in(0)
         return self.inside()
@@ -50,14 +50,14 @@ def test_a_newcomer_waits_for_a_tool_no_longer_than_its_own_prompt_takes_to_comp
     assert engine.at(PROMPT_S) == {"a", "b"}
 
 
-def test_nobody_waits_for_a_tool_that_is_expected_to_take_longer() -> None:
+def test_no_program_waits_for_a_tool_that_is_expected_to_take_longer() -> None:
     engine = Standing(tool_s=2 * PROMPT_S)
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a", "b"}
 
 
 def test_a_program_waits_once() -> None:
-    """The engine had something to do meanwhile; when it is idle again, b comes in."""
+    """The engine had other work meanwhile; when it is idle again, b is admitted."""
     engine = Standing()
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a"}
@@ -72,7 +72,7 @@ def test_a_program_waits_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["ends", "asks", "is silent"])
-def test_nobody_waits_for_a_program_that_has_ended_asks_a_human_or_is_silent(what: str) -> None:
+def test_no_program_waits_for_a_program_that_ended_asks_a_human_or_is_silent(what: str) -> None:
     engine = Standing()
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a"}
@@ -108,7 +108,7 @@ def test_a_waiting_program_keeps_an_idle_engine_waiting_no_longer_than_its_promp
         assert seconds <= 200 * TOKEN_S + 0.05, call_id
 
 
-def test_nobody_waits_past_the_target() -> None:
+def test_no_program_waits_longer_than_the_target() -> None:
     engine = Standing(ttft_target=0.1)
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a"}
@@ -116,7 +116,7 @@ def test_nobody_waits_past_the_target() -> None:
     assert engine.at(0.1) == {"a", "b"}
 
 
-def test_who_runs_beside_is_no_reason_to_come_in() -> None:
+def test_a_running_program_is_no_reason_for_an_admission() -> None:
     engine = Standing()
     engine.wants("b", 10)
     engine.now = 1.2
@@ -128,7 +128,7 @@ def test_who_runs_beside_is_no_reason_to_come_in() -> None:
 
 
 class Eager(WorkingSet):
-    """Looks at those outside whenever it is asked."""
+    """A working set that examines waiting programs at every call."""
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
         self._full_at = None
@@ -136,7 +136,9 @@ class Eager(WorkingSet):
 
 
 def play(admission: str, seed: int) -> tuple[list[list[str]], int]:
-    """What began in each step of a random life, and how often those outside were looked at."""
+    """The calls that began in each step of random events, and how often waiting programs were
+    examined.
+    """
     draw, looks = random.Random(seed), 0
     engine = Admitting(admission, blocks=40, slots=3, policy="adaptive")
     working: Any = engine.admission
@@ -174,7 +176,7 @@ def happen(engine: Admitting, draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_who_looks_only_after_a_change_lets_in_the_same(seed: int) -> None:
+def test_looking_only_after_a_change_admits_the_same_programs(seed: int) -> None:
     began, looks = play("memory", seed)
     eager, more = play(f"{__name__}:Eager", seed)
     assert began == eager

@@ -1,4 +1,4 @@
-"""Who starves first, and that nothing is kept of calls that are gone."""
+"""Which call starves first, and that ended calls leave no state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def watched(*calls: QueuedCall, most: int = 99) -> Starvation:
     return starvation
 
 
-def test_a_call_below_q_1_starves_and_one_that_rose_does_not() -> None:
+def test_a_call_below_q_1_starves_and_a_promoted_call_does_not() -> None:
     row = program("a")
     call = waiting(row, "one", 0.0)
     starvation = watched(call)
@@ -37,7 +37,7 @@ def test_a_call_below_q_1_starves_and_one_that_rose_does_not() -> None:
     assert starvation.promote(99.0) is again
 
 
-def test_so_many_promoted_calls_wait_and_no_more() -> None:
+def test_the_number_of_waiting_promoted_calls_is_limited() -> None:
     calls = [waiting(program(name), name, 0.0) for name in "abc"]
     starvation = watched(*calls, most=2)
     assert [starvation.promote(10.0) for _ in range(3)] == [calls[0], calls[1], None]

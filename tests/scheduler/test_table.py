@@ -28,7 +28,7 @@ from agentrt.scheduler.events import CallArrived
 from agentrt.scheduler.table import last_heard, state_of
 
 
-def test_a_row_and_its_totals_say_the_same() -> None:
+def test_a_row_and_its_totals_agree() -> None:
     row = ProcessTable(EngineProgram).start_program("p", "t", 3.0, tenant="acme", session="monday")
     row.size_hint, row.service_s = 40.0, 6.0
     assert (row.session, last_heard(row)) == ("monday", 3.0)
@@ -47,8 +47,8 @@ def test_a_program_is_live_once() -> None:
     assert len(table) == 0
 
 
-def test_service_elsewhere_counts_here() -> None:
-    """1. What another table knows raises every sum. 2. Nothing is ever lowered by it."""
+def test_service_in_other_tables_counts() -> None:
+    """1. The values of another table raise every sum. 2. They never lower a sum."""
     table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
     table.catch_up(row, 2)
@@ -72,7 +72,7 @@ def test_service_elsewhere_counts_here() -> None:
         ({"path_s": 0.1}, "program p has a path longer"),
     ],
 )
-def test_integrity_sees_what_is_wrong(change: dict[str, Any], message: str) -> None:
+def test_the_integrity_check_detects_faults(change: dict[str, Any], message: str) -> None:
     table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
     table.check_integrity()
@@ -87,7 +87,7 @@ def test_integrity_sees_what_is_wrong(change: dict[str, Any], message: str) -> N
 
 @dataclass
 class Log:
-    """Everything that happened to one program, to be summed up anew for every question."""
+    """All events of a program, which are summed up again for every question."""
 
     started_at: float
     heard: list[float] = field(default_factory=list)
@@ -189,7 +189,7 @@ class Tables:
         max_size=60,
     )
 )
-def test_rows_are_what_their_logs_say(story: list[tuple[str, str, int, float]]) -> None:
+def test_rows_agree_with_their_logs(story: list[tuple[str, str, int, float]]) -> None:
     tables = Tables()
     for event in story:
         tables.do(*event)
@@ -210,11 +210,11 @@ def level_under(policy: str, path_s: float | None) -> int:
     ("policy", "level"),
     [("fcfs", 0), ("mlfq", 0), ("plas", 9), ("atlas", 2), ("atlas-scalar", 6)],
 )
-def test_what_each_policy_ranks_by(policy: str, level: int) -> None:
+def test_the_rank_of_each_policy(policy: str, level: int) -> None:
     assert level_under(policy, 2.0) == level
 
 
-def test_a_rank_without_end_is_of_the_last_level() -> None:
+def test_an_infinite_rank_is_in_the_last_level() -> None:
     assert level_under("atlas", math.inf) == 20
 
 
@@ -228,7 +228,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     assert policy_names()[0] == "atlas"
 
 
-def test_a_row_that_ended_does_not_come_back_in_anothers_place() -> None:
+def test_an_ended_row_does_not_replace_another_row() -> None:
     table = ProcessTable(EngineProgram)
     ended = table.start_program("p", "t", 0.0)
     table.call_arrived(ended, "c", 1.0)

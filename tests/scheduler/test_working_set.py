@@ -1,4 +1,4 @@
-"""The working set under thousands of programs, against sums that are taken anew each time."""
+"""The working set under thousands of programs, against sums that are computed again each time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS, SLOTS = 400, 16
 
 @dataclass
 class Told:
-    """What a program was told of, to claim blocks for: all of it by the rule's own words."""
+    """The facts of a program from which its claim is computed, by the wording of the rule."""
 
     kind: str
     shared: int
@@ -32,7 +32,7 @@ class Told:
 
 
 class Crowd(Admitting):
-    """Programs of a few calls with tools between, many of which are given up."""
+    """Programs of a few calls with tools between them; many of the programs are cancelled."""
 
     def __init__(self, seed: int, policy: str, target: float | None, programs: int) -> None:
         super().__init__(
@@ -96,7 +96,7 @@ class Crowd(Admitting):
             self.ask(program)
 
     def give_up(self, program: str) -> None:
-        """A program ends, or is cancelled, whatever it waits for."""
+        """End or cancel a program in any state."""
         for call in [c for c in self.core.calls.values() if c.program.program_id == program]:
             self.ends.pop(call.call_id, None)
             self.overtaken.pop(call.call_id, None)
@@ -107,7 +107,7 @@ class Crowd(Admitting):
         self.left[program] = 0
 
     def restart(self) -> None:
-        """The engine dies: all that it knew is gone, and the calls that it had come again."""
+        """The engine dies: its state is lost, and its calls arrive again."""
         again = [call.program.program_id for call in self.core.calls.values()]
         self.__dict__.update(
             Admitting("memory", blocks=BLOCKS, slots=SLOTS, **self._settings()).__dict__
@@ -175,7 +175,7 @@ class Crowd(Admitting):
 
 
 def through(seed: int, policy: str, target: float | None, programs: int) -> Crowd:
-    """All of a crowd to its end; the engine dies twice on the way."""
+    """Run a crowd to its end; the engine dies twice meanwhile."""
     crowd = Crowd(seed, policy, target, programs)
     for second in range(20_000):
         crowd.second()
@@ -206,12 +206,12 @@ def through(seed: int, policy: str, target: float | None, programs: int) -> Crow
     st.sampled_from(["fcfs", "adaptive", "atlas"]),
     st.sampled_from([None, 20.0]),
 )
-def test_nothing_is_left_behind_and_nobody_waits_beyond_the_bound(
+def test_no_state_is_left_and_no_program_waits_beyond_the_bound(
     seed: int, policy: str, target: float | None
 ) -> None:
     through(seed, policy, target, 96)
 
 
-def test_hundreds_of_programs_leave_nothing_behind() -> None:
+def test_hundreds_of_programs_leave_no_state() -> None:
     crowd = through(18, "adaptive", None, 512)
     assert crowd.longest_s > 20.0, "many did wait"

@@ -70,7 +70,7 @@ async def _stays_open() -> None:
 
 
 class Held(ScriptedEngine):
-    """Its calls wait before their last token until they are let go."""
+    """An executor whose calls wait before their last token until they are released."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)

@@ -55,7 +55,7 @@ async def says(ctx: Context, text: str = "!") -> str:
 
 
 class Tenants(RuleBasedStateMachine):
-    """What each has is named by its owner and its path, so that the other can ask for it."""
+    """The objects of two tenants, by owner and path, so that each can request the other's."""
 
     served: ClassVar[Serving]
     clients: ClassVar[dict[str, httpx.Client]]
@@ -220,11 +220,11 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(target=sessions, tenant=tenants)
     def create_session(self, tenant: str) -> tuple[str, str]:
-        return tenant, self.ask(tenant, "POST", "/v1/sessions", {})["id"]
+        return tenant, self.ask(tenant, "POST", "/v1/client-runs", {})["id"]
 
     @rule(tenant=tenants, one=sessions, how=st.sampled_from(("GET", "DELETE")))
     def session_itself(self, tenant: str, one: tuple[str, str], how: str) -> None:
-        self.ask(tenant, how, f"/v1/sessions/{one[1]}", None, one[0])
+        self.ask(tenant, how, f"/v1/client-runs/{one[1]}", None, one[0])
 
     # -- what is everybody's -------------------------------------------------------------
 
@@ -249,8 +249,8 @@ class Tenants(RuleBasedStateMachine):
                 while found := self.own(tenant, kind):
                     for one in found:
                         self.ask(tenant, "DELETE", f"/{kind}/{one[key]}", None, tenant)
-            for one in self.ask(tenant, "GET", "/v1/sessions")["data"]:
-                self.ask(tenant, "DELETE", f"/v1/sessions/{one['id']}", None, tenant)
+            for one in self.ask(tenant, "GET", "/v1/client-runs")["data"]:
+                self.ask(tenant, "DELETE", f"/v1/client-runs/{one['id']}", None, tenant)
             for one in self.ask(tenant, "GET", "/v1/questions")["data"]:
                 self.ask(tenant, "POST", f"/v1/questions/{one['id']}", {"answer": "no"})
         assert self.served.server is not None
@@ -261,7 +261,7 @@ class Tenants(RuleBasedStateMachine):
         assert left == []
 
     def own(self, tenant: str, kind: str) -> list[Any]:
-        """Those of a tenant that it made itself."""
+        """The objects that a tenant has made."""
         found = self.ask(tenant, "POST", f"/{kind}/search", {"limit": 100})
         return [one for one in found if one["metadata"].get("created_by") != "system"]
 

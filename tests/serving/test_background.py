@@ -1,4 +1,4 @@
-"""What a server does by itself goes on after any error, and what does not is told."""
+"""A server's background work continues after any error; repeated failures are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrt.serving.background import STUBBORN, Background
 
 
 class Work:
-    """Fails as often as it is told to; then it is done once, or goes on for ever."""
+    """Fails as often as it is told to; then it is done once, or continues for ever."""
 
     def __init__(self, fails: int, *, forever: bool = False) -> None:
         self.fails = fails
@@ -35,8 +35,8 @@ async def until_well(work: Work) -> None:
         await work.well.wait()
 
 
-async def test_it_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """They are told until all is well; the log has the first with its traceback."""
+async def test_background_work_continues_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors are reported until the work succeeds; the log has the first traceback."""
     caplog.set_level(logging.WARNING)
     tasks, work = Background(rest_s=0.001), Work(STUBBORN)
     told: list[tuple[object, list[str]]] = []
@@ -57,7 +57,7 @@ async def test_it_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None
     )
 
 
-async def test_what_goes_on_for_ever_is_well_after_a_while(
+async def test_endless_background_work_counts_as_healthy_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tasks, work = Background(rest_s=0.001), Work(1, forever=True)
@@ -68,7 +68,7 @@ async def test_what_goes_on_for_ever_is_well_after_a_while(
         assert tasks.failing() == {}
 
 
-async def test_it_ends_with_its_block_even_at_rest() -> None:
+async def test_background_work_ends_with_its_block() -> None:
     tasks, work = Background(rest_s=1000), Work(1)
     async with tasks.doing("sweep", work):
         await asyncio.sleep(0)

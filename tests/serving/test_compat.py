@@ -1,4 +1,4 @@
-"""What we reach into uvicorn for is still there."""
+"""The private parts of uvicorn that we use exist."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_uvicorns_protocols_keep_their_loop_and_their_transport(kind: type) -> N
         assert name in source, f"uvicorn's {kind.__name__} has no {name} any more"
 
 
-def test_uvicorns_protocol_says_what_was_answered_and_can_read_later() -> None:
+def test_uvicorns_protocol_has_the_sent_status_and_can_pause_reading() -> None:
     source = inspect.getsource(HttpToolsProtocol)
     for name in ("self.flow.pause_reading", "self.cycle.response_complete"):
         assert name in source, f"uvicorn's HttpToolsProtocol has no {name} any more"
 
 
-def test_uvicorns_server_has_what_an_embedded_one_overrides() -> None:
+def test_uvicorns_server_has_the_methods_that_we_override() -> None:
     server = uvicorn.Server(uvicorn.Config(lambda: None))
     assert hasattr(server.server_state, "tasks"), "uvicorn.Server.server_state.tasks is gone"
     assert callable(server.capture_signals), "uvicorn.Server.capture_signals is gone"
@@ -74,7 +74,7 @@ def test_uvicorns_server_has_what_an_embedded_one_overrides() -> None:
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_the_rest_of_what_was_refused_is_dropped_slowly(
+def test_the_rest_of_a_refused_body_is_discarded_slowly(
     monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     """A connection is read on after as long as its last piece may take, if it is still there."""

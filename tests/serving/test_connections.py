@@ -148,7 +148,7 @@ async def test_an_error_before_any_route_keeps_the_connection(
 
 
 async def test_a_stream_that_fails_has_no_end() -> None:
-    """Its client learns that a part is missing; the next request takes a new connection."""
+    """The client detects the missing end; the next request uses a new connection."""
     async with open_server(apis=(broken_routes,)) as server:
         async with Connection(server) as connection:
             answer = await connection.rest("GET", "/fails/stream")
@@ -159,7 +159,7 @@ async def test_a_stream_that_fails_has_no_end() -> None:
             assert (await connection.ask("GET", "/works"))[0] == 200
 
 
-async def test_a_client_library_goes_on_after_an_error() -> None:
+async def test_a_client_library_continues_after_an_error() -> None:
     async with open_server(apis=(broken_routes,)) as server:
         for _ in range(3):
             assert (await server.client.post("/v1/fails", json={})).status_code == 500

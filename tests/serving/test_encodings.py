@@ -74,7 +74,7 @@ def test_a_body_that_is_broken_is_refused_in_words(kind: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "identity", "Identity, identity"])
-def test_a_plain_body_may_say_so(value: str) -> None:
+def test_the_coding_identity_is_accepted(value: str) -> None:
     assert coding_of({b"content-encoding": value.encode()}) is None
 
 
@@ -86,7 +86,7 @@ def test_a_plain_body_may_say_so(value: str) -> None:
         ("ü" * 500, "…', which"),
     ],
 )
-def test_a_coding_that_is_not_read_is_named(value: str, words: str) -> None:
+def test_the_error_names_an_unsupported_coding(value: str, words: str) -> None:
     with pytest.raises(EncodingError, match=words):
         coding_of({b"content-encoding": value.encode("latin-1")})
 
@@ -134,7 +134,9 @@ def post(url: str, coding: str, body: bytes) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("path", "body"), DOORS, ids=[path for path, _ in DOORS])
-def test_every_door_reads_and_refuses_alike(url: str, path: str, body: dict[str, Any]) -> None:
+def test_every_api_reads_and_refuses_compressed_bodies_alike(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
     plain = json.dumps(body).encode()
     expected = post(f"{url}{path}", "identity", plain).status_code
     for coding, compress in (("gzip", gzip.compress), ("zstd", streamed_zstd)):

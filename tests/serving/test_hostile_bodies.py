@@ -56,7 +56,7 @@ def test_a_hostile_body_is_refused_at_once(url: str, path: str, body: bytes, sta
     assert len(answer.content) < 1000
 
 
-def test_a_body_without_its_length_is_as_bounded(url: str) -> None:
+def test_a_body_without_a_length_is_limited_too(url: str) -> None:
     pieces = [b'{"metadata": {"a": [', *[b"[],"] * 2 * MOST_OBJECTS]
     answer = httpx.post(f"{url}/threads", content=iter(pieces), timeout=60)
     assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
@@ -81,7 +81,7 @@ def counted(value: Any) -> tuple[int, int]:
 
 
 @given(JSON, st.lists(st.integers(1, 40), max_size=8))
-def test_what_json_holds_is_counted_wherever_it_is_cut(value: Any, cuts: list[int]) -> None:
+def test_the_values_of_json_are_counted_for_any_chunks(value: Any, cuts: list[int]) -> None:
     count, left = JSONCount(), json.dumps(value).encode()
     for length in cuts:
         count.feed(left[:length])
@@ -90,7 +90,7 @@ def test_what_json_holds_is_counted_wherever_it_is_cut(value: Any, cuts: list[in
     assert (count.values, count.objects) == counted(value)
 
 
-async def test_the_watchdog_barks() -> None:
+async def test_the_watchdog_detects_a_blocked_loop() -> None:
     """A request that works for twice the limit is told of; one that waits is not."""
 
     async def app(scope: Any, receive: object, send: object) -> None:

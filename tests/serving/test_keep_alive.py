@@ -40,7 +40,7 @@ CONNECTIONS = Path("/proc/net/tcp")
 
 
 class Waiting(ScriptedEngine):
-    """Its calls wait in a queue until they are let go: nothing of them comes before."""
+    """An executor whose calls wait without output until they are released."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
@@ -66,7 +66,7 @@ def sign_of(path: str) -> bytes:
 
 
 async def until_alive(answer: httpx.Response, path: str, signs: int = 3) -> tuple[bytes, Any]:
-    """What came of a stream until it has said ``signs`` times that it lives, and the rest of it."""
+    """Return the stream up to its ``signs``-th comment, and the rest of the stream."""
     parts, came = answer.aiter_raw(), b""
     while came.count(sign_of(path)) < signs:
         came += await anext(parts)
@@ -74,7 +74,7 @@ async def until_alive(answer: httpx.Response, path: str, signs: int = 3) -> tupl
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_stream_that_waits_says_that_it_lives(path: str) -> None:
+async def test_a_waiting_stream_sends_comments(path: str) -> None:
     async with open_server(kind=Waiting, keep_alive_s=SOON_S) as local:
         body = {**ask(path, "hi"), "stream": True}
         async with local.client.stream("POST", path, json=body) as answer:
@@ -89,13 +89,13 @@ async def test_a_stream_that_waits_says_that_it_lives(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_without_an_interval_nothing_is_said(path: str) -> None:
+async def test_without_an_interval_no_comment_is_sent(path: str) -> None:
     async with open_server(keep_alive_s=0) as local:
         answer = await local.client.post(path, json={**ask(path, "hi"), "stream": True})
         assert sign_of(path) not in answer.content
 
 
-async def test_official_clients_read_past_the_signs() -> None:
+async def test_official_clients_ignore_the_comments() -> None:
     """OpenAI's SDK in both its APIs, and Anthropic's."""
     from anthropic import AsyncAnthropic
     from openai import AsyncOpenAI
@@ -196,7 +196,7 @@ async def test_silence_is_never_longer_than_the_interval() -> None:
     assert sent == [COMMENT] * 5
 
 
-async def test_nothing_is_said_within_an_event_or_after_the_end() -> None:
+async def test_no_comment_is_sent_within_an_event_or_after_the_end() -> None:
     alive, clock, sent = kept(MESSAGES)
     alive.last, alive.idle = {"body": b"data: {", "more_body": True}, 0
     clock.forward(100)
@@ -210,7 +210,7 @@ async def test_nothing_is_said_within_an_event_or_after_the_end() -> None:
     assert not clock.timers
 
 
-async def test_a_client_that_does_not_read_is_told_nothing() -> None:
+async def test_a_client_that_does_not_read_gets_no_comments() -> None:
     clock, begun = Clock(), 0
     full = asyncio.Event()
 
@@ -287,7 +287,7 @@ async def early(
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_stream_that_is_still_prepared_begins_with_a_sign(path: str) -> None:
+async def test_a_stream_may_begin_with_a_comment(path: str) -> None:
     async def answer(alive: asyncio.Event) -> Response:
         await alive.wait()
         return StreamingResponse(iter([b"data: {}\n\n"]), media_type="text/event-stream")
@@ -303,7 +303,7 @@ async def test_a_stream_that_is_still_prepared_begins_with_a_sign(path: str) -> 
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_refusal_after_a_sign_is_an_event_of_the_stream(path: str) -> None:
+async def test_a_refusal_after_a_comment_is_an_event_of_the_stream(path: str) -> None:
     async def answer(alive: asyncio.Event) -> Response:
         await alive.wait()
         error = {"message": "too odd", "type": "invalid_request_error", "code": 400}
@@ -391,7 +391,7 @@ async def test_an_error_after_an_early_beginning_is_no_answer(path: str) -> None
         assert answer.status_code == 200
         parts = answer.aiter_raw()
         assert await anext(parts) == b"\n"
-        assert (await local.client.delete("/v1/sessions/mine")).is_success
+        assert (await local.client.delete("/v1/client-runs/mine")).is_success
 
         async def read() -> list[bytes]:
             return [part async for part in parts]
@@ -407,7 +407,7 @@ async def test_an_error_after_an_early_beginning_is_no_answer(path: str) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", APIS)
-async def test_a_client_that_comes_again_never_has_two_calls(path: str, stream: bool) -> None:
+async def test_a_client_that_retries_never_has_two_calls(path: str, stream: bool) -> None:
     """Three tries of one request, two of which were cut while they waited."""
     async with open_server(kind=Waiting, keep_alive_s=SOON_S) as local:
         body = {**ask(path, "try me"), "stream": stream}
@@ -453,7 +453,7 @@ async def test_a_call_that_is_cut_while_it_waits_for_admission_never_begins(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", APIS)
-async def test_an_idempotency_key_ends_the_try_before(path: str, stream: bool) -> None:
+async def test_an_idempotency_key_ends_the_previous_try(path: str, stream: bool) -> None:
     """The server cannot see that the first connection is dead: its client has not closed it."""
     async with open_server(kind=Waiting) as local:
         body, key = {**ask(path, "try me"), "stream": stream}, {"idempotency-key": "k1"}
@@ -543,7 +543,7 @@ def another(engine: Waiting, before: set[str]) -> Callable[[], bool]:
         (CHAT, [OPENCODE] * 3),
     ],
 )
-async def test_a_retry_ends_the_try_before(
+async def test_a_retry_ends_the_previous_try(
     path: str, tries_of: list[dict[str, str]], stream: bool
 ) -> None:
     """The server cannot see that the first connection is dead: a proxy keeps it open."""
@@ -593,7 +593,7 @@ async def test_requests_that_are_no_retries_end_nothing(
         assert [(await task).status_code for task in tasks] == [200, 200]
 
 
-async def test_an_equal_request_beside_is_not_taken_for_the_try_before() -> None:
+async def test_an_equal_parallel_request_is_not_taken_for_the_previous_try() -> None:
     """1. Two equal requests at once: a retry may belong to either. 2. One of them is cut, so that
     the server sees it: the next retry is its own.
     """

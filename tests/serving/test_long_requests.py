@@ -74,7 +74,7 @@ async def test_nothing_waits_while_no_short_request_is_under_way(
 async def test_large_requests_take_their_share_while_short_ones_are_under_way(
     clock: Clock, requests: LongRequests, step_s: float
 ) -> None:
-    """Of the whole time at most the share, what may be taken at once, and the last step."""
+    """They take at most the share of the whole time, the burst, and the last step."""
     requests.short = 1
     steps = 40
     await asyncio.gather(
@@ -107,7 +107,7 @@ async def test_tenants_take_turns(clock: Clock, requests: LongRequests) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_request_that_is_cancelled_gives_its_turn_on(
+async def test_a_cancelled_request_passes_its_turn_on(
     clock: Clock, requests: LongRequests, waits: bool
 ) -> None:
     """While it waits for its turn, and while it has it. What it does at its end is done."""
@@ -141,7 +141,7 @@ async def carried_out(requests: LongRequests, work: Awaitable[None]) -> None:
     await requests.run("a", work)
 
 
-async def test_what_a_request_raises_comes_out(requests: LongRequests) -> None:
+async def test_the_error_of_a_request_is_raised(requests: LongRequests) -> None:
     async def fails() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")

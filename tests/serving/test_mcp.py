@@ -202,7 +202,7 @@ async def test_a_call_is_a_run_with_its_nodes_and_its_progress(local: Local, mod
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_call_that_waits_says_that_it_goes_on(mode: str) -> None:
+async def test_a_waiting_call_reports_progress(mode: str) -> None:
     """While a node waits, and while the program itself does something else."""
     told: list[tuple[float, str | None]] = []
     gone_on = {"hang": "running", "choose": "Which colour?: running"}
@@ -233,7 +233,7 @@ async def test_a_call_that_waits_says_that_it_goes_on(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_goes_wrong_is_told_to_the_model(local: Local, mode: str) -> None:
+async def test_errors_are_results_that_the_model_reads(local: Local, mode: str) -> None:
     async with local.client(mode) as client:
         for name, arguments, words in (
             ("fail", {}, "ValueError: no luck"),
@@ -288,7 +288,7 @@ def remembering(runtime: ServerRuntime[Any]) -> Any:
 async def test_a_function_that_makes_a_graph_has_a_store_when_it_is_listed_and_when_it_runs() -> (
     None
 ):
-    """Of its own in each run: one caller's items are not the next one's."""
+    """Each run has a store of its own: a caller does not find another caller's items."""
     served = {"memory": ServedGraph(remembering, "test")}
     async with serving(served=served) as local, local.client() as client:
         for colour in ("red", "blue"):
@@ -400,7 +400,7 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
 
 
 def test_a_server_starts_without_the_sdks() -> None:
-    """They take a second to import, which most servers' clients never need."""
+    """The SDKs take a second to import, and most servers never need them."""
     code = (
         "import sys, agentrt.serving.mcp.app, agentrt.serving.langgraph.router\n"
         "print({'mcp', 'a2a'} & sys.modules.keys())"
@@ -409,7 +409,7 @@ def test_a_server_starts_without_the_sdks() -> None:
     assert done.stdout == "set()\n"
 
 
-async def test_who_asks_first_as_the_server_ends_is_answered() -> None:
+async def test_a_first_request_during_the_shutdown_is_answered() -> None:
     """Nobody loads the SDK any more, and nobody waits for it."""
     async with serving() as local:
         endpoint = Endpoint(local.server, {}, ProgramRuns(local.server))

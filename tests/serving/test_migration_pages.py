@@ -1,4 +1,4 @@
-"""What docs/coming-from-*.md show works: a deployment is checked, a client is answered."""
+"""The examples of docs/coming-from-*.md work."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Told = dict[str, str]
 
 
 def passes(given: Told, *, has_keys: bool = False, is_socket: bool = False, **asked: Any) -> bool:
-    """Whether a request, or a WebSocket, with these headers passes."""
+    """Return whether a request or a WebSocket with these headers is accepted."""
     headers = {"host": "127.0.0.1:8000", **given}
     raw = {key.encode(): value.encode() for key, value in headers.items()}
     check = OriginCheck(Origins(**asked), has_keys=has_keys)
@@ -130,7 +130,7 @@ def test_pages_that_open_websockets(
 
 
 @pytest.mark.parametrize("given", ["evil.example", "http://", "http://a/b", "http://a b", "/", ""])
-def test_what_is_no_origin_is_refused(given: str) -> None:
+def test_an_invalid_origin_is_refused(given: str) -> None:
     with pytest.raises(
         AgentrtError, match=r"--cors-origin .*: invalid origin; use a scheme, a host"
     ):
@@ -139,7 +139,7 @@ def test_what_is_no_origin_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["http://a", "a:80", "a/b", "", "a b", "*a"])
-def test_what_is_no_host_is_refused(given: str) -> None:
+def test_an_invalid_host_is_refused(given: str) -> None:
     with pytest.raises(
         AgentrtError, match=r"--allowed-hosts .*: invalid host name; use a name without scheme"
     ):
@@ -157,7 +157,7 @@ def test_what_is_no_host_is_refused(given: str) -> None:
         ({"cors": {"allow_origin_regex": "("}}, "allow_origin_regex: .*missing"),
     ],
 )
-def test_what_http_cors_cannot_be(http: Any, says: str, tmp_path: Path) -> None:
+def test_invalid_values_of_http_cors(http: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "langgraph.json"
     path.write_text(json.dumps({"http": http}))
     with pytest.raises(AgentrtError, match=says):
@@ -193,15 +193,15 @@ async def serving(
             yield server, client
 
 
-async def test_what_a_stranger_is_answered() -> None:
-    """What holds nothing of anybody stays open; an error says the way out, in its API's form."""
+async def test_the_answer_to_a_foreign_page() -> None:
+    """Public paths stay open; an error says what to do, in its API's form."""
     async with serving() as (server, client):
         rebound = {"host": "evil.example"}
         for path in ("/health", "/ready", "/dashboard"):
             assert (await client.get(path, headers=rebound | CROSS)).status_code == 200
         for headers in (rebound, {"origin": EVIL}, CROSS):
             assert (await client.get("/programs", headers=headers)).status_code == 403
-        refused = await client.post("/v1/sessions", headers={"origin": EVIL})
+        refused = await client.post("/v1/client-runs", headers={"origin": EVIL})
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "foreign_origin"
         assert "--cors-origin ORIGIN" in refused.json()["error"]["message"]
@@ -209,7 +209,7 @@ async def test_what_a_stranger_is_answered() -> None:
         assert "access-control-allow-origin" not in refused.headers
         assert len(server.programs) == 0
         here = {"origin": "http://localhost:3000"}
-        made = await client.post("/v1/sessions", headers=here)
+        made = await client.post("/v1/client-runs", headers=here)
         assert made.status_code == 201
         assert made.headers["access-control-allow-origin"] == here["origin"]
 
@@ -245,14 +245,14 @@ async def test_pages_in_a_browser() -> None:
         key = {"authorization": "Bearer acme"}
         await page.goto(f"{EVIL}/a-page")
         async with serving() as (server, client):
-            sessions = client.base_url.join("/v1/sessions")
+            sessions = client.base_url.join("/v1/client-runs")
             assert await ask(page, sessions, method="POST") == "blocked"
             assert await ask(page, sessions, method="POST", mode="no-cors") == [0, False]
             assert await ask(page, client.base_url.join("/programs")) == "blocked"
             assert await ask(page, sessions, method="DELETE") == "blocked"
             assert len(server.programs) == 0
         async with serving(origins=[EVIL]) as (server, client):
-            sessions = client.base_url.join("/v1/sessions")
+            sessions = client.base_url.join("/v1/client-runs")
             assert await ask(page, sessions, method="POST") == [201, True]
             assert await ask(page, f"{sessions}/none", method="DELETE") == [404, True]
             assert len(server.programs) == 1
@@ -266,7 +266,7 @@ async def test_pages_in_a_browser() -> None:
             # The server's own page, under a name of the stranger's.
             rebound = f"{EVIL}:{client.base_url.port}"
             await page.goto(f"{rebound}/dashboard")
-            assert await ask(page, f"{rebound}/v1/sessions", method="POST") == [403, True]
+            assert await ask(page, f"{rebound}/v1/client-runs", method="POST") == [403, True]
             assert await ask(page, f"{rebound}/programs") == [403, True]
             await page.goto("http://localhost:1/a-page")
             assert await ask(page, client.base_url.join("/programs")) == [200, True]

@@ -60,7 +60,7 @@ def failing(call: Call) -> str:
     raise ValueError("a bug")
 
 
-async def test_keys_are_told_to_nobody(logged: list[str]) -> None:
+async def test_keys_are_never_shown(logged: list[str]) -> None:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": FORGED}]}
     asked = [
         ("POST", "/v1/chat/completions", chat),

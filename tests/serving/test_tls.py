@@ -21,7 +21,7 @@ from tests.serving.watchdog import opened_app
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """One that its holder signed, for the address of the tests."""
+    """A self-signed certificate for the address of the tests."""
     folder = tmp_path_factory.mktemp("tls")
     chain, key = folder / "chain.pem", folder / "key.pem"
     made(chain, key, "-nodes")
@@ -35,7 +35,7 @@ def made(chain: Path, key: Path, *how: str) -> None:
     subprocess.run([*new, *name, *files, *how], check=True, capture_output=True)
 
 
-async def test_it_answers_over_tls_and_to_nobody_else(certificate: Certificate) -> None:
+async def test_the_server_answers_only_over_tls(certificate: Certificate) -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("scripted",))
         listener = Listener("127.0.0.1", 0, certificate)

@@ -11,7 +11,7 @@ import pytest
 
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
-from agentrt.runtime.events import ProgramEnded, ProgramStarted
+from agentrt.runtime.events import ProgramStarted, RunEnded
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
@@ -38,7 +38,7 @@ SERVED = {"reacts": ServedProgram(reacts, "x.py"), "deaf": ServedProgram(deaf, "
 
 
 class Log:
-    """What programs began and ended; a test waits for so many ends."""
+    """The started and ended programs; a test waits for a number of ends."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.ended, self.tenants = runtime, 0, list[str]()
@@ -48,7 +48,7 @@ class Log:
     def saw(self, event: object) -> None:
         if isinstance(event, ProgramStarted):
             self.tenants.append(self.runtime.runs[event.program_id].row.tenant)
-        self.ended += isinstance(event, ProgramEnded)
+        self.ended += isinstance(event, RunEnded)
         self._changed.set()
 
     async def until(self, *, began: int = 0, ended: int = 0) -> None:
@@ -86,7 +86,7 @@ async def test_each_event_starts_a_program() -> None:
     assert source.refused == []
 
 
-async def test_what_is_too_many_fails_or_comes_at_the_end_is_refused() -> None:
+async def test_surplus_failing_and_late_events_are_refused() -> None:
     """1 Two wait, which is the most. 2 A third is refused. 3 The server stops: the two are
     cancelled, and their events kept."""
     source = ByHand(Event("a", "wait"), Event("b", "wait"), Event("c", "x"))
@@ -131,7 +131,7 @@ async def test_a_program_that_fails_says_why() -> None:
     assert why.endswith("failed: ValueError: no idea")
 
 
-async def test_a_server_that_stops_takes_nothing_new() -> None:
+async def test_a_stopping_server_accepts_no_new_events() -> None:
     source = ByHand()
     async with served(source, Trigger("#", "reacts")) as (server, log):
         await source.asked.wait()

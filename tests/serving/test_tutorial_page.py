@@ -47,7 +47,7 @@ def says(asked: Call) -> str | ToolCall:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader stands, away from the terminal, with the files saved."""
+    """The reader's folder with the saved files."""
     monkeypatch.setattr(
         "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(says)
     )

@@ -109,7 +109,7 @@ def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.M
         ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "LG_WEBHOOK_NONE must be set"),
     ],
 )
-def test_wrong_settings_are_told(
+def test_invalid_settings_get_an_error(
     tmp_path: Path, hosts: list[str], section: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(AgentrtError, match=says.replace("{", "\\{").replace("(", "\\(")):

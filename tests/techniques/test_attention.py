@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime
 from agentrt.contexts import Attention
-from agentrt.executors.transformers import TransformersExecutor
+from agentrt.engines import TransformersExecutor
 from agentrt.executors.vllm.default_model import embedded_model
 from attention_sink import LICENSE, SINKS, WINDOW, perplexity, stream
 from hierarchical_attention import SECTION, outline

@@ -158,7 +158,7 @@ async def test_a_processor_that_is_not_there_is_refused_before_the_call(
 
 
 async def test_the_best_answer_is_taken_and_a_wrong_one_is_told_why(token_runtime: Runtime) -> None:
-    """1. No answer passes at first. 2. The chat goes on with what was wrong. 3. One passes."""
+    """1. No answer passes at first. 2. The chat continues with what was wrong. 3. One passes."""
     await fresh(token_runtime)
     seen: list[str] = []
 

@@ -117,7 +117,7 @@ async def test_shield_of_a_task_that_fails_or_is_cancelled(p: Program) -> None:
 
 @leads_to(a="", t1="a", t2="t1", b="t2")
 async def test_thread_that_emits_and_waits(p: Program) -> None:
-    """A tool in an OS thread calls back into the loop twice; main goes on after it."""
+    """A tool in an OS thread calls back into the loop twice; main continues after it."""
 
     def tool(loop: asyncio.AbstractEventLoop) -> None:
         for name in ("t1", "t2"):

@@ -30,7 +30,7 @@ async def test_gather_that_returns_exceptions_waits_for_all(p: Program) -> None:
 
 @leads_to(quick="", fails="", slow="", a="fails", b="a")
 async def test_gather_that_raises_waited_for_the_failed_one_only(p: Program) -> None:
-    """1. quick ends 2. fails fails 3. slow goes on, and nobody waits for it."""
+    """1. quick ends 2. fails fails 3. slow continues, and nobody waits for it."""
 
     async def slow() -> None:
         await p.emit("slow", 5)

@@ -2,7 +2,7 @@
 starts.
 """
 
-from agentrt.executors.ray.cluster import Cluster, Demand, Node
+from agentrt.executors.ray.cluster import Cluster, ClusterNode, Demand
 from agentrt.executors.ray.engine import RayEngine
 
-__all__ = ["Cluster", "Demand", "Node", "RayEngine"]
+__all__ = ["Cluster", "ClusterNode", "Demand", "RayEngine"]

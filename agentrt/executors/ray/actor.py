@@ -163,7 +163,7 @@ class EngineActor:
     async def cached_blocks(self) -> tuple[KVEventBatch, int, tuple[str, int]] | None:
         """Return the blocks in the prefix cache, the tokens of a block, and `VLLMEngine.hashing`.
 
-        None if the engine makes no KV events.
+        Return None if the engine makes no KV events.
         """
         cached = await self._engine.cached_blocks()
         return None if cached is None else (*cached, self._engine.hashing)

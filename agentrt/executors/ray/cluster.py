@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """The resources of a live node: cores, GPUs, and bytes of memory that Ray may allocate."""
 
     cpus: int
@@ -47,7 +47,7 @@ class Demand:
         return ", ".join(parts)
 
 
-def demand(nodes: Sequence[Node], engines: int, gpus: int, memory: int) -> Demand:
+def demand(nodes: Sequence[ClusterNode], engines: int, gpus: int, memory: int) -> Demand:
     """Return the share of the cluster for each of ``engines``.
 
     On a cluster with GPUs, an engine gets ``gpus`` GPUs and a core of a node. Otherwise it gets
@@ -67,7 +67,9 @@ def demand(nodes: Sequence[Node], engines: int, gpus: int, memory: int) -> Deman
     return next(fitting)
 
 
-def _check(nodes: Sequence[Node], engines: int, least: Demand, room: Callable[[Node], int]) -> None:
+def _check(
+    nodes: Sequence[ClusterNode], engines: int, least: Demand, room: Callable[[ClusterNode], int]
+) -> None:
     fit = sum(map(room, nodes))
     if fit < engines:
         raise ConfigError(
@@ -76,7 +78,7 @@ def _check(nodes: Sequence[Node], engines: int, least: Demand, room: Callable[[N
         )
 
 
-def _room(node: Node, share: Demand) -> int:
+def _room(node: ClusterNode, share: Demand) -> int:
     """Return how many engines with this share fit on the node."""
     cpus = node.cpus // share.cpus
     return min(cpus, node.memory // share.memory) if share.memory else cpus
@@ -236,7 +238,7 @@ def _reach(address: str, target: tuple[str, int]) -> None:
         ) from error
 
 
-def _nodes() -> list[Node]:
+def _nodes() -> list[ClusterNode]:
     import ray
 
     nodes = []
@@ -244,6 +246,8 @@ def _nodes() -> list[Node]:
         has = node["Resources"]
         if node["Alive"]:
             nodes.append(
-                Node(int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)))
+                ClusterNode(
+                    int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0))
+                )
             )
     return nodes

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
-from agentrt.executors.base import Executor, Progress, Reading
+from agentrt.executors.base import Executor, Progress, StreamReading
 from agentrt.executors.info import ExecutorInfo, is_model
 from agentrt.router import ReplicaView
 
@@ -84,7 +84,7 @@ class CancelScope:
     """
 
     def __init__(self) -> None:
-        self._readings: set[Reading[Any]] = set()
+        self._readings: set[StreamReading[Any]] = set()
         self._reason: str | None = None
 
     def cancel(self, reason: str) -> None:
@@ -100,7 +100,7 @@ class CancelScope:
             return await reading.__anext__()
 
     @contextlib.contextmanager
-    def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[Reading[T]]:
+    def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[StreamReading[T]]:
         """Return a reading of ``following`` that fails when this scope is cancelled.
 
         ``following`` returns the next item of a stream each time that it is called.
@@ -109,7 +109,7 @@ class CancelScope:
             raise EngineDiedError(self._reason)
         task = asyncio.current_task()
         before = 0 if task is None else task.cancelling()
-        reading = Reading(following)
+        reading = StreamReading(following)
         self._readings.add(reading)
         try:
             yield reading

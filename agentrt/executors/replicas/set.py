@@ -21,7 +21,7 @@ from agentrt.executors.base import (
     FrontSetup,
     Notification,
     Progress,
-    Reading,
+    StreamReading,
 )
 from agentrt.executors.history import NONE, HistoryFile
 from agentrt.executors.history_folder import common_key, history_file
@@ -39,7 +39,7 @@ from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport, Reply
 from agentrt.router import RoutedCall, Router
-from agentrt.router.policies import RoundRobin
+from agentrt.router.policies import RoundRobinRouter
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
 from agentrt.scheduler.table import ProgramTotals
@@ -221,7 +221,7 @@ class ReplicaSet(Executor):
     @contextlib.contextmanager
     def _running(
         self, call: Call, replica: Replica, routed: RoutedCall, chunks: AsyncGenerator[Chunk, None]
-    ) -> Iterator[Reading[Chunk]]:
+    ) -> Iterator[StreamReading[Chunk]]:
         """Read a call's chunks until its engine dies, and count the call on its replica."""
         self._where[call.call_id] = replica
         replica.calls += 1
@@ -332,7 +332,9 @@ class RestartedEngine(ReplicaSet):
     def __init__(self, make: Callable[[], Executor], **options: Any) -> None:
         # The engine keeps its own history, since it learns more than a set can know.
         scheduling = SchedulerConfig(history=NONE)
-        super().__init__(lambda index: make(), 1, RoundRobin(), scheduling=scheduling, **options)
+        super().__init__(
+            lambda index: make(), 1, RoundRobinRouter(), scheduling=scheduling, **options
+        )
 
     @property
     def info(self) -> ExecutorInfo:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles constraints for a model with ``vocabulary`` tokens.
 
     ``stops`` are the ids of the tokens that end a text.

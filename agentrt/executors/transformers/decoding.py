@@ -86,7 +86,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepOutput:
     """The output of a step; empty while the prompt is computed."""
 
     text: str = ""
@@ -125,7 +125,7 @@ class Decoding:
         except (ValueError, RuntimeError) as error:
             raise CallRejectedError(f"call {call.call_id}: {error}") from error
 
-    def steps(self) -> Generator[Step, None, None]:
+    def steps(self) -> Generator[StepOutput, None, None]:
         """Compute the call, one forward pass of the model in each step.
 
         At the end, what was computed is cached for later calls.
@@ -149,12 +149,12 @@ class Decoding:
                 self._prefixes.put(self._sharing, cache)
         yield step
 
-    def _read(self, cache: TextCache) -> Generator[Step, None, Tensor]:
+    def _read(self, cache: TextCache) -> Generator[StepOutput, None, Tensor]:
         """Compute the prompt, and return the logits after it."""
         logits: Tensor | None = None
         for chunk in self._chunks():
             if logits is not None:
-                yield Step()
+                yield StepOutput()
             if self.sampling.attention is not None and len(cache.ids) == len(self.prompt) - 1:
                 # With an attention, the cache drops tokens and cannot be shortened later. The next
                 # call with this prompt needs it without the last token: keep a copy.
@@ -192,7 +192,7 @@ class Decoding:
                 logprobs = logprobs_of(row, self.prompt[position], self.sampling.score_top)
                 self.prompt_logprobs.append(logprobs)
 
-    def _add_token(self, token: int, logits: Tensor, output: OutputText) -> Step:
+    def _add_token(self, token: int, logits: Tensor, output: OutputText) -> StepOutput:
         """Add a token to the output, and set ``reason`` if it is the last."""
         self.ids.append(token)
         if self.sampling.logprobs is not None:
@@ -207,7 +207,7 @@ class Decoding:
         if self.reason:
             text += output.end()
         self.text += text
-        return Step(text, (token,))
+        return StepOutput(text, (token,))
 
 
 def _checked_prompt(model: CausalModel, call: Call, sampling: Sampling) -> list[int]:

@@ -15,7 +15,7 @@ from agentrt.executors.base import Chunk, Executor, Notification, Progress
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.transformers.cache import PrefixCache
 from agentrt.executors.transformers.chats import TransformersFrontend
-from agentrt.executors.transformers.decoding import Decoding, Step
+from agentrt.executors.transformers.decoding import Decoding, StepOutput
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import Call, CallReport, Reply
 
@@ -120,7 +120,7 @@ class TransformersExecutor(Executor):
             if not decoding.reason:
                 self._cut_off[call.call_id] = turn.report()
 
-    async def _steps(self, turn: _Turn, *, stream: bool) -> AsyncGenerator[Step, None]:
+    async def _steps(self, turn: _Turn, *, stream: bool) -> AsyncGenerator[StepOutput, None]:
         steps = turn.decoding.steps()
         try:
             while not turn.decoding.reason:
@@ -129,7 +129,9 @@ class TransformersExecutor(Executor):
             if self._thread is not None:
                 self._thread.submit(steps.close)  # the thread may be computing a step now
 
-    def _take_turn(self, turn: _Turn, steps: Generator[Step, None, None], *, stream: bool) -> Step:
+    def _take_turn(
+        self, turn: _Turn, steps: Generator[StepOutput, None, None], *, stream: bool
+    ) -> StepOutput:
         """Compute a step in the thread, and return it.
 
         A call that is alone and not streamed takes several steps; the last is returned.
@@ -142,7 +144,7 @@ class TransformersExecutor(Executor):
             step = self._step(turn, steps)
         return step
 
-    def _step(self, turn: _Turn, steps: Generator[Step, None, None]) -> Step:
+    def _step(self, turn: _Turn, steps: Generator[StepOutput, None, None]) -> StepOutput:
         """Compute a step in the thread: one forward pass of the model."""
         began = time.monotonic()
         turn.waiting_s += began - turn.ready

@@ -18,7 +18,7 @@ from agentrt.executors.transformers.attention import (
     seen,
 )
 from agentrt.executors.transformers.cache import TextCache
-from agentrt.executors.transformers.choosing import Grammars
+from agentrt.executors.transformers.choosing import GrammarCompiler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class CausalModel:
         self.config = model.config.get_text_config(decoder=True)
         self.max_len: int | None = getattr(self.config, "max_position_embeddings", None)
         self._model = model
-        self.grammars = Grammars(tokenizer, self.vocabulary, self.stops)
+        self.grammars = GrammarCompiler(tokenizer, self.vocabulary, self.stops)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) is DynamicLayer for layer in layers)
         # These properties of a model search through its parameters, so they are read once.

@@ -44,7 +44,7 @@ class Wanting(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class _CompileJob:
     owner: str
     work: Callable[[], Any]
     is_over: Callable[[], bool]
@@ -68,15 +68,15 @@ class GrammarThreads:
     ) -> None:
         self._at_once, self._owner, self._begin, self._later = at_once, owner, begin, later
         self._lock = threading.RLock()
-        self._waiting = InTurn[_Job](lambda job: job.is_over())
-        self._running: list[_Job] = []
+        self._waiting = InTurn[_CompileJob](lambda job: job.is_over())
+        self._running: list[_CompileJob] = []
 
     def submit(self, create: Callable[[Any], Any], request: Wanting) -> Future[Any]:
         """Call ``create(request)`` in a thread when it is its tenant's turn; return the future.
 
         If the request has ended before its turn, the future never gets a result.
         """
-        job = _Job(self._owner(request), partial(create, request), request.is_finished)
+        job = _CompileJob(self._owner(request), partial(create, request), request.is_finished)
         with self._lock:
             self._waiting.add(job.owner, job)
             self._start()
@@ -95,12 +95,12 @@ class GrammarThreads:
             self._running.append(job)
             threading.Thread(target=self._run, args=(job,), name="grammar", daemon=True).start()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _CompileJob | None:
         slow = Counter(job.owner for job in self._running if job.is_slow)
         blocked = [owner for owner in slow if slow[owner] >= MOST_SLOW]
         return self._waiting.next(without=blocked)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _CompileJob) -> None:
         self._begin()
         timers = [
             self._later(SLOW_S, partial(self._slow, job)),
@@ -119,13 +119,13 @@ class GrammarThreads:
             self._running.remove(job)
             self._start()
 
-    def _slow(self, job: _Job) -> None:
+    def _slow(self, job: _CompileJob) -> None:
         with self._lock:
             job.is_slow = True
             self._start()
 
 
-def _fail(job: _Job) -> None:
+def _fail(job: _CompileJob) -> None:
     text = f"the grammar took more than {LONGEST_S:g} s to compile"
     _settle(job.future.set_exception, TimeoutError(text))
 

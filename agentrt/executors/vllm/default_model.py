@@ -111,7 +111,7 @@ def _is_on_hub(repo: str) -> bool:
 
     try:
         get_hf_file_metadata(hf_hub_url(repo, "config.json"), timeout=_HUB_TIMEOUT_S)
-    except Exception:  # for any reason (offline, proxy, moved), go on without the hub
+    except Exception:  # for any reason (offline, proxy, moved), continue without the hub
         return False
     return True
 

@@ -13,6 +13,7 @@ from agentrt.errors import (
     EngineStartError,
 )
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
+from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
@@ -317,3 +318,6 @@ def _pooled(output: PoolingRequestOutput[Any]) -> Reply:
     """Return the reply for an embedding or a score, whose output has no report of the scheduler."""
     tokens, cached = len(output.prompt_token_ids), output.num_cached_tokens
     return Reply("", report=CallReport(prompt_tokens=tokens, cached_tokens=cached))
+
+
+warn_of_former_place(__name__, "VLLMEngine")

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
+from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
@@ -304,3 +305,6 @@ def _in_the_hubs_cache(model: str) -> Path | None:
     except (ImportError, ValueError):  # no engine is installed, or the name is not a hub name
         return None
     return Path(path) if isinstance(path, str) else None
+
+
+warn_of_former_place(__name__, "EngineOptions")

@@ -28,7 +28,7 @@ def properties(packet: int, **fields: Any) -> Properties:
 
 
 def deliver(client: Any, on_message: Callable[[aiomqtt.Message], None]) -> None:
-    """Call ``on_message`` with each message as it arrives. It must be fast and must not raise."""
+    """Call ``on_message``, which must be fast and never raise, with each message that arrives."""
 
     def received(paho: Any, data: Any, message: Any) -> None:
         on_message(aiomqtt.Message._from_paho_message(message))

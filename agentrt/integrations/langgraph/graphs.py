@@ -261,7 +261,7 @@ async def _paused(graph: Graph, config: RunnableConfig) -> bool:
     assert scope is not None
     run = scope.owner
     assert isinstance(run, Run)
-    question = f"go on with {', '.join(state.next)}?"
+    question = f"continue with {', '.join(state.next)}?"
     registry_of(run).begin_interrupt(run, scope, NodeKind.HUMAN, question)
     return True
 

@@ -40,7 +40,7 @@ _STEADY_S = 30.0
 _INFO = Implementation(name="agentrt", version=__version__)
 
 
-class Connection:
+class McpConnection:
     """The connection to ``server``. ``tell`` gets a line when the connection is lost or restored.
 
     ``elicited`` answers the server's questions. ``largest`` limits the size of a message of an

@@ -40,7 +40,7 @@ from agentrt.errors import (
 )
 from agentrt.graph import Progress
 from agentrt.integrations.mcp.config import Server
-from agentrt.integrations.mcp.connection import Connection, Mode
+from agentrt.integrations.mcp.connection import McpConnection, Mode
 from agentrt.integrations.mcp.elicitation import Elicitations, McpCall
 from agentrt.integrations.mcp.http import CUT_OFF, FORGOTTEN, UNREACHABLE
 from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
@@ -84,7 +84,7 @@ class McpTransport(ToolTransport):
         self._calls = 0
         self._largest = largest
         self._elicitations = Elicitations()
-        self._connection = Connection(
+        self._connection = McpConnection(
             server, self._elicitations, tell, largest=_AS_JSON * largest, mode=mode
         )
 

@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.aiomqtt import properties
-from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.integrations.mqtt.topics import TopicPrefix
 
 PASSWORD = "AGENTRT_BROKER_PASSWORD"
 _FORM = "mqtt://[USER[:PASSWORD]@]HOST[:PORT][/PREFIX], or mqtts:// for TLS"
@@ -33,7 +33,7 @@ class Broker:
 
     host: str
     port: int = 1883
-    prefix: Prefix = field(default_factory=Prefix)
+    prefix: TopicPrefix = field(default_factory=TopicPrefix)
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
@@ -90,7 +90,7 @@ def read_broker(
     broker = Broker(
         parts.hostname or "",
         parts.port or (8883 if tls else 1883),
-        Prefix(unquote(parts.path).strip("/") or Prefix().text),
+        TopicPrefix(unquote(parts.path).strip("/") or TopicPrefix().text),
         unquote(parts.username) if parts.username else None,
         password,
         tls,

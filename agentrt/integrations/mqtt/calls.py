@@ -15,9 +15,9 @@ from agentrt.errors import ToolArgumentsError, ToolError
 from agentrt.integrations.mqtt.broker import Outgoing
 from agentrt.integrations.mqtt.messages import (
     Announcement,
+    CallMessage,
     Failure,
-    Reply,
-    Request,
+    ReplyMessage,
     ToolAnswer,
     ToolQuestion,
     decode,
@@ -169,7 +169,7 @@ class ToolAttempt:
         call = self.request
         try:
             return encode(
-                Request(
+                CallMessage(
                     tool=self.tool,
                     key=call.key or self.id,
                     arguments=dict(call.arguments),
@@ -226,6 +226,6 @@ def call_id_of(message: aiomqtt.Message) -> str:
     if data is not None:
         return bytes(data).decode("utf-8", "replace")
     try:
-        return decode(Reply, message.payload).id
+        return decode(ReplyMessage, message.payload).id
     except ValueError:
         return ""

@@ -37,13 +37,13 @@ _ERRORS: Mapping[str, type[ToolError]] = {
 }
 
 
-class _Part(BaseModel):
+class _MessagePart(BaseModel):
     """An object in a message. Unknown fields are ignored, so that later versions can add some."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
-class OfferedTool(_Part):
+class OfferedTool(_MessagePart):
     """A tool that a worker offers: its description for models, and its options."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:@-]{1,128}$")
@@ -78,7 +78,7 @@ class OfferedTool(_Part):
         return Tool(self.name, spec=spec, result_schema=self.result, options=options)
 
 
-class Announcement(_Part):
+class Announcement(_MessagePart):
     """A worker's announcement of the tools that it offers."""
 
     tools: tuple[OfferedTool, ...]
@@ -86,7 +86,7 @@ class Announcement(_Part):
     draining: bool = False
 
 
-class Request(_Part):
+class CallMessage(_MessagePart):
     """A call of a tool. All attempts have the same ``key``. For clients and workers with MQTT 3
     only, ``reply_to`` and ``id`` replace MQTT 5's response topic and correlation data.
     """
@@ -101,14 +101,14 @@ class Request(_Part):
     id: str = ""
 
 
-class Cancel(_Part):
+class Cancel(_MessagePart):
     """The cancellation of a call."""
 
     key: str
     attempt: int = 1
 
 
-class Failure(_Part):
+class Failure(_MessagePart):
     """The reason why a call has no result."""
 
     kind: Literal[
@@ -133,7 +133,7 @@ class Failure(_Part):
         return ToolFailedError(f"tool {tool} failed: {reason}", name=tool, type=self.type)
 
 
-class ToolQuestion(_Part):
+class ToolQuestion(_MessagePart):
     """A question that a running tool asks a human. The answer must fit the schema; without a schema
     it is text.
     """
@@ -143,7 +143,7 @@ class ToolQuestion(_Part):
     form: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class ToolAnswer(_Part):
+class ToolAnswer(_MessagePart):
     """A human's answer to a tool's question, or the reason why there is none."""
 
     question: str
@@ -151,7 +151,7 @@ class ToolAnswer(_Part):
     error: Failure | None = None
 
 
-class Reply(_Part):
+class ReplyMessage(_MessagePart):
     """A worker's reply to a call: the state of the call, its result, or a question."""
 
     state: Literal["accepted", "progress", "asks", "withdrawn", "done", "failed"]
@@ -163,15 +163,15 @@ class Reply(_Part):
     question: ToolQuestion | None = None
 
 
-class AnswerMessage(_Part):
-    """An answer to an open question. ``reply_to`` and ``id`` are as in a `Request`."""
+class AnswerMessage(_MessagePart):
+    """An answer to an open question. ``reply_to`` and ``id`` are as in a `CallMessage`."""
 
     answer: Any
     reply_to: str = ""
     id: str = ""
 
 
-class AnswerOutcome(_Part):
+class AnswerOutcome(_MessagePart):
     """The reply to an answer: whether it was accepted."""
 
     state: Literal["answered", "refused"]
@@ -179,10 +179,10 @@ class AnswerOutcome(_Part):
     why: str | None = None
 
 
-M = TypeVar("M", bound=_Part)
+M = TypeVar("M", bound=_MessagePart)
 
 
-def encode(part: _Part) -> bytes:
+def encode(part: _MessagePart) -> bytes:
     """Encode a message. Raises `ValueError` if JSON cannot represent it, or if it is too large."""
     try:
         body = part.model_dump(exclude_none=True, by_alias=True)

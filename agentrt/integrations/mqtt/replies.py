@@ -18,9 +18,9 @@ from agentrt.errors import QuestionClosedError, ToolResultError
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt.broker import Outgoing
 from agentrt.integrations.mqtt.messages import (
+    CallMessage,
     Failure,
-    Reply,
-    Request,
+    ReplyMessage,
     ToolAnswer,
     ToolQuestion,
     encode,
@@ -39,7 +39,7 @@ class Sender:
     correlation: bytes
 
     @classmethod
-    def of(cls, message: aiomqtt.Message, request: Request | None) -> Sender:
+    def of(cls, message: aiomqtt.Message, request: CallMessage | None) -> Sender:
         """Read the sender from a message's MQTT 5 properties, else from an MQTT 3 client's
         request.
         """
@@ -58,11 +58,11 @@ class ToolJob:
     After the call has ended, ``reply`` is its outcome, which has ``size`` bytes.
     """
 
-    request: Request
+    request: CallMessage
     sender: Sender
     deadline: float | None
     task: asyncio.Task[None] | None = None
-    reply: Reply | None = None
+    reply: ReplyMessage | None = None
     size: int = 0
     ended_at: float | None = None
     cancelled: bool = False
@@ -81,7 +81,7 @@ class ToolJobs:
         self._ended: OrderedDict[str, ToolJob] = OrderedDict()
         self._bytes = 0
 
-    def find(self, request: Request, now: float) -> ToolJob | None:
+    def find(self, request: CallMessage, now: float) -> ToolJob | None:
         """Return the job that a request repeats; None if the request is a new job, such as a new
         attempt at a failed call.
         """
@@ -204,7 +204,7 @@ class Replies:
         self._worker, self._send = worker, send
         self.questions = ToolQuestions(self._ask)
 
-    def done(self, tool: str, result: Any) -> tuple[Reply, int]:
+    def done(self, tool: str, result: Any) -> tuple[ReplyMessage, int]:
         """Return the reply with a result, and its size in bytes. Raises `ToolResultError`."""
         reply = self._make_reply("done", result=result)
         try:
@@ -212,7 +212,7 @@ class Replies:
         except ValueError as error:
             raise ToolResultError(f"tool {tool}: cannot send the result: {error}") from error
 
-    def failed(self, error: Exception) -> Reply:
+    def failed(self, error: Exception) -> ReplyMessage:
         """Return the reply for a call that failed."""
         return self._make_reply("failed", error=Failure.of(error))
 
@@ -237,10 +237,10 @@ class Replies:
         if not job.cancelled:
             self._reply(job.sender, self._make_reply(state, question=question))
 
-    def _make_reply(self, state: ReplyState, **parts: Any) -> Reply:
-        return Reply(state=state, worker=self._worker, **parts)
+    def _make_reply(self, state: ReplyState, **parts: Any) -> ReplyMessage:
+        return ReplyMessage(state=state, worker=self._worker, **parts)
 
-    def _reply(self, sender: Sender, reply: Reply, *, keep: bool = True) -> None:
+    def _reply(self, sender: Sender, reply: ReplyMessage, *, keep: bool = True) -> None:
         if not sender.topic:
             log.warning("a request has no topic for its reply, which was dropped: %s", reply)
             return

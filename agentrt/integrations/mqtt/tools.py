@@ -16,7 +16,7 @@ from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, publish, subscribe
 from agentrt.integrations.mqtt.calls import CallQuestions, TenantWorkers, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, Reply, decode, encode
+from agentrt.integrations.mqtt.messages import Announcement, Cancel, ReplyMessage, decode, encode
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
@@ -287,14 +287,14 @@ class MqttTools(ToolTransport):
             return
         call.replied()
         try:
-            reply = decode(Reply, message.payload)
+            reply = decode(ReplyMessage, message.payload)
         except ValueError as error:
             message_text = f"tool {call.tool}: the worker's reply is invalid: {error}"
             call.fail(ToolResultError(message_text, name=call.tool))
         else:
             self._take(call, reply)
 
-    def _take(self, call: ToolAttempt, reply: Reply) -> None:
+    def _take(self, call: ToolAttempt, reply: ReplyMessage) -> None:
         if reply.state == "done":
             call.succeed(reply.result)
         elif reply.progress is not None:

@@ -13,7 +13,7 @@ _LONGEST = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class TopicPrefix:
     """The prefix of all topics of the protocol, such as ``agentrt`` or ``plants/{tenant}``."""
 
     text: str = "agentrt"

@@ -23,10 +23,10 @@ from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
 from agentrt.integrations.mqtt.connection import Connection
 from agentrt.integrations.mqtt.messages import (
     Announcement,
+    CallMessage,
     Cancel,
     OfferedTool,
-    Reply,
-    Request,
+    ReplyMessage,
     ToolAnswer,
     decode,
     encode,
@@ -182,7 +182,7 @@ class Worker:
 
     def _called(self, message: aiomqtt.Message) -> None:
         try:
-            request = decode(Request, message.payload)
+            request = decode(CallMessage, message.payload)
         except ValueError as error:
             refused = ToolArgumentsError(f"the request is invalid: {error}")
             self._replies.refuse(Sender.of(message, None), refused)
@@ -200,7 +200,7 @@ class Worker:
             self._jobs.begin(job)
             job.task = asyncio.create_task(self._work(job), name=f"{self.id}/{request.key}")
 
-    def _refusal(self, request: Request) -> UnknownToolError | ToolUnavailableError | None:
+    def _refusal(self, request: CallMessage) -> UnknownToolError | ToolUnavailableError | None:
         if request.tool not in self._tools:
             offered = ", ".join(self._tools)
             return UnknownToolError(
@@ -214,7 +214,7 @@ class Worker:
         now = asyncio.get_running_loop().time()
         job = self._jobs.live.get(cancel.key)
         if job is None:  # the call may arrive later, so record that it is cancelled
-            request = Request(tool="-", key=cancel.key, arguments={}, attempt=cancel.attempt)
+            request = CallMessage(tool="-", key=cancel.key, arguments={}, attempt=cancel.attempt)
             job = ToolJob(request, Sender("", b""), None)
             if self._jobs.find(request, now) is not None:
                 return
@@ -234,7 +234,7 @@ class Worker:
                 )
                 self._end(job, self._replies.failed(lost))
 
-    def _end(self, job: ToolJob, reply: Reply | None = None) -> None:
+    def _end(self, job: ToolJob, reply: ReplyMessage | None = None) -> None:
         """Stop a job, and send ``reply`` if there is one."""
         job.cancelled, job.reply = True, reply
         self._jobs.end(job, asyncio.get_running_loop().time())
@@ -255,7 +255,7 @@ class Worker:
                 self._jobs.end(job, loop.time())
         self._replies.tell(job)
 
-    async def _outcome(self, job: ToolJob) -> Reply:
+    async def _outcome(self, job: ToolJob) -> ReplyMessage:
         name = job.request.tool
         bound = asyncio.timeout_at(job.deadline)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from agentrt.journal.analysis.wall import ALL_REASONS, Piece
+from agentrt.journal.analysis.wall import ALL_REASONS, WallInterval
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Share:
     by: list[Blame] = field(default_factory=list)
 
 
-def shares_of(pieces: Iterable[Piece]) -> list[Share]:
+def shares_of(pieces: Iterable[WallInterval]) -> list[Share]:
     """Return a share for each reason that occurs, in the order of `ALL_REASONS`."""
     shares: dict[str, Share] = {}
     blames: dict[tuple[str, str], Blame] = {}
@@ -55,7 +55,7 @@ def shares_of(pieces: Iterable[Piece]) -> list[Share]:
     return sorted(shares.values(), key=lambda share: ALL_REASONS.index(share.reason))
 
 
-def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
+def drawn(pieces: Sequence[WallInterval], most: int) -> Sequence[WallInterval]:
     """Return at most about ``most`` pieces for a drawing.
 
     If there are more, the time is divided into ``most / 10`` equal parts, and the pieces within
@@ -72,9 +72,9 @@ def drawn(pieces: Sequence[Piece], most: int) -> Sequence[Piece]:
             begin = since + part * step
             inside = min(piece.until, begin + step) - max(piece.since, begin)
             sums[part][piece.reason] += max(0.0, inside)
-    sampled, at = list[Piece](), since
+    sampled, at = list[WallInterval](), since
     for reason, seconds in chain.from_iterable(sums_of_part.items() for sums_of_part in sums):
         if seconds:
-            sampled.append(Piece(at, at + seconds, reason))
+            sampled.append(WallInterval(at, at + seconds, reason))
             at += seconds
     return sampled

@@ -49,7 +49,7 @@ _KINDS = {"tool": TOOL, "tools": TOOL, "human": HUMAN, "event": EVENT, "sleep": 
 _WAITED_FOR = (*_KINDS, "call")
 
 
-class Piece(NamedTuple):
+class WallInterval(NamedTuple):
     """A part of the wall time with one ``reason``, from ``since`` to ``until`` (times of day in
     seconds).
 
@@ -146,15 +146,15 @@ class RecordedTime:
     def state(self) -> str:
         return self.lives[-1].state
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[WallInterval]:
         """Return the wall time in pieces, without gaps, from the start to the end."""
-        pieces: list[Piece] = []
+        pieces: list[WallInterval] = []
         by_place = {stay.start.node: stay for life in self.lives for stay in life.stays}
         before: float | None = None
         reason = STOPPED
         for life in self.lives:
             if before is not None and life.since > before:
-                pieces.append(Piece(before, life.since, reason))
+                pieces.append(WallInterval(before, life.since, reason))
             walk = _Walk(life, by_place)
             pieces += walk.pieces()
             before, reason = life.until, walk.goes_on_with
@@ -215,11 +215,11 @@ class _Walk:
         reason = None if last is None or last.end else _KINDS.get(last.start.kind)
         return reason if reason in (HUMAN, EVENT) else STOPPED
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[WallInterval]:
         pieces = [piece for piece in self._back() if piece.until > piece.since]
         return pieces[::-1]
 
-    def _back(self) -> Iterator[Piece]:
+    def _back(self) -> Iterator[WallInterval]:
         """Yield the pieces of the wall time, from the last piece to the first."""
         life, at = self._life, self._life.until
         stay, later = self._last(), None
@@ -230,7 +230,7 @@ class _Walk:
             at, stay, later = since, self._parent(stay), stay
         yield from self._before(later, life.since, at)
 
-    def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[Piece]:
+    def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[WallInterval]:
         """Yield the pieces between the end of a parent and the start of a node, from the last piece
         to the first. Without a node, the pieces end at the program's end.
         """
@@ -260,7 +260,7 @@ class _Walk:
 
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
-    ) -> Iterator[Piece]:
+    ) -> Iterator[WallInterval]:
         """Yield the pieces of the nodes that ended in this time, and between them pieces with the
         reason ``rest``; the last first.
         """
@@ -270,15 +270,15 @@ class _Walk:
                 break
             if stay.until > at or stay.start.started >= stay.until:
                 continue
-            yield Piece(stay.until, at, rest, node)
+            yield WallInterval(stay.until, at, rest, node)
             began = max(stay.start.started, since)
             yield from self._of(stay, began, stay.until)
             at = began
         if at > since:
-            yield Piece(since, at, rest, node)
+            yield WallInterval(since, at, rest, node)
 
-    def _of(self, stay: Stay, since: float, until: float) -> Iterator[Piece]:
-        """Yield the pieces of a node in this time, the last first."""
+    def _of(self, stay: Stay, since: float, until: float) -> Iterator[WallInterval]:
+        """Yield a node's intervals from ``since`` to ``until``, the last interval first."""
         place, reason = stay.start.node, _KINDS.get(stay.start.kind)
         if reason is not None:
             inner = self._inner.get(place, ())
@@ -287,12 +287,12 @@ class _Walk:
         at = stay.until
         for span in reversed(_spans(stay)):
             began = max(at - span.seconds, stay.start.started)
-            piece = Piece(max(began, since), min(at, until), span.reason, place, *span[2:])
+            piece = WallInterval(max(began, since), min(at, until), span.reason, place, *span[2:])
             if piece.until > piece.since:
                 yield piece
             at = began
         if at > since:
-            yield Piece(since, min(at, until), STARTING, place)
+            yield WallInterval(since, min(at, until), STARTING, place)
 
 
 def _around(place: str) -> str | None:

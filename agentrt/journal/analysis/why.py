@@ -16,8 +16,8 @@ from agentrt.journal.analysis.wall import (
     STOPPED,
     TOOL,
     TURN,
-    Piece,
     RecordedTime,
+    WallInterval,
 )
 from agentrt.request.spans import (
     ADMISSION,
@@ -50,7 +50,7 @@ _FAR = 1 << 32
 
 
 def why_json(
-    recorded: RecordedTime, pieces: Sequence[Piece], misses: Sequence[Miss]
+    recorded: RecordedTime, pieces: Sequence[WallInterval], misses: Sequence[Miss]
 ) -> dict[str, Any]:
     """Return the reasons, pieces and misses in numbers and words. Times of day are in seconds since
     1970.
@@ -73,12 +73,12 @@ def why_json(
     }
 
 
-def piece_json(piece: Piece) -> dict[str, Any]:
+def piece_json(piece: WallInterval) -> dict[str, Any]:
     """Return a piece of the wall time as JSON."""
     return {**piece._asdict(), **_by(piece)}
 
 
-def _by(item: Piece | Miss) -> dict[str, Any]:
+def _by(item: WallInterval | Miss) -> dict[str, Any]:
     return {"by": [cause._asdict() for cause in item.by]}
 
 

@@ -213,7 +213,7 @@ class Virtual(Backend):
             self._beginning.append(lane)
 
     def _wake(self, lane: _Lane) -> None:
-        """Set the clock of an engine without calls, whose clock stands still, to now."""
+        """Set the clock of an idle engine, which has stood still, to the present time."""
         if not lane.engine.busy:
             lane.engine.wait_until(self._now)
 

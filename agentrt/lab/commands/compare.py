@@ -46,8 +46,8 @@ from agentrt.lab.commands.replay import SIZES
 from agentrt.lab.reports.orders import drawing, report_text, values
 from agentrt.lab.runs.comparison import (
     STOCK,
+    ComparedHistory,
     Comparison,
-    Learned,
     ProgramRun,
     fitted,
     latencies,
@@ -224,13 +224,13 @@ class _History:
             kept.learn(program_totals)
         kept.save()
 
-    def of(self, types: Iterable[str]) -> Learned:
+    def of(self, types: Iterable[str]) -> ComparedHistory:
         """Return which of these program types had a history, and which were new."""
         rows = [] if self.values is None else self.values["service"]
         seen = {name for _, name, place, *_ in rows if not place}
         known = [name for name in types if name in seen]
         new = [name for name in types if name not in seen]
-        return Learned(None if self.file is None else str(self.file), known, new)
+        return ComparedHistory(None if self.file is None else str(self.file), known, new)
 
 
 class _Turns(Plan):

@@ -166,7 +166,7 @@ def complete(
 
 
 @dataclass(slots=True)
-class Step:
+class StepDecisions:
     """The decisions of one step, by request id. ``reports`` are those of finished calls.
 
     ``kv_events`` are the published changes of the prefix cache (`KVEventBatch`).
@@ -176,6 +176,10 @@ class Step:
     finished: list[str]
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_events: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+Step = StepDecisions
+"""The former name, which `benchmarks.stress` imports."""
 
 
 @dataclass(slots=True)
@@ -236,7 +240,7 @@ class HeadlessEngine:
         self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
         self.requests.pop(request_id, None)
 
-    def step(self) -> Step:
+    def step(self) -> StepDecisions:
         """Schedule one step, and process the output of the oldest step in flight."""
         from agentrt.executors.vllm._compat.scheduling import computed_before
 
@@ -247,14 +251,14 @@ class HeadlessEngine:
         seconds = self.step_s(StepWork.of(scheduled, computed))
         self._busy_until = max(self.now, self._busy_until) + seconds
         self._queue.append((output, computed, self._busy_until))
-        step = Step(scheduled, [])
+        step = StepDecisions(scheduled, [])
         while self._queue and (len(self._queue) >= self.in_flight or not scheduled):
             self._complete(step, *self._queue.pop(0))
         return step
 
-    def run(self, limit: int = 100_000) -> list[Step]:
+    def run(self, limit: int = 100_000) -> list[StepDecisions]:
         """Step until no call is left. Raises `RuntimeError` after ``limit`` steps."""
-        steps: list[Step] = []
+        steps: list[StepDecisions] = []
         while self.scheduler.has_unfinished_requests() or self._queue:
             if len(steps) >= limit:
                 raise RuntimeError(f"not done after {limit} steps")
@@ -265,7 +269,7 @@ class HeadlessEngine:
         """Handle a step that was scheduled and has no output yet. For subclasses."""
 
     def _complete(
-        self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
+        self, step: StepDecisions, output: Any, computed: Mapping[str, int], ends_at: float
     ) -> None:
         self.now = max(self.now, ends_at)
         sampled = {

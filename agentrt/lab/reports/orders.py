@@ -17,7 +17,7 @@ from agentrt.journal.analysis.shares import shares_of
 from agentrt.journal.analysis.wall import EVENT, HUMAN, OWN, TOOL
 from agentrt.journal.analysis.why import WORDS
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.comparison import Comparison, Learned, ProgramRun, latencies, metrics
+from agentrt.lab.runs.comparison import ComparedHistory, Comparison, ProgramRun, latencies, metrics
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED
 
 _NAMES = "stock", "agentrt"
@@ -55,7 +55,7 @@ def report_text(comparison: Comparison) -> str:
     return "\n\n".join([*parts, f"{gained}{off}\n{_history_text(comparison.learned)}"])
 
 
-def _history_text(learned: Learned) -> str:
+def _history_text(learned: ComparedHistory) -> str:
     """Say which history the comparison started from, and where it is saved."""
     if not learned.known:
         saved = "no history is saved" if learned.file is None else f"{learned.file} has it now"

@@ -39,7 +39,7 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GoodputLimits:
     """The limits, in milliseconds, that a call and a job must keep to count for goodput."""
 
     ttft: float = 2_000.0
@@ -47,7 +47,7 @@ class Limits:
     jct: float = 60_000.0
 
     @classmethod
-    def parse(cls, words: Iterable[str]) -> Limits:
+    def parse(cls, words: Iterable[str]) -> GoodputLimits:
         """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError`."""
         values = {}
         for word in words:
@@ -63,11 +63,15 @@ class Limits:
         return cls(**values)
 
 
-def standard(jobs: Sequence[Outcome], limits: Limits | None = None) -> dict[str, float]:
+Limits = GoodputLimits
+"""The former name, which `benchmarks.gpu` imports."""
+
+
+def standard(jobs: Sequence[Outcome], limits: GoodputLimits | None = None) -> dict[str, float]:
     """Return the metrics of ended jobs; empty without jobs."""
     if not jobs:
         return {}
-    limits = limits or Limits()
+    limits = limits or GoodputLimits()
     seconds = max(job.ended_s for job in jobs) - min(job.arrived_s for job in jobs)
     times = [job.latency_s for job in jobs]
     good = sum(1e3 * time <= limits.jct for time in times)
@@ -86,7 +90,9 @@ def standard(jobs: Sequence[Outcome], limits: Limits | None = None) -> dict[str,
     return metrics
 
 
-def _of_calls(calls: Sequence[ServedCall], limits: Limits, seconds: float) -> dict[str, float]:
+def _of_calls(
+    calls: Sequence[ServedCall], limits: GoodputLimits, seconds: float
+) -> dict[str, float]:
     prompt, output = (
         sum(getattr(call, f"{n}_tokens") for call in calls) for n in ("prompt", "output")
     )

@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.errors import ConfigError
 from agentrt.graph import NodeKind
 from agentrt.graph.export import to_json
-from agentrt.journal.analysis.wall import HUMAN, OWN, TOOL, Piece, engine_spans
+from agentrt.journal.analysis.wall import HUMAN, OWN, TOOL, WallInterval, engine_spans
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel, step_time
@@ -19,7 +19,7 @@ from agentrt.lab.program import LiveProgram
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads import dagfile
-from agentrt.lab.workloads.fields import Fields, Notes
+from agentrt.lab.workloads.fields import LocatedFields, Notes
 from agentrt.lab.workloads.replay import UNSCALED
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import CallReport
@@ -55,11 +55,11 @@ class ProgramRun:
         reports = {index: report for index, (_, _, report) in self.calls.items()}
         return Outcome.of(self.shape, self.began, self.ended, reports)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[WallInterval]:
         """Return the time along the critical path with reasons, as in `agentrt journal why`."""
         return [piece for piece in self._back() if piece.until > piece.since][::-1]
 
-    def _back(self) -> Iterator[Piece]:
+    def _back(self) -> Iterator[WallInterval]:
         """Yield the pieces, the last first. The time between two calls is that of a tool, if there
         is one.
         """
@@ -67,22 +67,22 @@ class ProgramRun:
         index = max(self.calls, key=self._end_of, default=None)
         while index is not None:
             call, (came, ended, report) = self.shape.calls[index], self.calls[index]
-            yield Piece(ended, at, reason)
+            yield WallInterval(ended, at, reason)
             for span in reversed(engine_spans(report, self.shape.program_id)):
                 since = max(came, ended - span.seconds)
-                yield Piece(since, ended, span.reason, "", *span[2:])
+                yield WallInterval(since, ended, span.reason, "", *span[2:])
                 ended = since
-            yield Piece(came, ended, STARTING)
+            yield WallInterval(came, ended, STARTING)
             at, reason = came, HUMAN if call.human else TOOL if call.tool else OWN
             index = max(call.after, key=self._end_of, default=None)
-        yield Piece(self.began, at, reason)
+        yield WallInterval(self.began, at, reason)
 
     def _end_of(self, index: int) -> float:
         return self.calls[index][1]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class ComparedHistory:
     """The history of the compared programs.
 
     The scheduler had learned the program types in ``known`` from earlier runs, but not those in
@@ -106,7 +106,7 @@ class Comparison:
     ours: Sequence[Sequence[ProgramRun]]
     first: Sequence[Sequence[ProgramRun]]
     off: float = 0.0
-    learned: Learned = Learned()
+    learned: ComparedHistory = ComparedHistory()
 
     def both_ratios(self, of: str = "mean_jct_s") -> tuple[list[float], list[float]]:
         """Return the ratio of our value to stock's for each pair of runs, and for each first run.
@@ -157,10 +157,10 @@ def read(runs: Sequence[Run], tokens: Tokens) -> list[ProgramRun]:
     """Read programs that ran together and have ended. Raises `ConfigError` for a program without
     an answered call.
     """
-    zero, entries = min(run.started_at for run in runs), list[Fields]()
+    zero, entries = min(run.started_at for run in runs), list[LocatedFields]()
     for run in runs:
         head = {"id": run.id, "type": run.type, "started_at": run.started_at}
-        entries.append(Fields(run.id, to_json(run.dag) | {"program": head}))
+        entries.append(LocatedFields(run.id, to_json(run.dag) | {"program": head}))
     shapes = {shape.program_id: shape for shape in dagfile.read(entries, "", UNSCALED, Notes())}
     if silent := [run.id for run in runs if run.id not in shapes]:
         raise ConfigError(

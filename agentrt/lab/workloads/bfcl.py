@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, read_objects
+from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, read_objects
 from agentrt.lab.workloads.messages import FRAME, TOOL_S, UNKNOWN_PAUSE, UNKNOWN_TOOL
 from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import ProgramShape
@@ -62,7 +62,7 @@ class _Answer(Record):
 
 
 def read(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, count: Counter
+    entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes, *, count: Counter
 ) -> list[ProgramShape]:
     """Return a program for each agent. Agents with the same functions have the same type, because
     their prompts share the descriptions of the functions.
@@ -88,7 +88,7 @@ def read(
     return programs
 
 
-def _counted(entry: Fields) -> list[list[Turn]]:
+def _counted(entry: LocatedFields) -> list[list[Turn]]:
     """Return the steps of each turn as a model made them."""
     result = entry.read(_Result)
     prompts, outputs = result.input_token_count, result.output_token_count
@@ -105,7 +105,7 @@ def _counted(entry: Fields) -> list[list[Turn]]:
     ]
 
 
-def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
+def _answered(entry: LocatedFields, notes: Notes, count: Counter) -> list[list[Turn]]:
     """Return the steps of each turn for a model that gives the correct answer."""
     file = entry.file
     question = entry.read(_Question)
@@ -134,11 +134,11 @@ def _answered(entry: Fields, notes: Notes, count: Counter) -> list[list[Turn]]:
 
 
 @lru_cache(maxsize=8)
-def _answers(path: Path) -> Mapping[str, Fields]:
+def _answers(path: Path) -> Mapping[str, LocatedFields]:
     return {str(entry.values.get("id")): entry for entry in read_objects(path, Notes())}
 
 
-def _docs(entry: Fields, count: Counter) -> int:
+def _docs(entry: LocatedFields, count: Counter) -> int:
     """Return the number of tokens of the descriptions of an agent's functions."""
     folder, names = entry.file.parent / "multi_turn_func_doc", entry.values["involved_classes"]
     files = [folder / f"{_DOCS.get(name, name)}.json" for name in names]

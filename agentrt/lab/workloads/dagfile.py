@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
+from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
@@ -41,7 +41,7 @@ class _Node(Record):
     report: dict[str, Any] | None = None
 
 
-class _Head(Record):
+class _DagHead(Record):
     id: str
     type: str | None = None
     tenant: str = "default"
@@ -50,7 +50,7 @@ class _Head(Record):
 
 class _Dag(Record):
     version: Literal[1]
-    program: _Head
+    program: _DagHead
     nodes: list[_Node]
 
 
@@ -67,7 +67,9 @@ class _Seen:
     tool: str = ""
 
 
-def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> list[ProgramShape]:
+def read(
+    entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes
+) -> list[ProgramShape]:
     """Return a program for each DAG, of the type that the DAG names."""
     began: list[float] = []
     programs: list[ProgramShape] = []
@@ -91,14 +93,14 @@ def read(entries: Sequence[Fields], type: str, scales: Scales, notes: Notes) -> 
 
 
 def _calls(
-    entry: Fields, dag: _Dag, began_s: float, scales: Scales, notes: Notes
+    entry: LocatedFields, dag: _Dag, began_s: float, scales: Scales, notes: Notes
 ) -> tuple[CallShape, ...]:
     replay = ScaledCalls(scales, notes)
     seen: dict[int, _Seen] = {}
     ends: list[float | None] = []
     reports: list[_Report] = []
     for index, node in enumerate(dag.nodes):
-        where = Fields(f"{entry.where}, nodes[{index}]", {})
+        where = LocatedFields(f"{entry.where}, nodes[{index}]", {})
         if node.id in seen:
             raise where.complain(f"two nodes have the id {node.id}; give each its own id")
         for parent in node.parents:
@@ -131,14 +133,14 @@ def _calls(
     return tuple(replay.calls)
 
 
-def _report(node: _Node, where: Fields, notes: Notes) -> _Report | None:
+def _report(node: _Node, where: LocatedFields, notes: Notes) -> _Report | None:
     """Return the report of a call; None for an interrupt, and for a call without a result."""
     if node.kind != "call":
         return None
     if not node.report or not node.report.get("output_tokens"):
         notes[NO_OUTPUT] += 1
         return None
-    return Fields(f"{where.where}, report", node.report).read(_Report)
+    return LocatedFields(f"{where.where}, report", node.report).read(_Report)
 
 
 def _gap(

@@ -77,14 +77,14 @@ class Notes(Counter[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class LocatedFields:
     """A JSON object and its location (``file:line``, and the path inside the line)."""
 
     where: str
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, where: str, value: Any) -> Fields:
+    def of(cls, where: str, value: Any) -> LocatedFields:
         """Return the fields of a value. Raises `ConfigError` if the value is not an object."""
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: expected a JSON object, got {_short(value)}")
@@ -113,17 +113,19 @@ class Fields:
         said = "" if wrong["type"] == "missing" else f" {_short(wrong['input'])}:"
         raise self.complain(f"{place.removeprefix('.')}:{said} {wrong['msg'].lower()}")
 
-    def inside(self, name: str) -> list[Fields]:
+    def inside(self, name: str) -> list[LocatedFields]:
         """Return the objects of a list in this object. Raises `ConfigError` if there is no such
         list.
         """
         value = self.values.get(name)
         if not isinstance(value, list):
             raise self.complain(f"{name}: expected a list, got {_short(value)}")
-        return [Fields.of(f"{self.where}, {name}[{i}]", item) for i, item in enumerate(value)]
+        return [
+            LocatedFields.of(f"{self.where}, {name}[{i}]", item) for i, item in enumerate(value)
+        ]
 
 
-def read_objects(path: Path, notes: Notes) -> list[Fields]:
+def read_objects(path: Path, notes: Notes) -> list[LocatedFields]:
     """Return the JSON objects of a file, which may be gzipped: a single object, an array of
     objects, or an object in each line.
     """
@@ -136,11 +138,11 @@ def read_objects(path: Path, notes: Notes) -> list[Fields]:
     objects = []
     for index, item in enumerate(whole if several else [whole]):
         with notes.leaving_out(NO_OBJECT):
-            objects.append(Fields.of(f"{path}, [{index}]" if several else f"{path}:1", item))
+            objects.append(LocatedFields.of(f"{path}, [{index}]" if several else f"{path}:1", item))
     return objects
 
 
-def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[Fields]:
+def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[LocatedFields]:
     """Return the objects in the lines of a file. ``whole`` is the error of parsing all of it."""
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
@@ -156,12 +158,12 @@ def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[Field
     return objects
 
 
-def _of_line(where: str, line: str) -> Fields:
+def _of_line(where: str, line: str) -> LocatedFields:
     try:
         value = parse_json(line)
     except ValueError as error:
         raise _broken(where, error) from error
-    return Fields.of(where, value)
+    return LocatedFields.of(where, value)
 
 
 def _broken(where: str, error: ValueError) -> ConfigError:

@@ -27,7 +27,7 @@ from agentrt.journal.past import PastNode
 from agentrt.journal.schema import DONE
 from agentrt.lab.outcome import Outcome
 from agentrt.lab.workloads import dagfile
-from agentrt.lab.workloads.fields import Fields, Notes
+from agentrt.lab.workloads.fields import LocatedFields, Notes
 from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, message_text, prompt_text
@@ -109,8 +109,10 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
     notes = Notes()
     with closing(ReadingStore(path)) as store:
         engines = _engines(store)
-        read = [_Program(program, notes) for program in [*histories(store, limit=_ALL)][::-1]]
-    entries = [Fields(f"journal {path}, {program.row.id}", program.dag()) for program in read]
+        read = [_RecordedDag(program, notes) for program in [*histories(store, limit=_ALL)][::-1]]
+    entries = [
+        LocatedFields(f"journal {path}, {program.row.id}", program.dag()) for program in read
+    ]
     shapes = {shape.program_id: shape for shape in dagfile.read(entries, "program", scales, notes)}
     kept = [shape for shape in read if shape.row.id in shapes]
     for program in kept:
@@ -134,7 +136,7 @@ def _engines(store: ReadingStore) -> tuple[Mapping[str, Any], ...]:
     return tuple(map(json.loads, dict.fromkeys(text for (text,) in rows)))
 
 
-class _Program:
+class _RecordedDag:
     """A recorded program, read as a DAG with its nodes in the order in which they began."""
 
     def __init__(self, history: History, notes: Notes) -> None:

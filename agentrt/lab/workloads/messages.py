@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentrt.files import parse_json
-from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
+from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.lab.workloads.texts import Counter
@@ -56,7 +56,7 @@ class _Message(Record):
 
 
 def read(
-    entries: Sequence[Fields],
+    entries: Sequence[LocatedFields],
     type: str,
     scales: Scales,
     notes: Notes,
@@ -114,13 +114,13 @@ def _gap(answer: _Message, last: _Message, notes: Notes, *, tools: bool) -> floa
     return TOOL_S if tools else 0.0
 
 
-def _listed(entry: Fields) -> Fields:
+def _listed(entry: LocatedFields) -> LocatedFields:
     """Return the entry with its messages as a list. SWE-smith has them as text."""
     text = entry.values.get("messages")
     if not isinstance(text, str):
         return entry
     try:
-        return Fields(entry.where, {"messages": parse_json(text)})
+        return LocatedFields(entry.where, {"messages": parse_json(text)})
     except ValueError as error:
         raise entry.complain(f"messages: not JSON: {error}") from error
 
@@ -130,6 +130,6 @@ def _text(message: _Message) -> str:
     return text + (json.dumps(message.tool_calls) if message.tool_calls else "")
 
 
-def _name(entry: Fields) -> str:
+def _name(entry: LocatedFields) -> str:
     ids = (entry.values.get(name) for name in ("traj_id", "id", "instance_id"))
     return next((name for name in ids if isinstance(name, str)), entry.file.name)

@@ -28,7 +28,7 @@ from itertools import pairwise, takewhile
 
 from pydantic import AliasChoices, Field
 
-from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
+from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import REWRITTEN, ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
@@ -73,7 +73,7 @@ class _Subagent(Record):
     calls: list[_Call] = Field(validation_alias=AliasChoices("calls", "requests"))
 
 
-class _Head(Record):
+class _SessionsHead(Record):
     id: str
     start: Number | None = None
     tool_tokens: Number | None = None
@@ -89,7 +89,12 @@ class _Branch:
 
 
 def read(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes, *, exact: bool = False
+    entries: Sequence[LocatedFields],
+    type: str,
+    scales: Scales,
+    notes: Notes,
+    *,
+    exact: bool = False,
 ) -> list[ProgramShape]:
     """Return a program of this type for each session.
 
@@ -105,7 +110,7 @@ def read(
 
 
 def read_weka(
-    entries: Sequence[Fields], type: str, scales: Scales, notes: Notes
+    entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes
 ) -> list[ProgramShape]:
     """Return a program of this type for each session of a Weka file."""
     longest_s = IDLE_S * scales.gap
@@ -121,7 +126,7 @@ def read_weka(
 
 
 def _program(
-    entry: Fields, type: str, replay: ScaledCalls, notes: Notes, *, shares: bool
+    entry: LocatedFields, type: str, replay: ScaledCalls, notes: Notes, *, shares: bool
 ) -> ProgramShape | None:
     session = _Session(replay, notes)
     for call in entry.inside("requests" if "requests" in entry.values else "calls"):
@@ -133,7 +138,7 @@ def _program(
     if not replay.calls:
         notes[NO_CALLS] += 1
         return None
-    head = entry.read(_Head)
+    head = entry.read(_SessionsHead)
     shared = int(head.tool_tokens or 0) + int(head.system_tokens or 0)
     return ProgramShape(
         head.id,

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrt.lab.workloads.fields import Fields, Notes, Number, Record, Tokens
+from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
@@ -52,7 +52,7 @@ def has_blocks(values: dict[str, Any], tokens: int) -> bool:
 
 
 def read(
-    entries: Sequence[Fields],
+    entries: Sequence[LocatedFields],
     type: str,
     scales: Scales,
     notes: Notes,

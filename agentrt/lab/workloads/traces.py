@@ -17,11 +17,11 @@ from pathlib import Path
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
 from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed
-from agentrt.lab.workloads.fields import Fields, Notes, read_objects
+from agentrt.lab.workloads.fields import LocatedFields, Notes, read_objects
 from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
-Reader = Callable[[Sequence[Fields], str, Scales, Notes], list[ProgramShape]]
+Reader = Callable[[Sequence[LocatedFields], str, Scales, Notes], list[ProgramShape]]
 """Returns the programs in the objects of a file, with a given type and scales. The last argument
 counts what was left out, changed or guessed.
 """
@@ -149,7 +149,7 @@ def read_programs(
 
 
 def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManager[None]]]:
-    """Return the files of a folder, each of which may be left out, or the file itself."""
+    """Return the file, or the files of a folder. An unreadable file of a folder is left out."""
     if not source.is_dir():
         return [(source, nullcontext())]
     files = [file for file in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*file.suffixes}]
@@ -158,7 +158,9 @@ def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManage
     return [(file, notes.leaving_out(UNREADABLE)) for file in files]
 
 
-def _of_one_format(objects: Sequence[Fields], name: str, notes: Notes) -> tuple[str, list[Fields]]:
+def _of_one_format(
+    objects: Sequence[LocatedFields], name: str, notes: Notes
+) -> tuple[str, list[LocatedFields]]:
     """Return the named format, or that of the first entry with a known one, and the entries that
     have this format.
     """
@@ -167,7 +169,9 @@ def _of_one_format(objects: Sequence[Fields], name: str, notes: Notes) -> tuple[
         with notes.leaving_out(OTHER_FORMAT):
             name = name or _format(entry)
             if not any(entry.values.keys() >= fields for fields in FORMATS.get(name, ())):
-                raise entry.complain(f"not of the format of the first entry ({name})")
+                raise entry.complain(
+                    f"this entry does not have the format of the first entry ({name})"
+                )
             entries.append(entry)
     return name, entries
 
@@ -179,7 +183,7 @@ def _nothing_left(path: Path, notes: Notes) -> str:
     return notes.only_reason() or f"{path}: no program is left to run ({said})"
 
 
-def _format(entry: Fields) -> str:
+def _format(entry: LocatedFields) -> str:
     keys = entry.values.keys()
     if {"results", "programs", "engine"} <= keys:
         raise entry.complain(

@@ -30,7 +30,7 @@ makes the calls for it.
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LineRequest:
     """A request of a batch. ``number`` is its line number in the input file, counted from 1."""
 
     number: int
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LineAnswer:
     """The answer to a request.
 
     If ``retry_after_s`` is set, the server was busy: the request must be made again after that many
@@ -77,7 +77,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def read_request(number: int, line: bytes, endpoint: str) -> Request:
+def read_request(number: int, line: bytes, endpoint: str) -> LineRequest:
     """Return the request in an input line. Raises `LineError` if it is not a valid request.
 
     ``endpoint`` is the endpoint of the batch, which must be the request's ``url``.
@@ -106,7 +106,7 @@ def read_request(number: int, line: bytes, endpoint: str) -> Request:
         if body.get(name):
             text = f"body.{name} must be false or left out in a batch"
             raise LineError("invalid_body", text, f"body.{name}")
-    return Request(number, custom_id, body)
+    return LineRequest(number, custom_id, body)
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ def batch_id_of(answer: str) -> str:
     return f"{_BATCH_ID_PREFIX}{answer.removeprefix(ANSWER_ID_PREFIX).rpartition('_')[0]}"
 
 
-def answer_line(batch_id: str, request: Request, outcome: Outcome) -> bytes:
+def answer_line(batch_id: str, request: LineRequest, outcome: LineAnswer) -> bytes:
     """Return the line for the output file, or for the error file if the request failed."""
     response = {
         "status_code": outcome.status,
@@ -186,7 +186,7 @@ def answer_line(batch_id: str, request: Request, outcome: Outcome) -> bytes:
     return _line(batch_id, request.number, request.custom_id, response, outcome.error)
 
 
-def expired_line(batch_id: str, request: Request) -> bytes:
+def expired_line(batch_id: str, request: LineRequest) -> bytes:
     """Return the error line of a request that was not answered before its batch expired."""
     text = "This request could not be executed before the completion window expired."
     error = {"code": "batch_expired", "message": text}
@@ -259,7 +259,7 @@ def total_usage(path: Path) -> Mapping[str, Any]:
 
 def unanswered_requests(
     path: Path, endpoint: str, done: Collection[int]
-) -> Generator[Request, None, None]:
+) -> Generator[LineRequest, None, None]:
     """Yield the requests of a valid input file whose line numbers are not in ``done``."""
     for number, line in numbered_lines(path):
         if number not in done:

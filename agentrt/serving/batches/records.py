@@ -27,7 +27,7 @@ _ID_BYTES = 12
 _log = logging.getLogger(__name__)
 
 
-class Record(Protocol):
+class StoredRecord(Protocol):
     """A stored file or batch of a tenant.
 
     ``number`` grows with each new record of the tenant, so that records of the same second
@@ -50,7 +50,7 @@ class Record(Protocol):
         """Return the object for clients, as OpenAI's API defines it."""
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StoredRecord)
 
 
 class TenantFolders:
@@ -115,7 +115,7 @@ class Records(Generic[R]):
     """All records of one kind: the files, or the batches.
 
     The ids begin with ``prefix``. ``noun`` names the kind in error messages. ``from_fields``
-    returns the record for the fields that `Record.to_fields` returned.
+    returns the record for the fields that `StoredRecord.to_fields` returned.
     """
 
     def __init__(

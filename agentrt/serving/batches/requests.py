@@ -18,7 +18,7 @@ from agentrt.executors.identity import PREFIX
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import RunState
-from agentrt.serving.batches.lines import ANSWER_ID_PREFIX, Outcome, Request, batch_id_of
+from agentrt.serving.batches.lines import ANSWER_ID_PREFIX, LineAnswer, LineRequest, batch_id_of
 from agentrt.serving.batches.slots import CallSlots, ProgramSlots, Slots
 from agentrt.serving.bodies import TooLargeError, read_body, whole
 from agentrt.serving.error_responses import ApiError, describe, log_fault, openai_error
@@ -37,14 +37,14 @@ _MAX_RETRY_S = 60.0
 _MIN_DEADLINE_S = 0.001
 
 
-class Endpoint(Protocol):
+class BatchEndpoint(Protocol):
     """An endpoint that answers requests of batches."""
 
     @property
     def slots(self) -> Slots:
         """The slots that limit the number of its requests in flight."""
 
-    async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
+    async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Answer a request. ``name`` is the id of the answer, and stays the same when a later
         server makes the request again.
         """
@@ -63,7 +63,7 @@ class ModelEndpoint:
         self._app = app
         self.slots = slots
 
-    async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
+    async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Answer a request.
 
         The outcome has ``retry_after_s`` if the tenant is at a limit or the engine restarts.
@@ -113,13 +113,13 @@ class ModelEndpoint:
             answer = from_json(bytes(sent))
         except TooLargeError as error:
             text = openai_error(413, str(error), code="body_too_large")
-            return Outcome(413, text, name)
+            return LineAnswer(413, text, name)
         except Exception as error:  # A bug fails this request, and not the whole batch.
             status, text, _ = describe(error)
             log_fault(status, error)
-            return Outcome(status, text, name)
+            return LineAnswer(status, text, name)
         status = start["status"]
-        return Outcome(
+        return LineAnswer(
             status, answer, name, _retry_after_s(start) if status in _RETRIED_STATUSES else None
         )
 
@@ -158,7 +158,7 @@ class ProgramEndpoint:
         self._program = program
         self.slots = slots
 
-    async def answer(self, tenant: str, request: Request, name: str) -> Outcome:
+    async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Run the program.
 
         The outcome has ``retry_after_s`` if the tenant is at a limit or the engine has died.
@@ -174,12 +174,14 @@ class ProgramEndpoint:
             served = self._runs.start(self._program, tenant, body, durable=durable)
         except ValidationError as error:
             status, text, _ = describe(RequestValidationError(error.errors()))
-            return Outcome(status, text, name)
+            return LineAnswer(status, text, name)
         except (AgentrtError, ApiError) as error:
             status, text, headers = describe(error)
             if status not in _RETRIED_STATUSES:
-                return Outcome(status, text, name)
-            return Outcome(status, text, name, float(headers.get("retry-after", _DEFAULT_RETRY_S)))
+                return LineAnswer(status, text, name)
+            return LineAnswer(
+                status, text, name, float(headers.get("retry-after", _DEFAULT_RETRY_S))
+            )
         run = served.run
         assert run.task is not None
         try:
@@ -194,8 +196,8 @@ class ProgramEndpoint:
             self._runs.forget(served)
         described = describe_run(served)
         if fatal_in(run.error) is not None:
-            return Outcome(503, described, name, _DEFAULT_RETRY_S)
-        return Outcome(200, described, name, error=_error(described))
+            return LineAnswer(503, described, name, _DEFAULT_RETRY_S)
+        return LineAnswer(200, described, name, error=_error(described))
 
     async def _durable(self, run_id: str, name: str, body: RunRequest) -> Durable | None:
         """Return how the run is recorded in the journal, so that it can be resumed.
@@ -243,7 +245,7 @@ class Endpoints:
         self._runs = runs
         self._call_slots, self._program_slots = CallSlots(server), ProgramSlots(server)
 
-    def find(self, path: str) -> Endpoint:
+    def find(self, path: str) -> BatchEndpoint:
         """Return the endpoint at a path. Raises `NotServedError` if batches cannot use the path."""
         server, front, programs = self._server, self._server.frontend, self._server.native
         models = [] if front is None else [url for url in MODEL_ENDPOINTS if url in front.paths]

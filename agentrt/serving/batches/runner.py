@@ -20,8 +20,8 @@ from agentrt.errors import NotServedError
 from agentrt.serving.batches.files import PURPOSE_OUTPUT, Files
 from agentrt.serving.batches.lines import (
     InputCheck,
-    Outcome,
-    Request,
+    LineAnswer,
+    LineRequest,
     answer_id,
     answer_line,
     answered_numbers,
@@ -33,7 +33,7 @@ from agentrt.serving.batches.lines import (
     unanswered_requests,
 )
 from agentrt.serving.batches.records import Records
-from agentrt.serving.batches.requests import Endpoint, Endpoints, abandon_runs
+from agentrt.serving.batches.requests import BatchEndpoint, Endpoints, abandon_runs
 from agentrt.serving.batches.slots import Slot
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.server import Server
@@ -221,7 +221,12 @@ class BatchRunner:
         pending.release()
 
     async def _answer(
-        self, endpoint: Endpoint, slot: Slot, request: Request, output: LineFile, errors: LineFile
+        self,
+        endpoint: BatchEndpoint,
+        slot: Slot,
+        request: LineRequest,
+        output: LineFile,
+        errors: LineFile,
     ) -> None:
         """Answer a request that has acquired its slot, and write the line of its answer.
 
@@ -243,7 +248,7 @@ class BatchRunner:
         await self._write(request, outcome, output, errors)
 
     async def _write(
-        self, request: Request, outcome: Outcome, output: LineFile, errors: LineFile
+        self, request: LineRequest, outcome: LineAnswer, output: LineFile, errors: LineFile
     ) -> None:
         line = answer_line(self._record.id, request, outcome)
         if outcome.failed:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, Response
 
-from agentrt.serving.pages import Page
+from agentrt.serving.pages import WebPage
 from agentrt.serving.server import Server
 
 __all__ = ["api"]
@@ -20,7 +20,7 @@ __all__ = ["api"]
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
     """Yield the router of the chat page and its files."""
-    page = Page(__name__)
+    page = WebPage(__name__)
     router = APIRouter(include_in_schema=False)
 
     @router.get("/", name="chat", response_class=Response)

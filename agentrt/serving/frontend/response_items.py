@@ -56,7 +56,7 @@ _RESULTS = {
 }
 """Items with both the call of a server's tool and its result: the fields of the two."""
 SUMMARIZE = (
-    "Write a summary of this conversation, so that another assistant can go on with the work "
+    "Write a summary of this conversation, so that another assistant can continue the work "
     "without having read it. Say what the user wants, with every requirement and limit that still "
     "holds; what was done and decided, with the names of files, commands and values; what was "
     "learned, errors included; and what remains to be done next. Answer with the summary only."

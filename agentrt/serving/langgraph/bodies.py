@@ -33,7 +33,7 @@ from pydantic import (
 )
 
 from agentrt.serving.langgraph._compat import PREGEL_PREFIX
-from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.lifetimes import ThreadTtl
 
 MAX_LIMIT = 1000
 """Maximum number of items in a list that a client sends or requests."""
@@ -58,14 +58,14 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Page(Body):
+class PagedSearch(Body):
     """A search that returns a page of its results."""
 
     limit: Limit = 10
     offset: Offset = 0
 
 
-class SortedPage(Page):
+class SortedPage(PagedSearch):
     """A search that returns a page of its results in an order."""
 
     sort_by: str = "created_at"
@@ -150,7 +150,7 @@ class AssistantSearch(AssistantCount, SortedPage):
     select: list[AssistantSelectField] | None = Field(default=None, max_length=64)
 
 
-class VersionSearch(Page):
+class VersionSearch(PagedSearch):
     """The conditions for versions of an assistant to search."""
 
     metadata: Object | None = None
@@ -210,7 +210,7 @@ class Update(Body):
     as_node: Label | None = None
 
 
-class Superstep(Body):
+class SuperstepUpdates(Body):
     """The updates of the nodes of a single superstep."""
 
     updates: list[Update] = Field(min_length=1, max_length=64)
@@ -222,15 +222,15 @@ class ThreadCreate(Body):
     thread_id: UUID | None = None
     metadata: Object = Field(default_factory=dict)
     if_exists: OnConflictBehavior = "raise"
-    supersteps: list[Superstep] | None = Field(default=None, max_length=256)
-    ttl: Ttl | None = None
+    supersteps: list[SuperstepUpdates] | None = Field(default=None, max_length=256)
+    ttl: ThreadTtl | None = None
 
 
 class ThreadPatch(Body):
     """The metadata to merge into a thread's metadata, and how long to keep the thread."""
 
     metadata: Object = Field(default_factory=dict)
-    ttl: Ttl | None = None
+    ttl: ThreadTtl | None = None
 
 
 class ThreadCount(Body):
@@ -286,7 +286,7 @@ class StateUpdate(Body):
     checkpoint_id: UUID | None = None
 
 
-class History(Body):
+class HistoryQuery(Body):
     """The conditions for states of a thread's history."""
 
     limit: Limit = 10

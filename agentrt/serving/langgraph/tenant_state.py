@@ -24,7 +24,7 @@ from agentrt.serving.langgraph.assistants.configs import (
 )
 from agentrt.serving.langgraph.assistants.graphs import Graphs, open_graphs
 from agentrt.serving.langgraph.assistants.routes import Assistants
-from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.database.interrupts import Deadlines
 from agentrt.serving.langgraph.database.kept_responses import KeptResponses
 from agentrt.serving.langgraph.database.quotas import Quotas
@@ -58,7 +58,7 @@ class TenantState:
     quotas: Quotas
 
     async def thread(
-        self, caller: Caller, key: UUID, action: str, about: Mapping[str, Any] | None = None
+        self, caller: Requester, key: UUID, action: str, about: Mapping[str, Any] | None = None
     ) -> sa.Row[Any]:
         """Return a thread after asking the hooks whether the caller may do ``action`` with it.
 
@@ -69,7 +69,7 @@ class TenantState:
         return await self.threads.get(caller.tenant, key, only)
 
     async def access_to(
-        self, caller: Caller, thread: str, graph_id: str, purpose: Purpose
+        self, caller: Requester, thread: str, graph_id: str, purpose: Purpose
     ) -> Access:
         """Return the access with which to make a thread's graph: the config of the thread's last
         run, and the caller's user.

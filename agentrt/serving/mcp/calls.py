@@ -46,7 +46,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt import __version__
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.graph import Node
-from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import RunState
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.mcp.offers import Offer
@@ -163,7 +163,7 @@ class Calls:
         """Follow a run until it ends, or until the call has to end with a question."""
         asks = _can_be_asked(request.session.client_capabilities)
         progress = request.session.report_progress
-        while not isinstance(event := await self._next(request, call), ProgramEnded):
+        while not isinstance(event := await self._next(request, call), RunEnded):
             if isinstance(event, NodeStarted | NodeChanged):
                 call.nodes[event.node.id] = event.node
             elif isinstance(event, NodeEnded):

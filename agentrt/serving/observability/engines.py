@@ -143,7 +143,7 @@ class _EngineQueue:
 
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
         if call.get("held"):
-            return "its program is not let in"
+            return "its program is not admitted"
         if call.get("gave_way_to"):
             return "preempted"
         if self._has_slots and self._lacks_blocks:

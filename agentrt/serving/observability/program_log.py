@@ -15,8 +15,8 @@ from agentrt.runtime.events import (
     NodeChanged,
     NodeEnded,
     NodeStarted,
-    ProgramEnded,
     ProgramStarted,
+    RunEnded,
 )
 from agentrt.runtime.registry import RunRegistry, call_id
 from agentrt.runtime.run import Run
@@ -175,7 +175,7 @@ class ProgramLog:
         match event:
             case ProgramStarted():
                 self._begin(self.registry.runs[event.program_id])
-            case ProgramEnded():
+            case RunEnded():
                 self._end(event.program_id)
             case NodeStarted() | NodeChanged():
                 if (run := self.live.get(event.program_id)) is not None:

@@ -20,7 +20,7 @@ from agentrt.journal.analysis.misses import misses_of
 from agentrt.journal.analysis.reading import History, Listed, history, listed, numbers
 from agentrt.journal.analysis.rendering import parsed
 from agentrt.journal.analysis.shares import drawn
-from agentrt.journal.analysis.wall import Piece, read_program
+from agentrt.journal.analysis.wall import WallInterval, read_program
 from agentrt.journal.analysis.why import piece_json, why_json
 from agentrt.journal.past import PastNode
 from agentrt.journal.schema import KINDS, ROOT
@@ -171,7 +171,7 @@ def _masked(by: Sequence[Cause], seen: set[str]) -> tuple[Cause, ...]:
     return named if len(named) == len(by) else (*named, Cause(_OTHERS))
 
 
-def _shortened(report: JSON, pieces: Sequence[Piece]) -> JSON:
+def _shortened(report: JSON, pieces: Sequence[WallInterval]) -> JSON:
     """Return the part of a report that a page shows, with times since the program's start."""
     for share in report["reasons"]:
         share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]

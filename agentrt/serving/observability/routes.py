@@ -19,7 +19,7 @@ from agentrt.serving.observability.recorded import JournalRoutes
 from agentrt.serving.observability.render import Renderer
 from agentrt.serving.observability.status import Activity
 from agentrt.serving.observability.stream import EventStream
-from agentrt.serving.pages import Page
+from agentrt.serving.pages import WebPage
 from agentrt.serving.server import Server
 
 _VIEW_S = 0.5
@@ -39,7 +39,7 @@ class Observability:
         self._log = log
         self._poller = poller
         self._recorded = JournalRoutes(server, log)
-        self._page = Page("agentrt.serving.observability")
+        self._page = WebPage("agentrt.serving.observability")
 
     def router(self) -> APIRouter:
         """Return the router. The page and the health routes contain no data of tenants."""

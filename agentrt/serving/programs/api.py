@@ -1,4 +1,4 @@
-"""The HTTP routes of sessions and of served programs, and the background tasks behind them.
+"""The HTTP routes of clients' runs and of served programs, and the background tasks behind them.
 
 A client starts a run of a served ``@program`` function, and then waits for its result, streams its
 events, or asks for its state.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter
@@ -22,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError, text_of
 from agentrt.program import Program
-from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
@@ -38,6 +40,8 @@ from agentrt.serving.programs.runs import ProgramRuns, RunAnswer, ServedRun
 from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
+
+_LOG = logging.getLogger(__name__)
 
 
 def add_runs(
@@ -214,7 +218,7 @@ async def _events(
 ) -> AsyncGenerator[dict[str, str], None]:
     """Yield server-sent events: nodes as they change, questions, and the run at its end."""
     try:
-        while not isinstance(event := await box.get(), ProgramEnded):
+        while not isinstance(event := await box.get(), RunEnded):
             if isinstance(event, QuestionView):
                 yield {"event": "question", "data": json.dumps(event.to_json())}
             elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
@@ -242,7 +246,7 @@ def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:
     return described
 
 
-# -- sessions, and all routes --------------------------------------------------------------
+# -- all routes ---------------------------------------------------------------------------
 
 
 _LONGEST_PAUSE_S = 1.0
@@ -251,10 +255,12 @@ _LISTED = 1000
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Yield the router of sessions and program runs; at the end, end all clients' programs."""
+    """Yield the router of clients' runs and of served programs; at the end, end all clients'
+    runs.
+    """
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
-    _add_sessions(router, server)
+    _add_client_runs(router, server)
     journal = server.runtime.journal
     parking = None if journal is None else Parking(server, runs, journal)
     answer = add_runs(router, server, runs, parking)
@@ -311,47 +317,89 @@ def _submissions() -> Any:
     return submissions
 
 
-# -- sessions: the paper's start_session and end_session ----------------------------------
+# -- runs of clients' programs: start_session and end_session of the Agentix paper -----------
 
 
-class SessionRequest(Strict):
-    """The body of ``POST /v1/sessions``. ``deadline`` is in seconds from now."""
+_PATH, _FORMER_PATH = "/client-runs", "/sessions"
+_DEPRECATED_SINCE = "@1795824000"  # 2026-11-28, in the form of RFC 9745
+
+
+class ClientRunRequest(Strict):
+    """The body of ``POST /v1/client-runs``. ``deadline`` is in seconds from now."""
 
     type: Label | None = None
     session: Label | None = None
     deadline: float | None = Field(None, gt=0, le=7 * 24 * 3600)
 
 
-def _add_sessions(router: APIRouter, server: Server) -> None:
-    """Add the routes by which a client explicitly begins and ends a program."""
+def _add_client_runs(router: APIRouter, server: Server) -> None:
+    """Add the routes by which a client explicitly begins and ends a run of its own program.
+
+    The former path ``/v1/sessions`` works until version 0.4.
+    """
     now = server.runtime.now
 
-    @router.post("/sessions", response_model=None, status_code=201)
-    async def start_session(request: Request, body: SessionRequest | None = None) -> Response:
-        """Begin a program. Send its ``id`` in the header ``x-agentrt-program`` of its calls."""
-        options = SessionRequest.model_validate({}) if body is None else body
+    def answer(request: Request, content: dict[str, Any], status: int = 200) -> Response:
+        headers: dict[str, str] = {}
+        if _is_former(request):
+            _log_former_path()
+            link = f'</v1{_PATH}>; rel="successor-version"'
+            headers = {"deprecation": _DEPRECATED_SINCE, "link": link}
+        return JSONResponse(content, status, headers)
+
+    def describe(request: Request, program: ClientProgram) -> dict[str, Any]:
+        kind = "session" if _is_former(request) else "client_run"
+        return {"id": program.name, "object": kind, **_describe_program(program, now())}
+
+    def get(request: Request, name: str) -> ClientProgram:
+        program = server.programs.get(tenant_of(request), name)
+        if program is None:
+            kind = "session" if _is_former(request) else "run"
+            raise ApiError(404, f"unknown {kind} {name!r}", code=f"{kind}_not_found")
+        return program
+
+    @router.post(_PATH, response_model=None, status_code=201)
+    @router.post(_FORMER_PATH, response_model=None, status_code=201, deprecated=True)
+    async def begin_client_run(request: Request, body: ClientRunRequest | None = None) -> Response:
+        """Begin a run. Send its ``id`` in the header ``x-agentrt-program`` of its calls."""
+        options = ClientRunRequest.model_validate({}) if body is None else body
         claim = Claim(type=options.type, session=options.session, deadline_s=options.deadline)
-        program = server.programs.start_session(tenant_of(request), claim)
-        return JSONResponse(_describe_session(program, now()), 201)
+        program = server.programs.begin(tenant_of(request), claim)
+        return answer(request, describe(request, program), 201)
 
-    @router.get("/sessions", response_model=None)
-    async def list_sessions(request: Request) -> Response:
-        """List the live programs that have a name, at most a thousand, oldest first."""
+    @router.get(_PATH, response_model=None)
+    @router.get(_FORMER_PATH, response_model=None, deprecated=True)
+    async def list_client_runs(request: Request) -> Response:
+        """List the live runs of clients' programs that have a name, at most a thousand, oldest
+        first.
+        """
         named = server.programs.named(tenant_of(request))[:_LISTED]
-        data = [_describe_session(program, now()) for program in named]
-        return JSONResponse({"object": "list", "data": data})
+        data = [describe(request, program) for program in named]
+        return answer(request, {"object": "list", "data": data})
 
-    @router.get("/sessions/{session_id}", response_model=None)
-    async def retrieve_session(request: Request, session_id: str) -> Response:
-        """Return the state of a program, and what it has cost so far."""
-        program = server.programs.session(tenant_of(request), session_id)
-        return JSONResponse(_describe_session(program, now()))
+    @router.get(_PATH + "/{run_id}", response_model=None)
+    @router.get(_FORMER_PATH + "/{run_id}", response_model=None, deprecated=True)
+    async def retrieve_client_run(request: Request, run_id: str) -> Response:
+        """Return the state of a run, and what it has cost so far."""
+        return answer(request, describe(request, get(request, run_id)))
 
-    @router.delete("/sessions/{session_id}", response_model=None)
-    async def end_session(request: Request, session_id: str) -> Response:
-        """End a program. Its open calls are cancelled."""
-        program = server.programs.end_session(tenant_of(request), session_id)
-        return JSONResponse({**_describe_session(program, now()), "deleted": True})
+    @router.delete(_PATH + "/{run_id}", response_model=None)
+    @router.delete(_FORMER_PATH + "/{run_id}", response_model=None, deprecated=True)
+    async def end_client_run(request: Request, run_id: str) -> Response:
+        """End a run. Its open calls are cancelled."""
+        program = get(request, run_id)
+        server.programs.end(program)
+        return answer(request, {**describe(request, program), "deleted": True})
+
+
+def _is_former(request: Request) -> bool:
+    return request.url.path.startswith(f"/v1{_FORMER_PATH}")
+
+
+@cache
+def _log_former_path() -> None:
+    """Log, once in a process, that a client uses the former path."""
+    _LOG.warning("/v1%s is now /v1%s; the old path works until version 0.4", _FORMER_PATH, _PATH)
 
 
 class ReleaseRequest(Strict):
@@ -364,19 +412,16 @@ def _add_release(router: APIRouter, server: Server) -> None:
     @router.post("/programs/release", response_model=None)
     async def release_program(request: Request, body: ReleaseRequest) -> Response:
         """End the program that a client's calls name. ``released`` is false if it has ended."""
-        tenant, name = tenant_of(request), body.program_id
-        released = any(program.name == name for program in server.programs.named(tenant))
-        if released:
-            server.programs.end_session(tenant, name)
-        return JSONResponse({"program_id": name, "released": released})
+        program = server.programs.get(tenant_of(request), body.program_id)
+        if program is not None:
+            server.programs.end(program)
+        return JSONResponse({"program_id": body.program_id, "released": program is not None})
 
 
-def _describe_session(program: ClientProgram, now: float) -> dict[str, Any]:
+def _describe_program(program: ClientProgram, now: float) -> dict[str, Any]:
     """Describe a client's program and what it has cost so far. Times are in seconds."""
     report = program.run.report(now)
     return {
-        "id": program.name,
-        "object": "session",
         "program": program.run.id,
         "type": report.type,
         "state": report.state,

@@ -46,7 +46,7 @@ class ClientProgram:
     - ``tools``: the names of the tools of all requests so far, with their positions.
     - ``branches``: the nodes that a sub-agent's next call depends on, by the sub-agent's name.
       Under None are the nodes of calls outside of sub-agents. Empty until a sub-agent makes a call.
-    - ``is_session``: the client began the program explicitly, and has to end it.
+    - ``is_explicit``: the client began the program explicitly, and has to end it.
     - ``is_last``: the program ends with its open requests.
     - ``open``, ``requests``: the numbers of open requests and of all requests so far.
     """
@@ -61,7 +61,7 @@ class ClientProgram:
     gaps: dict[Scope, list[tuple[Scope, Node]]] = field(default_factory=dict)
     tools: dict[str, int] = field(default_factory=dict)
     branches: dict[str | None, Frontier] = field(default_factory=dict)
-    is_session: bool = False
+    is_explicit: bool = False
     is_last: bool = False
     open: int = 0
     requests: int = 0
@@ -98,7 +98,7 @@ def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
 
     ``is_cut`` says that the client disconnected before any part of the reply.
     """
-    is_empty = not (program.is_session or len(program.run.dag))
+    is_empty = not (program.is_explicit or len(program.run.dag))
     is_only = program.name is None and program.requests == 1
     return program.is_last or is_empty or (is_cut and is_only)
 
@@ -313,8 +313,9 @@ class ClientPrograms:
 
         The first of these that exists is ended: the oldest program that has made a single request;
         the program without a name that has been idle for the longest time; a program with a name
-        that has been idle for longer than `_silence` allows. If the new program is not a session
-        (``by_hand``), a session without calls is ended as well. Raises `BusyError` if no program
+        that has been idle for longer than `_silence` allows. If the client does not begin the new
+        program explicitly (``by_hand``), an explicitly begun program without calls is ended as
+        well. Raises `BusyError` if no program
         can be ended.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
@@ -325,7 +326,7 @@ class ClientPrograms:
         idle = [program for program in own.all if not program.open]
         room = [program for program in idle if program.seen_at + self._silence(program) <= now]
         if not room and not by_hand:
-            room = [program for program in idle if program.is_session and not program.requests]
+            room = [program for program in idle if program.is_explicit and not program.requests]
         if not room:
             until = (program.seen_at + self._silence(program) for program in idle)
             wait_s = min(until, default=now) - now
@@ -337,7 +338,7 @@ class ClientPrograms:
         """Return how long a program may be idle (seconds) before it must make room for another."""
         if program.name is None:
             return 0.0
-        if program.is_session and not program.requests:
+        if program.is_explicit and not program.requests:
             return self._silent_idle_s
         signs = max(program.requests - 1, bool(program.gaps))  # a running tool shows activity, too
         return self._silent_idle_s * min(1.0, signs / _ESTABLISHED)
@@ -389,18 +390,18 @@ class ClientPrograms:
                 scope.join(fork)
                 program.frontier.include(scope.frontier.ids)
 
-    # -- sessions ----------------------------------------------------------------------
+    # -- programs that a client begins and ends explicitly ---------------------------------
 
-    def start_session(self, tenant: str, claim: Claim) -> ClientProgram:
-        """Begin a program explicitly for a client, which has to end it by `end_session`.
+    def begin(self, tenant: str, claim: Claim) -> ClientProgram:
+        """Begin a program explicitly for a client, which has to end it by `end`.
 
         Raises `BusyError` if the tenant has too many programs.
         """
         own = self._tenants.setdefault(tenant, _TenantPrograms())
-        name = f"sess-{uuid4().hex}"
+        name = f"run-{uuid4().hex}"
         named = Claim(name, claim.type, claim.session, deadline_s=claim.deadline_s)
         program = self._open(tenant, own, named, by_hand=True)
-        program.is_session = True
+        program.is_explicit = True
         return program
 
     def named(self, tenant: str) -> list[ClientProgram]:
@@ -408,19 +409,14 @@ class ClientPrograms:
         own = self._tenants.get(tenant)
         return [] if own is None else list(own.named.values())
 
-    def session(self, tenant: str, name: str) -> ClientProgram:
-        """Return the tenant's live program ``name``. Raises `ApiError` for an unknown name."""
+    def get(self, tenant: str, name: str) -> ClientProgram | None:
+        """Return the tenant's live program ``name``, or None if there is none."""
         own = self._tenants.get(tenant)
-        program = None if own is None else own.named.get(name)
-        if program is None:
-            raise ApiError(404, f"unknown session {name!r}", code="session_not_found")
-        return program
+        return None if own is None else own.named.get(name)
 
-    def end_session(self, tenant: str, name: str) -> ClientProgram:
-        """End a program and cancel its open calls. Raises `ApiError` for an unknown name."""
-        program = self.session(tenant, name)
+    def end(self, program: ClientProgram) -> None:
+        """End a live program and cancel its open calls."""
         self._end(program)
-        return program
 
     # -- ends --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from agentrt.interrupts.events import Event as HappenedEvent
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
-from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, ProgramEnded
+from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.programs.bodies import RunRequest
@@ -65,7 +65,7 @@ class ServedRun:
     def publish(self, event: Event | QuestionView) -> None:
         """Put an event into all watchers' queues. A full queue misses it, unless it is the end."""
         for box in self.watchers:
-            if not box.full() or isinstance(event, ProgramEnded):
+            if not box.full() or isinstance(event, RunEnded):
                 if box.full():
                     box.get_nowait()
                 box.put_nowait(event)
@@ -229,7 +229,7 @@ class ProgramRuns:
         served_run = self._runs.get(event.program_id)
         if served_run is None:
             return
-        if isinstance(event, ProgramEnded) and served_run.late is not None:
+        if isinstance(event, RunEnded) and served_run.late is not None:
             served_run.late.cancel()
         if served_run.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
             # Copy the node, which may change before a watcher reads the event.

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import AgentrtError, CallRejectedError, EngineError
 from agentrt.executors.base import Chunk, KVEventListener, Notification
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler import ProgramTotals

@@ -14,9 +14,9 @@ pytest.importorskip("vllm")
 from vllm import CompletionOutput, RequestOutput, SamplingParams
 from vllm.lora.request import LoRARequest
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.base import Chunk
 from agentrt.executors.ray.actor import EngineActor, PromptRestorer, without_copies
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
 from tests.doubles.scripted import ScriptedExecutor
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.ray import Cluster, RayEngine
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 
 pytest.importorskip("ray")
 

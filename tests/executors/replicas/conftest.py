@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.replicas import ReplicaSet
+from agentrt.engines import ReplicaSet
 from agentrt.router import make_router
 from tests.executors.replicas.cast import AT_ONCE, Cast
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import ConfigError
 from agentrt.executors.history import SAVE_EVERY, read
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.replicas import ReplicaSet, RestartedEngine
+from agentrt.executors.replicas import RestartedEngine
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
 from tests.executors.replicas.cast import Cast, Mortal, call_of
@@ -74,7 +75,7 @@ def known(path: Path) -> float:
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:
-    """Once for each, though several engines had calls of it; and it goes on where it was."""
+    """Once for each, though several engines had calls of it; and it continues where it was."""
     path = tmp_path / "new" / "history.json"
     for before in (0, SAVE_EVERY + 1):
         replicas = await opened(Cast([], []), router="round-robin", scheduling=kept_in(path))

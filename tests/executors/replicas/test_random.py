@@ -8,8 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.engines import ReplicaSet
 from agentrt.executors.base import Executor
-from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, ReplicaState
 from agentrt.router import ROUTERS, make_router
 from benchmarks.chaos.report import CallAudit
 from tests.executors.replicas.cast import TEXT, Mortal, call_of

@@ -13,10 +13,11 @@ import pytest_asyncio
 
 pytest.importorskip("vllm")
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.chat_api import Frontend
-from agentrt.executors.replicas import Backoff, ReplicaSet
+from agentrt.executors.replicas import Backoff
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.request import Call, CallSpec, Identity

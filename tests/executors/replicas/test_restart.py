@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import ConfigError, EngineStartError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Progress
-from agentrt.executors.replicas import Backoff, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, ReplicaState
 from agentrt.request import CallReport
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Chunk, KVEventListener, last_reply
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.replicas import Backoff, ReplicaSet
+from agentrt.executors.replicas import Backoff
 from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.router import make_router
 from agentrt.router.kv_events import KVEventBatch

@@ -9,8 +9,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily
 
+from agentrt.engines import ReplicaSet
 from agentrt.errors import EngineDiedError, EngineStartError
-from agentrt.executors.replicas import Backoff, Replica, ReplicaSet, ReplicaState
+from agentrt.executors.replicas import Backoff, Replica, ReplicaState
 from agentrt.request import Call, CallReport
 from agentrt.router import make_router
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of

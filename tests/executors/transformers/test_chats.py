@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
+from agentrt.engines import TransformersExecutor
 from agentrt.errors import CallRejectedError, NotServedError
 from agentrt.executors.chat_api import NoProgram
-from agentrt.executors.transformers import TransformersExecutor
 from agentrt.program import Program
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime
 from agentrt.contexts import END, Attention, choices, regex
+from agentrt.engines import TransformersExecutor
 from agentrt.errors import CallRejectedError
-from agentrt.executors.transformers import TransformersExecutor
 from tests.contexts.real import engine_of, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]

@@ -14,6 +14,7 @@ import pytest_asyncio
 import torch
 
 from agentrt.contexts.attention import Attention
+from agentrt.engines import TransformersExecutor
 from agentrt.errors import (
     CallRejectedError,
     EngineDiedError,
@@ -21,7 +22,6 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, last_reply
-from agentrt.executors.transformers import TransformersExecutor
 from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.request.sampling import Constraint, Sampling
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue
 from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
-from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, Step
+from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, StepDecisions
 
 PATIENCE_S = 400.0
 """Seconds after which the engines under test give a silent program up."""
@@ -50,7 +50,7 @@ class Storm:
     def __init__(self, engine: HeadlessEngine, seed: int, most: int, *, alone: bool) -> None:
         self.engine = engine
         self.alone = alone
-        self.steps: list[Step] = []
+        self.steps: list[StepDecisions] = []
         self.finished: set[str] = set()
         self._rng = random.Random(seed)
         self._name = f"s{seed}"
@@ -163,7 +163,7 @@ class Storm:
 
     # -- inside ------------------------------------------------------------------------
 
-    def _take(self, steps: list[Step]) -> None:
+    def _take(self, steps: list[StepDecisions]) -> None:
         self.steps += steps
         for step in steps:
             for call_id in step.finished:

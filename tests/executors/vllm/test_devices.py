@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.engines import EngineOptions
+from agentrt.executors.vllm.options import engine_args
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
-from agentrt.executors.vllm.options import EngineOptions
 
 MIB = 1 << 20
 

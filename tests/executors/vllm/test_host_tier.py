@@ -13,8 +13,9 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.vllm.host_tier import ProgramCachePolicy
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.executors.vllm.options import engine_args
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned

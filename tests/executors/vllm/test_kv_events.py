@@ -25,7 +25,7 @@ from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, _hash_function, make_scheduler
 from agentrt.request import Call, CallSpec, Identity, RenderedCall
-from agentrt.router.cached_blocks import CachedBlocks
+from agentrt.router.cached_blocks import ReplicaBlockIndex
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,7 @@ class Reader:
 
     def __init__(self, engine: HeadlessEngine, loses: Any = lambda: False) -> None:
         self.index, self.stream, self.engine, self.loses = (
-            CachedBlocks(),
+            ReplicaBlockIndex(),
             KVEventStream(),
             engine,
             loses,

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.vllm import lifetime
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 
 
 class Slow(VLLMEngine):

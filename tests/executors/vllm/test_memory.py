@@ -104,7 +104,7 @@ def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
 
 
 def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
-    """In place of what it had learned, and goes on from there."""
+    """In place of what it had learned, and continues from there."""
     first, second = engine(None), engine(None)
     for index in range(20):
         live(first, f"p{index}", 9)
@@ -154,7 +154,7 @@ def test_without_a_file_it_is_learned_all_the_same() -> None:
 def test_the_file_is_whole_or_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk ends the writing halfway. The engine goes on; the file is what it was."""
+    """A full disk ends the writing halfway. The engine continues; the file is what it was."""
     path = tmp_path / "history.json"
     e = engine(path)
     live(e, "p", 3)

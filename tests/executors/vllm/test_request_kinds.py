@@ -39,7 +39,7 @@ def end(request_id: str) -> Any:
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight: int) -> None:
-    """1. It answers, and waits. 2. It goes on. 3. With input queued early too. 4. It ends."""
+    """1. It answers, and waits. 2. It continues. 3. With input queued early too. 4. It ends."""
     scheduler = make_scheduler(
         ProgramScheduler, max_num_seqs=2, blocks=64, settings={"policy": policy, **EAGER}
     )
@@ -77,7 +77,7 @@ def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_fligh
 
 
 def test_a_session_whose_turn_ends_after_its_preemption_does_no_harm() -> None:
-    """vLLM queues it twice then, and takes both out: it can be ended, and others go on."""
+    """vLLM queues it twice then, and takes both out: it can be ended, and others continue."""
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=EAGER)
     e = HeadlessEngine(scheduler, in_flight=2)
     session = chunk("s", list(range(20)), 2)

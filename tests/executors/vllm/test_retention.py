@@ -156,7 +156,7 @@ def test_what_branches_have_in_common_is_claimed_once(common: int, claimed: int)
 
 
 def test_a_branch_that_ended_goes_before_what_others_used_since() -> None:
-    """30 blocks: two branches of p have 8 each and b has 8; p goes on from one, and then come 7."""
+    """30 blocks: two branches of p have 8 each and b has 8; p resumes from one, and then come 7."""
     e = engine()
     for n in (1, 2):
         e.add(f"p/{n}", text(n, 8), 1, of("p"))

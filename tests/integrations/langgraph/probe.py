@@ -20,7 +20,7 @@ from pydantic import Field
 from agentrt.graph import Node
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
-from agentrt.runtime.events import Event, ProgramEnded, ProgramStarted
+from agentrt.runtime.events import Event, ProgramStarted, RunEnded
 from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
@@ -97,7 +97,7 @@ def watched() -> Iterator[list[Run]]:
     def saw(event: Event) -> None:
         if isinstance(event, ProgramStarted):
             runs.append(follower.registry.runs[event.program_id])
-        elif isinstance(event, ProgramEnded):
+        elif isinstance(event, RunEnded):
             assert event.program_id in {run.id for run in runs}
 
     follower.registry.listen(saw)

@@ -45,7 +45,7 @@ async def two(state: State) -> State:
 @pytest.mark.parametrize("at", range(1, 7))
 async def test_a_thread_is_at_its_end_only_when_nothing_follows(at: int) -> None:
     """1. A graph of two nodes is killed before its first, second, … checkpoint. 2. Its thread is
-    not at its end, although the writes of its node may be kept already. 3. It goes on to the end.
+    not at its end, although the writes of its node may be kept already. 3. It continues to the end.
     """
     builder = StateGraph(State)
     builder.add_node(one)

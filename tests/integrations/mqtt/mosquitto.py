@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from agentrt.integrations.mqtt.broker import Broker
-from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.integrations.mqtt.topics import TopicPrefix
 from tests.doubles.ports import reserved_port
 
 PLAIN = ("allow_anonymous true",)
@@ -72,4 +72,4 @@ class Mosquitto:
             self._process.send_signal(signal.SIGCONT)
 
     def broker(self, prefix: str = "agentrt") -> Broker:
-        return Broker("127.0.0.1", self.port, Prefix(prefix))
+        return Broker("127.0.0.1", self.port, TopicPrefix(prefix))

@@ -8,7 +8,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.integrations.mqtt import Broker, read_broker
-from agentrt.integrations.mqtt.topics import Prefix, check_filter
+from agentrt.integrations.mqtt.topics import TopicPrefix, check_filter
 
 
 def test_a_url_says_it_all() -> None:
@@ -59,11 +59,11 @@ def test_files_for_tls_are_looked_at_at_once(tmp_path: Path) -> None:
 
 
 def test_a_prefix_may_differ_by_tenant() -> None:
-    prefix = Prefix("sites/{tenant}/agents")
+    prefix = TopicPrefix("sites/{tenant}/agents")
     assert prefix.of("acme").worker("w") == "sites/acme/agents/workers/w"
     assert prefix.all().worker("+") == "sites/+/agents/workers/+"
     assert prefix.read("sites/acme/agents/workers/w") == ("acme", ["workers", "w"])
-    assert Prefix("a/b").read("a/b/workers/w") == ("default", ["workers", "w"])
+    assert TopicPrefix("a/b").read("a/b/workers/w") == ("default", ["workers", "w"])
     with pytest.raises(ConfigError, match="acme/"):
         prefix.of("acme/+")
 

@@ -14,7 +14,7 @@ import pytest
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, InterruptExpiredError, ToolUnavailableError
 from agentrt.integrations.mqtt import Broker, MqttEvents
-from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.integrations.mqtt.topics import TopicPrefix
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
@@ -154,7 +154,7 @@ async def test_each_tenant_has_events_of_its_own_below_a_prefix_that_names_it(
         return event
 
     root = broker.prefix.text
-    apart = Broker(broker.host, broker.port, Prefix(f"{root}/{{tenant}}"))
+    apart = Broker(broker.host, broker.port, TopicPrefix(f"{root}/{{tenant}}"))
     async with opened(apart) as (runtime, source), publisher(broker) as client:
         runs = [runtime.start(waits, "#", tenant=tenant) for tenant in ("acme", "duck")]
         await until(lambda: len(source._filters) == 2)

@@ -19,7 +19,7 @@ CONNACK, TAKEN_OVER = b"\x20\x03\x00\x00\x00", b"\xe0\x02\x8e\x00"
 
 
 class Pausing:
-    """A connection whose pauses last until the test goes on."""
+    """A connection whose pauses last until the test continues."""
 
     def __init__(self, broker: Broker) -> None:
         self.pauses: asyncio.Queue[float] = asyncio.Queue()

@@ -56,7 +56,7 @@ async def test_a_worker_of_mqtt_3_gets_all_that_it_needs_in_the_call(broker: Bro
 
 
 async def test_a_call_whose_reply_cannot_be_sent_holds_nobody_up(broker: Broker) -> None:
-    """Its response topic is a filter. The worker goes on, and can end."""
+    """Its response topic is a filter. The worker continues, and can end."""
     topics = broker.prefix.of("default")
     worker = Worker(broker, [add])
     async with calling(broker) as caller, running(worker):

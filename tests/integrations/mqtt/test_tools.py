@@ -22,7 +22,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.integrations.mqtt import Broker, MqttTools, Worker
-from agentrt.integrations.mqtt.topics import Prefix
+from agentrt.integrations.mqtt.topics import TopicPrefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.request import ToolSpec
@@ -172,7 +172,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> No
 async def test_a_caller_that_is_cut_off_for_a_moment_keeps_its_calls_and_hears_if_it_was_too_long(
     broker: Broker, never_silent: None
 ) -> None:
-    """1 Its connection breaks, and the call goes on. 2 The broker says that it was gone too long:
+    """1 Its connection breaks, and the call continues. 2 The broker says that it was gone too long:
     the call is stopped, and the caller, which comes back, learns it by asking again."""
     began, go_on, ended = asyncio.Event(), asyncio.Event(), list[str]()
 
@@ -300,7 +300,7 @@ async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
         answer: str = await ctx.tool("name")
         return answer
 
-    apart = replace(broker, prefix=Prefix(f"{broker.prefix.text}/{{tenant}}"))
+    apart = replace(broker, prefix=TopicPrefix(f"{broker.prefix.text}/{{tenant}}"))
     tenants = ("acme", "duck")
     transport = MqttTools(apart)
     async with contextlib.AsyncExitStack() as stack:

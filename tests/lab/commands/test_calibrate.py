@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentrt.cli.app import call
+from agentrt.engines import EngineOptions
 from agentrt.errors import EngineStartError
 from agentrt.executors.base import Chunk, Progress
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.commands.calibrate import design
 from agentrt.lab.engine.step_time import StepTimeModel, StepWork
 from agentrt.request import Call, Reply

@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 from agentrt import Runtime
 from agentrt.cli.app import call
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.lab.runs.comparison import GAIN, LOSS, NOTHING, Comparison, ProgramRun
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig

@@ -19,7 +19,7 @@ pytest.importorskip("vllm")
 from agentrt import Runtime
 from agentrt.cli.app import call
 from agentrt.cli.journals import describe_engine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore

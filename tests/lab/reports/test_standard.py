@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Outcome, ServedCall, served
-from agentrt.lab.reports.standard import Limits, short_table, standard
+from agentrt.lab.reports.standard import GoodputLimits, short_table, standard
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
 
@@ -30,7 +30,7 @@ JOBS = [
 
 
 def test_each_metric_is_what_its_name_says() -> None:
-    found = standard(JOBS, Limits(ttft=2000, tpot=150, jct=20_000))
+    found = standard(JOBS, GoodputLimits(ttft=2000, tpot=150, jct=20_000))
     assert (found["completed"], found["duration"]) == (3, 100.0)
     assert found["jobs_per_hour"] == pytest.approx(108)
     assert found["job_goodput_per_hour"] == pytest.approx(72)
@@ -79,4 +79,4 @@ def test_a_first_token_comes_before_what_is_decoded() -> None:
 @pytest.mark.parametrize("word", ["ttft", "ttft:x", "itl:5", "jct:0", "tpot:-1"])
 def test_a_limit_that_is_none_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="ttft:2000,tpot:100,jct:60000"):
-        Limits.parse([word])
+        GoodputLimits.parse([word])

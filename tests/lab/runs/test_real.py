@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.runs import real
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Setting, Source, grid

@@ -117,7 +117,7 @@ def test_recorded_token_ids_are_taken_as_they_are(journal: Written) -> None:
 
 
 def test_what_is_not_whole_is_noted(journal: Written) -> None:
-    """One program goes on after a pause, and one is open; a fork did not make what it came with."""
+    """One program resumes after a pause, and one is open; a fork did not make what it came with."""
     journal.program(0.0, 9.0, attempt=2)
     journal.call("0#0", 1.0, 2.0)
     journal.program(3.0, None, "p-2")

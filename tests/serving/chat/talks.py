@@ -41,7 +41,7 @@ async def say(page: Page, text: str) -> None:
 
 
 def said(text: str) -> str:
-    """What the scripted model answers."""
+    """The answer of the scripted model."""
     return f"You said {text}, and I have heard you."
 
 

@@ -67,7 +67,9 @@ async def test_tools_are_shown_and_a_question_is_answered(it: Serving, browser: 
         await expect(form).to_have_count(0)
 
 
-async def test_one_goes_back_and_on_from_there(it: Serving, browser: Browser) -> None:
+async def test_a_user_goes_back_to_a_checkpoint_and_continues_from_it(
+    it: Serving, browser: Browser
+) -> None:
     async with shown(browser, it.url) as page:
         articles = page.locator("article")
         for number, text in enumerate(("one", "two"), 1):
@@ -108,7 +110,7 @@ async def test_a_run_is_stopped(it: Serving, browser: Browser) -> None:
         await expect(page.locator("article").last).to_have_text(said("again"))
 
 
-async def test_what_is_said_is_text_and_not_markup(it: Serving, browser: Browser) -> None:
+async def test_messages_are_shown_as_text_and_not_as_markup(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page:
         await say(page, "evil")
         await expect(page.locator("article").last).to_have_text(EVIL)
@@ -181,7 +183,7 @@ async def test_the_graph_of_a_program_grows_while_it_runs(it: Serving, browser: 
         await expect(page.locator("#graph .node")).to_have_count(0)
 
 
-async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
+async def test_errors_are_shown_in_words(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
         fault = page.get_by_role("alert")
         await page.route("**/runs/stream", lambda route: route.abort())
@@ -196,7 +198,9 @@ async def test_errors_are_told_in_words(it: Serving, browser: Browser) -> None:
         await expect(page.locator("article").last).to_have_text(said("lost"))
 
 
-async def test_a_tenant_gives_a_key_and_sees_its_own(browser: Browser, tmp_path: Path) -> None:
+async def test_a_tenant_enters_a_key_and_sees_its_own_conversations(
+    browser: Browser, tmp_path: Path
+) -> None:
     api, _, *more = APIS
     with serving(
         {"agent": agent_graph()},

@@ -36,7 +36,7 @@ def broken(call: Call) -> str:
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-async def test_one_talks_to_the_model(tmp_path: Path, size: ViewportSize) -> None:
+async def test_a_user_talks_to_the_model(tmp_path: Path, size: ViewportSize) -> None:
     """By the keyboard: tokens as they come, a second turn, a reload, an edit, an end."""
     database = f"sqlite:{tmp_path / 'agentrt.db'}"
     async with (

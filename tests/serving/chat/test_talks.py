@@ -1,4 +1,4 @@
-"""What must not be lost on the chat page: questions, answers, errors, words; at two widths."""
+"""The chat page loses no question, answer, error or text, at two widths."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ async def test_enter_answers_an_open_question_and_never_drops_it(
         await expect(page.locator("article")).to_have_text(shown_texts)
 
 
-async def test_what_waits_to_be_sent_does_not_drop_a_question(
-    it: Serving, browser: Browser
-) -> None:
+async def test_an_unsent_message_does_not_drop_a_question(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page:
         await page.route("**/runs/stream", _later)
         await say(page, "mail Ann")
@@ -107,9 +105,7 @@ async def _later(route: Any) -> None:
     await route.continue_()
 
 
-async def test_a_question_that_came_up_elsewhere_is_not_dropped(
-    it: Serving, browser: Browser
-) -> None:
+async def test_a_question_from_another_page_is_not_dropped(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page, httpx.AsyncClient(base_url=it.url) as other:
         await say(page, "hello")
         await expect(page.locator("article").last).to_have_text(said("hello"))
@@ -166,7 +162,7 @@ async def test_choices_are_buttons_and_all_of_a_program_is_kept(
         await fits(page)
         await page.reload()
         await expect(articles).to_have_text(first)
-        # The server takes another answer; or one goes on with something else.
+        # The server takes another answer; or one continues with something else.
         await page.get_by_role("button", name="Write something else").click()
         await give(page, "eve")
         await choices.first.click()
@@ -211,7 +207,7 @@ async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Brow
 
 
 async def test_conversations_are_called_by_their_inputs(browser: Browser, tmp_path: Path) -> None:
-    """Those of this page, and those that began elsewhere."""
+    """This holds for conversations of this page, and for those that began elsewhere."""
     things = {"agent": agent_graph(), "poem": poem, "steps": steps_graph()}
     executor = ObligingExecutor()
     with serving(things, tmp_path / "agentrt.db", *APIS, executor=executor) as own:
@@ -300,10 +296,8 @@ async def test_lists_are_one_tab_stop_each(it: Serving, browser: Browser) -> Non
         await expect(rows.nth(1)).to_have_attribute("tabindex", "0")
 
 
-async def test_a_server_that_died_is_told_of_at_the_first_failure(
-    it: Serving, browser: Browser
-) -> None:
-    """Both while nothing runs, and while a run's stream breaks; then all goes on by itself."""
+async def test_a_dead_server_is_shown_at_the_first_failure(it: Serving, browser: Browser) -> None:
+    """Both while nothing runs, and while a run's stream breaks; then all continues by itself."""
     async with shown(browser, it.url, expected="ERR_") as page:
         status = page.locator("#status")
         await expect(page.get_by_label("Message")).to_be_focused()

@@ -126,7 +126,7 @@ async def say_and_hear(page: Page, gate: str) -> str:
 
 
 async def opens(page: Page, api: str, key: str = "") -> Any:
-    """Whether a WebSocket of the page's is let in; if not, the code that it is told."""
+    """Return whether a WebSocket of the page is accepted; if not, the code of its close."""
     url = f"{api.replace('http', 'ws', 1)}/threads/{uuid4()}/stream/events"
     return await page.evaluate(
         OPENS, [url, ["agentrt", *([f"agentrt.bearer.{key}"] if key else [])]]

@@ -1,4 +1,4 @@
-"""What a client reads of an answer, whole or streamed, alike for the three APIs."""
+"""Read an answer as a client does, whole or streamed, in the same form for the three APIs."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ async def test_a_choice_of_a_tool_that_is_left_out_becomes_a_free_one() -> None:
         assert (call["name"], call["input"]) == ("get_weather", {"city": "Rome"})
 
 
-async def test_what_is_left_out_is_named_in_a_header_and_once_in_the_log(
+async def test_omitted_parts_are_named_in_a_header_and_once_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.serving.frontend.left_out._logged", set())
@@ -241,7 +241,7 @@ SEARCHED: list[dict[str, Any]] = [
 
 
 async def test_a_call_that_a_server_ran_is_a_call_with_its_result() -> None:
-    """As the chat template shows those of ordinary tools."""
+    """The chat template shows it like the call of an ordinary tool."""
     own = [
         {"role": "assistant", "content": [{**SEARCHED[0], "type": "tool_use"}]},
         {
@@ -329,7 +329,7 @@ async def test_documents_and_search_results_are_read(
 
 
 @pytest.mark.parametrize("more", [[], [{"type": "text", "text": "I go on."}]])
-async def test_a_compaction_stands_for_all_before_it(more: list[Any]) -> None:
+async def test_a_compaction_replaces_all_messages_before_it(more: list[Any]) -> None:
     compacted = [{"type": "compaction", "content": "They met."}, *more]
     old = [{"role": "user", "content": "a long story"}]
     async with open_server() as local:

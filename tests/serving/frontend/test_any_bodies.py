@@ -76,7 +76,7 @@ def test_any_body_is_read_or_refused_with_its_field(path: str, body: dict[str, A
 
 @often
 @given(ANY)
-def test_whatever_a_submitted_program_says_is_checked(said: Any) -> None:
+def test_every_message_of_a_submitted_program_is_checked(said: Any) -> None:
     with contextlib.suppress(ConfigError):
         check_size(said)
         constraint(said)

@@ -17,7 +17,7 @@ from tests.serving.local import MODEL, LocalServer, open_server
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-SESSION, RUN = "/v1/sessions", "/v1/programs/echo/runs"
+SESSION, RUN = "/v1/client-runs", "/v1/programs/echo/runs"
 
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "n": 2},
@@ -73,7 +73,7 @@ async def echo(ctx: Context, text: str) -> str:
 
 
 def corpus() -> Iterator[tuple[str, bytes]]:
-    """What is no JSON, or none that all parsers take; and bad fields of our own routes."""
+    """Bodies that are not JSON, or not for all parsers, and invalid fields of our own routes."""
     for path in GOOD:
         yield from ((path, raw) for raw in RAW)
     for path, bad in BAD.items():
@@ -88,7 +88,7 @@ async def post(local: LocalServer, path: str, body: bytes) -> Any:
 
 
 async def test_good_bodies_are_good() -> None:
-    """Else the corpus would say nothing."""
+    """Otherwise the refusals of the corpus would prove nothing."""
     async with open_server(served={"echo": ServedProgram(echo, "here.py")}) as local:
         for path, body in GOOD.items():
             answer = await post(local, path, json.dumps(body).encode())
@@ -96,7 +96,7 @@ async def test_good_bodies_are_good() -> None:
 
 
 async def test_no_bad_body_fails_the_server() -> None:
-    """What vLLM takes is answered; the rest is refused in the API's form."""
+    """Bodies that vLLM accepts are answered; all others are refused in the API's form."""
     refused = 0
     async with open_server(served={"echo": ServedProgram(echo, "here.py")}) as local:
         for path, body in corpus():

@@ -37,7 +37,7 @@ TEXT_FORMAT = {"format": {"type": "json_schema", "name": "n", "schema": {"type":
 
 @pytest.fixture
 def summary(either: LocalServer, says: Said) -> str:  # noqa: F811
-    """What the model says of the history."""
+    """The model's summary of the history."""
     form = type(says).text
     says.text = form.replace("Yes.", MADE)
     return MADE
@@ -55,7 +55,7 @@ async def goes_on(server: LocalServer, item: Any) -> None:
     assert MADE in prompt_of(server)
 
 
-async def test_a_trigger_asks_for_a_summary(
+async def test_a_compaction_trigger_requests_a_summary(
     either: LocalServer,  # noqa: F811
     summary: str,
 ) -> None:
@@ -80,7 +80,7 @@ async def test_a_trigger_asks_for_a_summary(
 
 
 async def test_a_compaction_keeps_what_is_cached(local: LocalServer, said: Said) -> None:  # noqa: F811
-    """The prompt goes on from the chat's: the tools stay, and the request comes last."""
+    """The prompt continues from the chat's: the tools stay, and the request comes last."""
     said.text = MADE
     await local.post(PATH, body_of(*HISTORY, tools=TOOLS))
     chat = prompt_of(local)

@@ -125,7 +125,7 @@ def ends(path: str, answer: AnswerReader) -> list[bytes]:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-def test_what_a_client_sends_back_goes_on_from_the_answer_whole_or_streamed(path: str) -> None:
+def test_a_chat_sent_back_continues_from_the_answer_whole_or_streamed(path: str) -> None:
     whole, streamed = AnswerReader(path, 1), AnswerReader(path, 1)
     whole.read(json.dumps(WHOLE[path]).encode())
     for kind, event in STREAMS[path]:
@@ -141,7 +141,7 @@ def test_what_a_client_sends_back_goes_on_from_the_answer_whole_or_streamed(path
     assert whole.id == streamed.id == ("resp-1" if path == RESPONSES else "")
 
 
-def test_a_stream_of_several_choices_is_over_when_all_are() -> None:
+def test_a_stream_of_several_choices_ends_with_the_last_choice() -> None:
     answer = AnswerReader(CHAT, 2)
     for delta, finish, index in (("a", None, 1), ("b", "stop", 0), ("c", "length", 1)):
         assert not answer.is_over
@@ -150,7 +150,7 @@ def test_a_stream_of_several_choices_is_over_when_all_are() -> None:
     assert [reply[0]["content"] for reply in answer.replies] == ["b", "ac"]
 
 
-def test_the_line_of_claude_code_that_changes_does_not_count() -> None:
+def test_claude_codes_changing_line_does_not_change_the_conversation() -> None:
     def system(line: str) -> Any:
         text = [{"type": "text", "text": line}, {"type": "text", "text": "Be kind."}]
         return {"system": text, "messages": [{"role": "user", "content": "hi"}]}
@@ -171,7 +171,7 @@ def test_images_tell_conversations_apart() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"choices": [{}]}', b'{"choices": null}'])
-def test_answers_that_make_no_sense_say_nothing(body: bytes) -> None:
+def test_malformed_answers_identify_no_conversation(body: bytes) -> None:
     for path in (CHAT, MESSAGES, RESPONSES):
         answer = AnswerReader(path, 1)
         answer.read(body)

@@ -25,7 +25,7 @@ from tests.serving.watchdog import opened_app
 
 
 class Listed:
-    """What vLLM's registry of models has, as far as the dispatch goes."""
+    """The part of vLLM's registry of models that the dispatch uses."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -142,7 +142,7 @@ async def test_a_form_names_its_model_too() -> None:
         assert sent.json() == {"front": "small", "model": "small"}
 
 
-async def test_a_response_is_asked_for_where_it_was_made() -> None:
+async def test_a_stored_response_is_requested_from_the_front_end_that_made_it() -> None:
     async with client() as http:
         made = await http.post("/v1/responses", json={"model": "small", "input": "hi"})
         assert made.json()["front"] == "small"
@@ -153,7 +153,7 @@ async def test_a_response_is_asked_for_where_it_was_made() -> None:
         assert other.json() == {"front": "big", "kept": None}
 
 
-async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
+async def test_bodies_without_json_are_refused_or_passed_to_vllm() -> None:
     json_type = {"content-type": "application/json"}
     async with client() as http:
         for body in (b"{", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 10_000):
@@ -161,8 +161,8 @@ async def test_bodies_that_are_no_json_are_refused_or_left_to_vllm() -> None:
             answer = await http.post(at, content=body, headers=json_type)
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "invalid_json"
-        assert (await http.post("/v1/sessions")).status_code == 201
-        assert (await http.delete("/v1/sessions")).status_code == 405
+        assert (await http.post("/v1/client-runs")).status_code == 201
+        assert (await http.delete("/v1/client-runs")).status_code == 405
         assert (await http.get("/nothing")).json() == {"detail": "Not Found"}
 
 

@@ -82,7 +82,7 @@ def lengths(kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", SAID)
-async def test_an_output_reads_alike_wherever_it_is_cut_off(model: str, kind: str) -> None:
+async def test_an_output_is_parsed_alike_wherever_it_is_cut_off(model: str, kind: str) -> None:
     ids, cuts = encode(SAID[kind]), lengths(kind)
     async with open_server(lambda call: ids, model=model) as server:
         for api, (whole, streamed) in APIS.items():
@@ -100,7 +100,7 @@ async def test_an_output_reads_alike_wherever_it_is_cut_off(model: str, kind: st
 
 
 @pytest.mark.parametrize("size", [3, 1000])
-async def test_an_output_reads_alike_where_tokens_come_together(
+async def test_an_output_is_parsed_alike_if_tokens_arrive_together(
     model: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Joining, "size", size)
@@ -115,7 +115,7 @@ async def test_an_output_reads_alike_where_tokens_come_together(
                     assert again == read, (api, kind, limit)
 
 
-async def test_what_follows_no_format_is_kept(model: str) -> None:
+async def test_text_outside_the_format_is_kept(model: str) -> None:
     ids = encode("It is 3.<|return|>")
     async with open_server(lambda call: ids, model=model) as server:
         for whole, streamed in APIS.values():

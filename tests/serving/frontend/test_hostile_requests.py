@@ -39,7 +39,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_rendered() -> None:
     async with open_server() as local:
         cases_of = {"maximum context length": LONG, "at most": CROWDED, "objects and lists": FULL}
         for fault, cases in cases_of.items():
@@ -54,7 +54,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_read() -> None:
         assert len(local.engine.calls) == 1
 
 
-async def test_a_prompt_of_too_many_token_ids_is_refused_unless_it_is_to_be_cut() -> None:
+async def test_a_prompt_of_too_many_token_ids_is_refused_unless_it_may_be_truncated() -> None:
     async with open_server() as local:
         ask = {"model": MODEL, "prompt": [1] * 10_000}
         refused = await local.client.post(COMPLETIONS, json=ask)

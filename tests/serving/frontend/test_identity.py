@@ -31,7 +31,7 @@ def ask(path: str, *turns: Any, **more: Any) -> dict[str, Any]:
 
 
 async def answer(local: LocalServer, path: str, body: Any, *, stream: bool, **headers: str) -> Any:
-    """What a client sends back of the answer: messages, or items."""
+    """The part of the answer that a client sends back: messages, or items."""
     sent = await local.client.post(path, json={**body, "stream": stream}, headers=headers)
     assert sent.status_code == 200, sent.text
     assert not any(word in sent.content for word in OURS)
@@ -63,7 +63,7 @@ def dags(local: LocalServer) -> list[list[tuple[int, ...]]]:
 
 
 async def test_a_long_chat_is_followed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others go on between them; where they are cut changes nothing."""
+    """Others continue between them; where they are cut changes nothing."""
     pauses = 0
 
     async def pause() -> None:
@@ -80,7 +80,7 @@ async def test_a_long_chat_is_followed_in_pieces(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_header_names_the_program_whatever_is_said(path: str) -> None:
+async def test_a_header_overrides_the_conversation(path: str) -> None:
     async with open_server() as local:
         for text in ("one", "two"):
             said = {"x-claude-code-session-id": "s"}
@@ -106,7 +106,7 @@ async def test_choices_and_prompts_are_siblings(
         assert local.server.tenants.calls("default") == 0
 
 
-async def test_a_background_response_is_its_programs_until_it_has_ended() -> None:
+async def test_a_background_response_belongs_to_its_program_until_it_ends() -> None:
     async with open_server(kind=Held) as local:
         queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
         await local.engine.began.wait()
@@ -121,7 +121,7 @@ async def test_a_background_response_is_its_programs_until_it_has_ended() -> Non
         assert [node.parents for node in run.dag.nodes()] == [(), (0,)]
 
 
-async def test_requests_that_make_no_calls_are_no_programs() -> None:
+async def test_requests_without_calls_make_no_programs() -> None:
     async with open_server() as local:
         hello = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         counted = await local.post(f"{MESSAGES}/count_tokens", hello)

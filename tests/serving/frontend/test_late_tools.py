@@ -181,7 +181,7 @@ def order_in(prompt: str) -> str:
     return " ".join(sorted((n for n in places if places[n] >= 0), key=lambda n: places[n]))
 
 
-def test_odd_tools_are_left_as_they_are() -> None:
+def test_malformed_tools_are_passed_on_unchanged() -> None:
     from agentrt.serving.programs.client_programs import ClientProgram
 
     program: Any = object.__new__(ClientProgram)

@@ -1,4 +1,4 @@
-"""What is refused before a call is made, and how: in each API's own form, and the field named."""
+"""Requests that are refused before a call is made, in each API's own form, with the field named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error_of(path: str, answer: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", APIS)
-async def test_a_tenant_at_its_limit_is_told_before_a_stream_begins(
+async def test_a_tenant_at_its_limit_gets_429_before_a_stream_begins(
     path: str, stream: bool
 ) -> None:
     async with open_server(limits=Limits(requests_per_minute=1)) as local:
@@ -53,7 +53,7 @@ async def test_a_tenant_at_its_limit_is_told_before_a_stream_begins(
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_an_engine_that_died_is_503_and_when_to_come_back(path: str) -> None:
+async def test_a_dead_engine_gets_503_with_retry_after(path: str) -> None:
     def die(call: Call) -> str:
         raise EngineDiedError("the engine died")
 
@@ -88,7 +88,7 @@ async def test_pages_of_strangers_are_refused_on_the_paths_of_vllm_too(
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(path: str) -> None:
+async def test_the_error_of_a_long_prompt_has_the_words_that_agents_know(path: str) -> None:
     async with open_server() as local:
         refused = await local.client.post(path, json=ask(path, "word " * 9000))
         assert refused.status_code == 400
@@ -134,7 +134,7 @@ async def test_models_are_listed_and_others_are_not_found(path: str) -> None:
     ["/ping", "/invocations", "/load", "/kv_event_sources", "/sleep", "/reset_prefix_cache",
      "/collective_rpc", "/server_info", "/scale_elastic_ep", "/start_profile", "/nothing"],
 )  # fmt: skip
-async def test_what_steers_the_engine_is_not_public(path: str) -> None:
+async def test_routes_that_control_the_engine_are_not_public(path: str) -> None:
     async with open_server() as local:
         assert (await local.client.post(path, json={})).status_code == 404
         assert (await local.client.get(path)).status_code == 404

@@ -124,7 +124,7 @@ async def test_a_response_that_goes_on_from_another_keeps_its_reminders(
 
 
 async def test_an_option_leaves_them_to_the_template(flags: tuple[str, ...]) -> None:
-    """As vLLM has it: refused by two APIs, and at the front by the third."""
+    """As in vLLM, two APIs refuse it, and the third moves it to the front."""
     chat = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": SAID},
@@ -138,7 +138,7 @@ async def test_an_option_leaves_them_to_the_template(flags: tuple[str, ...]) -> 
         assert shared(moved[2], moved[3]) < len(moved[2])
 
 
-def test_the_option_is_one_of_two(tmp_path: Path) -> None:
+def test_the_option_has_two_values(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from agentrt.cli.serve import serve

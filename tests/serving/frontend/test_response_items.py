@@ -40,7 +40,7 @@ LEFT_OUT = "x-agentrt-left-out"
 
 
 class Said:
-    """What the model says."""
+    """The output of the model."""
 
     text = "Yes."
 
@@ -92,7 +92,7 @@ async def harmony(gpt_oss: str, harmony_said: Harmony) -> AsyncIterator[LocalSer
 
 
 class HeldSaid(Said):
-    """What a model says whose outputs are held to our tool form."""
+    """The output of a model that must obey our tool format."""
 
     text = json.dumps({"answer": "Yes."})
 
@@ -241,7 +241,7 @@ async def test_reasoning_that_only_its_server_can_read_is_left_out(either: Local
     assert LEFT_OUT not in answer.headers
 
 
-async def test_agents_read_what_other_agents_say_to_them(either: LocalServer) -> None:
+async def test_agents_read_messages_of_other_agents(either: LocalServer) -> None:
     """Codex declares a sub-agent's task to be encrypted, and sends what the model wrote."""
     message = {"type": "agent_message", **ITEMS["agent_message"]}
     answer = await respond(either, ASK, message)
@@ -268,7 +268,7 @@ async def test_a_reference_is_to_an_item_of_a_stored_response(either: LocalServe
     assert answer.headers[LEFT_OUT] == "item_reference"
 
 
-async def test_a_loaded_tool_is_told_where_it_was_loaded(local: LocalServer) -> None:
+async def test_a_loaded_tool_is_shown_where_it_was_loaded(local: LocalServer) -> None:
     """And is not at the front of the prompt, so that what is cached stays."""
     search = {"type": "tool_search", "execution": "client"}
     late = {**TOOLS["function"], "type": "function", "name": "tides", "defer_loading": True}

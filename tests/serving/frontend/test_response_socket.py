@@ -66,7 +66,7 @@ async def test_a_session_sends_only_what_is_new() -> None:
         assert (await local.client.get(f"{PATH}/{last['id']}")).status_code == 404  # store: false
 
 
-async def test_a_stored_response_is_gone_on_from() -> None:
+async def test_a_chat_continues_from_a_stored_response() -> None:
     async with open_server() as local, socket_of(local) as socket:
         first = await local.post(PATH, {"model": MODEL, "input": "My name is Ada."})
         answer = await ask(socket, "Who am I?", previous_response_id=first["id"])
@@ -138,7 +138,7 @@ async def test_a_server_that_stops_closes_connections_when_they_are_idle() -> No
             await busy.recv()
 
 
-async def test_a_key_is_asked_for_and_counts_for_each_message() -> None:
+async def test_each_message_needs_a_key_and_counts_for_its_tenant() -> None:
     limits = Limits(http_requests_per_minute=3)
     async with open_server(keys=PlainKeys(), limits=limits) as local:
         with pytest.raises(InvalidStatus, match="401"):

@@ -98,7 +98,7 @@ def either(request: pytest.FixtureRequest) -> LocalServer:
 
 @pytest.fixture
 def says(either: LocalServer, request: pytest.FixtureRequest) -> Said:
-    """What the model of the server says."""
+    """The output of the server's model."""
     family = request.node.callspec.params["either"]
     name = {"local": "said", "held": "held_said"}.get(family, "harmony_said")
     speaker: Said = request.getfixturevalue(name)
@@ -231,7 +231,7 @@ async def test_allowed_tools_are_the_only_tools(
     assert "local_shell" not in prompt_of(either)
 
 
-async def test_the_grammar_of_a_custom_tool_is_told(either: LocalServer) -> None:
+async def test_the_model_reads_the_grammar_of_a_custom_tool(either: LocalServer) -> None:
     body = {"model": MODEL, "input": "Work.", "tools": TOOLS}
     await either.post(PATH, body)
     assert "*** Begin Patch" in prompt_of(either)

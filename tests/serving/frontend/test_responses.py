@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 
 
 class Handler(SimpleNamespace):
-    """What vLLM's handler has, as far as the store goes."""
+    """The part of vLLM's handler that the store uses."""
 
     def put(self, tenant: str, name: str, size: int = 1) -> None:
         CURRENT_REQUEST.set(CurrentRequest(tenant, size, "m"))
@@ -50,7 +50,7 @@ def attached(now: list[float]) -> tuple[ResponseStore, Handler]:
     return store, handler
 
 
-def test_a_response_is_its_tenants_alone(now: list[float]) -> None:
+def test_a_response_is_visible_only_to_its_tenant(now: list[float]) -> None:
     _, handler = attached(now)
     handler.put("a", "resp-1")
     assert handler.has("a", "resp-1")
@@ -59,7 +59,7 @@ def test_a_response_is_its_tenants_alone(now: list[float]) -> None:
     assert "resp-1" not in handler.event_store
 
 
-def test_what_is_old_or_too_many_is_forgotten(
+def test_old_and_surplus_responses_are_forgotten(
     now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "MOST", 3)

@@ -33,7 +33,7 @@ async def test_the_page_shows_a_client_that_works() -> None:
 
 
 @pytest.mark.parametrize("path", APIS)
-async def test_a_bug_is_a_500_that_says_nothing_of_the_inside(path: str) -> None:
+async def test_a_bug_is_a_500_without_internal_details(path: str) -> None:
     def bug(call: Call) -> str:
         raise RuntimeError("secret")
 
@@ -46,14 +46,14 @@ async def test_a_bug_is_a_500_that_says_nothing_of_the_inside(path: str) -> None
         assert not any(row.calls for row in local.runtime.table)
 
 
-async def test_vllm_measures_no_requests_since_nobody_is_shown_that() -> None:
+async def test_vllm_collects_no_request_metrics() -> None:
     async with open_server() as local:
         await local.chat("hi")
         found = {metric.name: metric for metric in REGISTRY.collect()}
         assert not found["http_requests"].samples
 
 
-async def test_nothing_is_left_of_a_load() -> None:
+async def test_a_load_leaves_no_state() -> None:
     """A dozen clients, two programs each, in all APIs: then all is as it was before."""
     tls = httpx.create_ssl_context()  # made once: it takes longer than all else
     async with open_server() as local:
@@ -68,7 +68,7 @@ async def test_nothing_is_left_of_a_load() -> None:
                         answer = await own.post(path, json=body, headers=said)
                         assert answer.status_code == 200
                 for number in range(2):
-                    await own.delete(f"/v1/sessions/{name}-{number}")
+                    await own.delete(f"/v1/client-runs/{name}-{number}")
 
         await client("first")
         tasks = len(asyncio.all_tasks())

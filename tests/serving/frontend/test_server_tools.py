@@ -59,7 +59,7 @@ class Search(ToolTransport):
 
 
 class Model:
-    """It says these outputs in turn, and the last for ever."""
+    """A model that returns these outputs in turn, and then repeats the last."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = list(outputs)
@@ -95,7 +95,7 @@ async def ask(local: LocalServer, *, stream: bool, **fields: Any) -> dict[str, A
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_search_runs_here_and_the_answer_goes_on(stream: bool) -> None:
+async def test_a_search_runs_on_the_server_and_the_answer_continues(stream: bool) -> None:
     search = Search(lambda request: {"results": HITS})
     async with open_server(Model(*ONCE)) as local:
         use(local, search)
@@ -146,7 +146,7 @@ async def test_calls_of_the_client_s_own_tools_go_to_the_client(stream: bool) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "web_search"}])
-async def test_a_choice_holds_for_the_first_call_alone(choice: Any, stream: bool) -> None:
+async def test_a_tool_choice_applies_only_to_the_first_call(choice: Any, stream: bool) -> None:
     search = Search(lambda request: "nothing")
     async with open_server(Model(*ONCE)) as local:
         use(local, search)
@@ -155,7 +155,7 @@ async def test_a_choice_holds_for_the_first_call_alone(choice: Any, stream: bool
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_that_fails_tells_the_model(stream: bool) -> None:
+async def test_the_model_reads_the_error_of_a_tool(stream: bool) -> None:
     def fail(request: ToolRequest) -> Any:
         raise ToolFailedError("the line is down")
 
@@ -222,7 +222,7 @@ async def test_results_of_any_form_are_read(kind: str, value: Any, text: str | N
         assert text is None or text in prompt_of(local)
 
 
-async def test_a_tool_that_is_not_there_is_left_out() -> None:
+async def test_an_unavailable_tool_is_left_out() -> None:
     search = Search(lambda request: "nothing")
     search.is_there = False
     async with open_server() as local:
@@ -231,7 +231,7 @@ async def test_a_tool_that_is_not_there_is_left_out() -> None:
         assert (answer.status_code, answer.headers[LEFT_OUT]) == (200, SEARCH["type"])
 
 
-async def test_a_client_that_goes_ends_the_tool() -> None:
+async def test_a_client_that_disconnects_ends_the_tool() -> None:
     began = asyncio.Event()
 
     async def hang(request: ToolRequest) -> Any:

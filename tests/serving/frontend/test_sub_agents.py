@@ -1,5 +1,5 @@
 """Claude Code's sub-agents are branches of their session's program; a WebSocket that no API serves
-is refused so that clients go on by HTTP.
+is refused so that clients continue by HTTP.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ async def test_a_prompt_beyond_the_window_stays_a_400(path: str, field: str) -> 
 
 @pytest.mark.parametrize("odd", ["32000", 32_000.5, -1, True, None])
 @pytest.mark.parametrize(("path", "field"), LIMITS)
-async def test_what_is_no_limit_is_left_to_vllm(path: str, field: str, odd: Any) -> None:
+async def test_an_invalid_limit_is_passed_to_vllm(path: str, field: str, odd: Any) -> None:
     async with open_server(flags=FLAGS) as local:
         answer = await local.client.post(path, json={**ask(path, "hi"), field: odd})
         assert answer.status_code in (200, 400, 422)
@@ -92,7 +92,7 @@ def test_a_budget_for_thinking_stays_below_a_limit_that_is_cut() -> None:
     assert within_window(MESSAGES, small, WINDOW) is small
 
 
-async def test_a_program_of_this_process_gets_what_fits_too() -> None:
+async def test_a_program_of_this_process_gets_the_lowered_limit_too() -> None:
     from agentrt import Context, program
 
     @program

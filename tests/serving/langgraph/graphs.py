@@ -32,7 +32,7 @@ class Gates:
         self._opened: dict[str, Future[None]] = defaultdict(Future)
 
     async def passing(self, name: str) -> None:
-        """Called by a node: it is here now, and goes on when the test says so."""
+        """Called by a node: it is here now, and continues when the test says so."""
         _once(self._reached[name])
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._opened[name])), TURN_S)
 

@@ -56,11 +56,11 @@ class Gate:
         self._folder = folder
 
     def open(self) -> None:
-        """Let all nodes go on, those that come later as well."""
+        """Let all nodes continue, those that come later as well."""
         (self._folder / self.name).touch()
 
     def close(self) -> None:
-        """Let no more nodes go on."""
+        """Let no more nodes continue."""
         (self._folder / self.name).unlink()
 
     async def reached(self, run: Any, times: int = 1) -> None:
@@ -95,7 +95,7 @@ class Gate:
         return found
 
     async def joined(self, thread: str, run: Any) -> Any:
-        """What a run gives."""
+        """Return the result of a run."""
         return await self.client.runs.join(thread, run["run_id"])
 
     async def ask_two(self, held: Sequence[Held]) -> None:
@@ -105,7 +105,7 @@ class Gate:
             assert questions(await self.joined(one.thread, one.run)) == ["two"], one.graph
 
     async def told(self, one: Held, answer: str) -> list[str]:
-        """What a graph has told once the second question was answered, too."""
+        """The messages of a graph after the second question was answered, too."""
         command: Any = {"resume": answer}
         done: Any = await self.client.runs.wait(one.thread, one.graph, command=command)
         assert "__interrupt__" not in done
@@ -115,7 +115,7 @@ class Gate:
 Scenario = Callable[[Gate], AsyncGenerator[None]]
 
 
-# -- runs go on where they were -----------------------------------------------------------
+# -- runs continue where they were -----------------------------------------------------------
 
 
 async def what_ran_goes_on_where_it_was(gate: Gate) -> AsyncGenerator[None]:
@@ -162,7 +162,7 @@ async def _all(stream: Any) -> list[Any]:
 
 
 async def a_run_from_the_past_goes_on_where_it_was(gate: Gate) -> AsyncGenerator[None]:
-    """It does not start again from there: its input would be lost."""
+    """The run does not restart from that checkpoint, because its input would be lost."""
     thread = await a_thread(gate.client)
     gate.open()
     await gate.client.runs.wait(thread, "held", input={"go": gate.name})
@@ -285,7 +285,7 @@ async def what_comes_with_an_answer(gate: Gate) -> AsyncGenerator[None]:
 
 
 async def a_node_that_an_answer_goes_to(gate: Gate) -> AsyncGenerator[None]:
-    """It runs beside the subgraph that was answered, and has ended."""
+    """The node runs beside the answered subgraph, and has ended."""
     held = await gate.held(BESIDE, command={"goto": "after"})
     for one in held:
         await until_left(gate.client, one.thread, ["sub"])

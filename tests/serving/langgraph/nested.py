@@ -153,7 +153,7 @@ def _called(sub: Any) -> Any:
 
 
 def questions(result: Any) -> list[str]:
-    """What a run's result asks."""
+    """Return the questions in a run's result."""
     return sorted(one["value"] for one in result["__interrupt__"])
 
 
@@ -168,7 +168,7 @@ def wrapped(graph: str, told: list[str]) -> list[str]:
 
 
 async def until_asked(client: LangGraphClient, thread: str, question: str) -> None:
-    """Wait until a node of a run that goes on has asked."""
+    """Wait until a node of a run that continues has asked."""
     async with asyncio.timeout(TURN_S):
         while True:
             state: Any = await client.threads.get_state(thread)

@@ -90,7 +90,7 @@ def _run(*command: str | Path) -> None:
 
 
 class Proxy:
-    """What lies between a server and its database: it can be ``stalled``, and cut."""
+    """A proxy between a server and its database, which can be ``stalled`` and cut."""
 
     def __init__(self, url: str) -> None:
         self._port = int(url.rpartition(":")[2].partition("/")[0])
@@ -119,7 +119,7 @@ class Proxy:
         self._flows.clear()
 
     def flow(self) -> None:
-        """Go on."""
+        """Continue."""
         self._flows.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

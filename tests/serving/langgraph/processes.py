@@ -68,11 +68,11 @@ class Process:
         assert process.exitcode == -signal.SIGKILL
 
     def kill(self) -> None:
-        """As the kernel does when memory is short."""
+        """Kill a process as the kernel does when memory is short."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """As an operator does."""
+        """Stop a process as an operator does."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:

@@ -178,7 +178,7 @@ async def test_runs_by_the_clock_are_their_makers(it: Serving) -> None:
 
 
 async def test_states_say_whose_they_are(it: Serving) -> None:
-    """Those of runs, and those that a user has written."""
+    """This holds for states of runs, and for states that a user has written."""
     async with of(it, "Bearer a") as ann:
         thread = (await ann.threads.create())["thread_id"]
         await ann.runs.wait(thread, "steps", input=IN)

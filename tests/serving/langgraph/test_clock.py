@@ -51,7 +51,7 @@ another life happens before it begins.
 
 @pytest.mark.parametrize("kind", ["run", "question"])
 @pytest.mark.parametrize("story", STORIES)
-async def test_a_wait_is_as_long_as_it_was_to_be(story: str, kind: str, tmp_path: Path) -> None:
+async def test_a_wait_takes_its_set_time(story: str, kind: str, tmp_path: Path) -> None:
     """That of a run which is to start later, and that of a program's question in a thread: a second
     before its end it waits, and then it is over.
     """
@@ -121,7 +121,7 @@ async def test_a_wait_for_deadlines_is_not_longer_than_was_said() -> None:
 async def test_checkpoints_are_later_than_those_of_a_server_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread goes on from its greatest id, and ids begin with their time."""
+    """A thread continues from its greatest id, and ids begin with their time."""
     given = f"sqlite:{tmp_path / 'threads.db'}"
     config: Any = {"configurable": {"thread_id": str(uuid4()), "checkpoint_ns": ""}}
     monkeypatch.setattr(ids, "_last_v6_timestamp", None)

@@ -1,4 +1,4 @@
-"""What we reach into LangGraph for is still there: names, hooks of its SDK, checkpoint tables."""
+"""The private parts of LangGraph that we use exist: names, hooks, checkpoint tables."""
 
 from __future__ import annotations
 

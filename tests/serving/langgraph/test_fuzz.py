@@ -121,7 +121,7 @@ WAYS: list[Callable[[dict[str, Any], random.Random], dict[str, Any]]] = [
 
 
 async def test_bad_bodies_are_refused_with_a_sentence(http: httpx.AsyncClient) -> None:
-    """Those that happen to be good are taken; most are not, and not one is our fault."""
+    """Bodies that are valid by chance are accepted; no body causes a server error."""
     random_, refused = random.Random(SEED), 0
     await http.post("/threads", json={"thread_id": _T, "metadata": {"graph_id": "steps"}})
     await http.post("/assistants", json={"graph_id": "steps", "assistant_id": _A})

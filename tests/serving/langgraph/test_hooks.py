@@ -1,4 +1,4 @@
-"""What authorization hooks get, and what comes of what they return, on each route."""
+"""The arguments of authorization hooks, and the effect of their results, on each route."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_an_id_that_is_taken_shows_nothing_of_its_owner(
 
 
 def test_an_assistant_is_run_only_by_those_who_may_read_it(ann: Client) -> None:
-    """Its config may have what others must not see. One that comes with a graph is everybody's."""
+    """Its config may be secret. Every user may read the assistant of a graph."""
     hidden = {"graph_id": "steps", "metadata": {"owner": "bob", "created_by": "system"}}
     assistant = ann.made("/assistants", hidden, "assistant_id")
     for path, body in (

@@ -30,7 +30,7 @@ from agentrt.serving.langgraph.database.tables import webhooks
 from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.store.items import TenantStore
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
-from agentrt.serving.lifetimes import Lifetimes, Ttl, read_lifetimes
+from agentrt.serving.lifetimes import Lifetimes, ThreadTtl, read_lifetimes
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.runs.test_sweep import a_run, end
@@ -55,7 +55,7 @@ def opened(tmp_path: Path) -> Opened:
 
 async def a_thread(state: TenantState, **ttl: Any) -> str:
     """A thread with two checkpoints."""
-    body = ThreadCreate(ttl=Ttl(**ttl) if ttl else None)
+    body = ThreadCreate(ttl=ThreadTtl(**ttl) if ttl else None)
     key = str((await state.threads.create("t", body))[0]["thread_id"])
     for _ in range(2):
         where: Any = {"configurable": {"thread_id": key, "checkpoint_ns": ""}}
@@ -80,7 +80,7 @@ async def later(state: TenantState, minutes: float) -> None:
 
 
 async def test_a_thread_goes_when_its_time_is_over(opened: Opened) -> None:
-    """One is deleted, one loses its past, and one stays."""
+    """A thread is deleted, another loses its history, and a third stays."""
     async with opened(Lifetimes()) as state:
         gone = await a_thread(state, ttl=10)
         short = await a_thread(state, ttl=20, strategy="keep_latest")
@@ -93,7 +93,7 @@ async def test_a_thread_goes_when_its_time_is_over(opened: Opened) -> None:
 
 async def test_a_thread_that_is_used_stays(opened: Opened) -> None:
     """1. While it has a run. 2. After the run's end its time begins anew."""
-    async with opened(Lifetimes(Ttl(ttl=10))) as state:
+    async with opened(Lifetimes(ThreadTtl(ttl=10))) as state:
         row, _ = await state.runs.enter(a_run(temporary=False), None)
         thread = UUID(row.thread_id)
         await later(state, 100)
@@ -109,8 +109,8 @@ async def test_a_thread_that_is_used_stays(opened: Opened) -> None:
 async def test_a_run_that_begins_meanwhile_saves_its_thread(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was over when it was looked for, and is used when it is its turn."""
-    async with opened(Lifetimes(Ttl(ttl=10))) as state:
+    """The thread had expired when the sweep read it, and is in use when the sweep reaches it."""
+    async with opened(Lifetimes(ThreadTtl(ttl=10))) as state:
         row, _ = await state.runs.enter(a_run(temporary=False), None)
         await end(state, row)
         database, now = state.storage.database, time.time() + 11 * MINUTE
@@ -143,7 +143,7 @@ async def test_a_thread_goes_whole_or_not_at_all(opened: Opened) -> None:
 
 async def test_threads_stay_until_their_ends_are_told(opened: Opened) -> None:
     """Also those of runs without a thread, after a server was down for long."""
-    async with opened(Lifetimes(Ttl(ttl=10))) as state:
+    async with opened(Lifetimes(ThreadTtl(ttl=10))) as state:
         for temporary in (True, False):
             row, _ = await state.runs.enter(a_run(temporary=temporary), None)
             await end(state, row)
@@ -189,7 +189,7 @@ async def test_a_state_that_is_in_the_past_keeps_it(opened: Opened) -> None:
     builder.add_node("a", lambda _: {"steps": ["a"]})
     builder.add_edge(START, "a")
     async with opened(Lifetimes()) as state:
-        body = ThreadCreate(ttl=Ttl(ttl=10, strategy="keep_latest"))
+        body = ThreadCreate(ttl=ThreadTtl(ttl=10, strategy="keep_latest"))
         thread = (await state.threads.create("t", body))[0]["thread_id"]
         where: Any = {"configurable": {"thread_id": thread}}
         graph = builder.compile(checkpointer=state.storage.saver)
@@ -204,7 +204,7 @@ async def test_what_holds_for_all_new_threads(opened: Opened) -> None:
     """Also those of runs, but for temporary ones; one's own time comes first; older ones stay."""
     async with opened(Lifetimes()) as state:
         old = await a_thread(state)
-    async with opened(Lifetimes(Ttl(ttl=10))) as state:
+    async with opened(Lifetimes(ThreadTtl(ttl=10))) as state:
         new, own = await a_thread(state), await a_thread(state, ttl=30)
         await later(state, 11)
         assert [await checkpoints(state, key) for key in (old, new, own)] == [2, None, 2]
@@ -246,7 +246,7 @@ def test_a_project_says_how_long(tmp_path: Path) -> None:
         checkpointer={"ttl": {"default_ttl": 60, "strategy": "keep_latest", "sweep_limit": 5}},
         store={"ttl": {"default_ttl": 10, "sweep_interval_minutes": 5}},
     )
-    assert read_lifetimes([path]) == Lifetimes(Ttl(ttl=60, strategy="keep_latest"), 10, True)
+    assert read_lifetimes([path]) == Lifetimes(ThreadTtl(ttl=60, strategy="keep_latest"), 10, True)
     assert read_lifetimes([_project(tmp_path)]) == read_lifetimes([]) == Lifetimes()
 
 
@@ -259,7 +259,7 @@ def test_a_project_says_how_long(tmp_path: Path) -> None:
         ({"store": {"ttl": 3}}, "store.ttl"),
     ],
 )
-def test_wrong_settings_are_told(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+def test_invalid_settings_get_an_error(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(AgentrtError, match=says):
         read_lifetimes([_project(tmp_path, **settings)])
 

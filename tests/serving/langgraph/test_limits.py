@@ -1,4 +1,4 @@
-"""What a server refuses when it is full, or ends."""
+"""Requests that a full or stopping server refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = {"assistant_id": "steps", "input": IN}
 async def test_a_full_queue_refuses_with_429(
     http: httpx.AsyncClient, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One place is left; it is taken, given back, and taken again."""
+    """The last place is taken, released, and taken again."""
     thread, run, gate = await at_a_gate(client)
     monkeypatch.setattr(run_queue, "MAX_RUNS", 1)
     for path, body in (("/runs/wait", START), ("/runs/batch", [START, START])):
@@ -79,7 +79,7 @@ async def test_no_more_runs_run_at_once_than_there_is_room_for(
 async def test_a_server_that_ends_takes_no_new_runs(
     http: httpx.AsyncClient, client: LangGraphClient, it: Serving
 ) -> None:
-    """What it has goes on."""
+    """Its running work continues."""
     thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     it.server.draining = True

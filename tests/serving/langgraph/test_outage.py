@@ -162,7 +162,7 @@ async def test_a_bug_at_the_end_is_the_runs_error(
 async def test_a_disk_that_is_nearly_full_takes_nothing_new(
     it: Serving, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has begun goes on, and ends; who reads, cancels or deletes may."""
+    """Running work continues to its end; reading, cancelling and deleting work."""
     thread, run, gate = await at_a_gate(client)
     stored = await client.threads.create()
     free = SimpleNamespace(total=100 << 30, free=63 << 20)

@@ -1,4 +1,4 @@
-"""What a client reads is broken off in time, and others go on."""
+"""A client's slow read is cancelled in time, and other requests continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a tenant is not there for any other."""
+"""Objects of a tenant are not found by other tenants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def eve(it: Serving) -> AsyncIterator[httpx.AsyncClient]:
 async def test_all_that_names_a_thread_of_another_is_not_found(
     ann: LangGraphClient, eve: httpx.AsyncClient
 ) -> None:
-    """Nor does a body help that names it."""
+    """A body with the thread's id is refused, too."""
     thread, run, gate = await at_a_gate(ann, stream_resumable=True)
     t, r = f"/threads/{thread}", f"/threads/{thread}/runs/{run}"
     start: dict[str, Any] = {"assistant_id": "steps", "input": IN}
@@ -98,7 +98,7 @@ async def test_searches_show_ones_own(ann: LangGraphClient, eve: httpx.AsyncClie
 async def test_events_of_a_thread_of_another_are_not_heard(
     it: Serving, ann: LangGraphClient, eve: httpx.AsyncClient
 ) -> None:
-    """Nor are commands to it heeded. To others it is as if the thread were still to come."""
+    """Commands are refused, too. Other tenants see a thread that does not exist yet."""
     thread = str(uuid4())
     mine = ann.http.client
     hearing = [asyncio.create_task(until(eve, thread, "completed")) for _ in range(2)]

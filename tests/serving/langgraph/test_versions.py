@@ -1,4 +1,4 @@
-"""What the official clients of some versions can ask, with all their options, is understood."""
+"""All requests of the official clients of several versions, with all options, work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs/langgraph-reference.md"
 
 
 async def _names(http: httpx.AsyncClient, text: str) -> dict[str, str]:
-    """What a request names: made for it alone."""
+    """Make the objects that a request names."""
     names = {}
     if "{thread}" in text:
         about: dict[str, Any] = {"metadata": {"graph_id": "steps"}}

@@ -1,4 +1,4 @@
-"""Who asked to be told of a run's end is told, at hosts that the operator has named alone."""
+"""Webhooks are called at the end of a run, only at hosts that the operator has named."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_failure_is_told_and_a_run_without_a_thread(
 
 
 async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:
-    """As by LangGraph's own server. The next run is told, and nothing before it."""
+    """As with LangGraph's own server, only the next run calls its webhook."""
     thread, run, _ = await at_a_gate(client, webhook=listening.url)
     await client.runs.cancel(thread, run, wait=True)
     after = await client.runs.create(thread, "steps", input=IN, webhook=listening.url)

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 from agentrt.cli.load import load_program
-from agentrt.executors.replicas import ReplicaSet
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.program import Program
 from agentrt.router import make_router
 from agentrt.runtime import Runtime

@@ -1,4 +1,4 @@
-"""Programs, and an engine, that wait until a test of the dashboard lets them go on."""
+"""Programs, and an engine, that wait until a test of the dashboard lets them continue."""
 
 from __future__ import annotations
 

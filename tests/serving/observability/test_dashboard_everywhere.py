@@ -96,7 +96,7 @@ async def test_questions_leave_room_for_programs(browser: Browser, size: Viewpor
 async def test_a_thread_that_asks_waits_for_a_human(
     browser: Browser, tmp_path: Path, size: ViewportSize
 ) -> None:
-    """Its program has returned, and counts as live until somebody has answered."""
+    """The thread's program has returned, and counts as live until the question is answered."""
     apis = (langgraph.api, None, observability.api)
     with serving({"approval": approval}, tmp_path / "agentrt.db", *apis) as it:
         async with httpx.AsyncClient(base_url=it.url, timeout=60) as http:

@@ -36,7 +36,7 @@ def one_engine(
     ("waiting", "more", "why"),
     [
         (a_call("b/0", 1), {}, "queued at Q2 behind Q3"),
-        (a_call("b/0", 1, held=True), {}, "its program is not let in"),
+        (a_call("b/0", 1, held=True), {}, "its program is not admitted"),
         (a_call("b/0", 1), {"levelled": False}, "queued, the batch is full"),
         (a_call("b/0", 1, promoted=True), {}, "queued at Q2 behind Q3"),
         (a_call("b/0", 1, promoted=True), {"levelled": False}, "queued at the lane"),
@@ -60,7 +60,7 @@ def test_a_call_waits_behind_the_level_of_the_one_before_it() -> None:
     assert view.calls["c/0"].why == "queued at Q2 behind Q1"
 
 
-def test_calls_of_replicas_are_told_apart() -> None:
+def test_calls_of_replicas_are_distinguished() -> None:
     view = EnginesView.of(
         {
             "running": [a_call("a/0", replica="replica-0")],
@@ -111,7 +111,7 @@ def test_a_program_does_what_its_calls_do(stage: Stage) -> None:
     assert (row["attained_s"], row["service_s"], row["level"]) == (2.5, 0.0, 1)
 
 
-def test_waits_that_last_are_told_by_their_beginning(stage: Stage) -> None:
+def test_long_waits_are_sent_with_their_start(stage: Stage) -> None:
     scope = Scope(stage.ann, "agent")
     for _ in range(2):
         stage.registry.begin_call(stage.ann, scope, "llm")
@@ -137,7 +137,9 @@ def test_a_call_that_waits_for_its_tenants_share_says_so(stage: Stage) -> None:
     assert stage.status(stage.bob, view) == ("waiting", "on its way to an engine")
 
 
-def test_a_preempted_call_names_whom_it_gave_way_to_but_no_other_tenant(stage: Stage) -> None:
+def test_a_preempted_call_names_the_preempting_program_of_the_same_tenant_only(
+    stage: Stage,
+) -> None:
     view = one_engine([a_call("agent-1/0")], [a_call("agent-2/0", gave_way_to="agent-1")])
     assert stage.status(stage.bob, view) == ("waiting", "preempted by agent-1")
     assert stage.status(stage.bob, view, "bob") == (
@@ -160,7 +162,7 @@ def test_metrics_have_the_reasons_without_names_and_levels(stage: Stage) -> None
     assert reasons(one_engine([], [])) == {("ann", on_its_way): 1, ("bob", on_its_way): 1}
 
 
-def test_tools_and_humans_are_waited_for_by_name(stage: Stage) -> None:
+def test_waits_for_tools_and_humans_have_their_names(stage: Stage) -> None:
     run = stage.registry.open("agent")
     scope = Scope(run, "agent")
     assert stage.status(run, EnginesView()) == ("between calls", "")

@@ -86,7 +86,7 @@ def test_metrics_agree_with_the_reports_of_all_runs(told: list[Deed]) -> None:
         assert {sample.name for sample in samples} == names
 
 
-def test_what_clients_name_does_not_grow_the_labels() -> None:
+def test_names_of_clients_add_no_labels() -> None:
     labels = Labels(tenants=2, types=2)
     assert labels.of("a", "x") == ("a", "x")
     assert labels.of("b", "x") == ("b", "x")
@@ -122,7 +122,7 @@ def test_a_type_that_became_known_late_is_the_label() -> None:
     assert values["agentrt_prefix_hits_total"] == {("default", "agent", ""): 1}
 
 
-def test_what_is_kept_of_ended_programs_is_bounded() -> None:
+def test_the_number_of_kept_ended_programs_is_limited() -> None:
     """Also where their calls never end."""
     log = ProgramLog(RunRegistry(), kept=10)
     log.open()
@@ -149,7 +149,7 @@ class Counting(ScriptedExecutor):
         return (counter,)
 
 
-async def test_what_the_engines_count_is_the_operators(tmp_path: Path) -> None:
+async def test_metrics_of_engines_are_visible_only_to_the_operator(tmp_path: Path) -> None:
     keys, (ann, root) = made_keys(tmp_path, "ann", "root", operator="root")
     async with served(Counting(), keys) as at:
         await at.runtime.start(thrice, tenant="ann").wait()

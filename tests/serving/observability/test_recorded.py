@@ -148,7 +148,7 @@ async def test_a_large_program_is_drawn_in_part(
         )
 
 
-async def test_what_there_is_without_texts_or_without_a_journal(tmp_path: Path) -> None:
+async def test_recorded_programs_without_texts_or_without_a_journal(tmp_path: Path) -> None:
     Made(None, content="none").node("0#0", "tool", 0.0, 2.0).write(tmp_path / "j")
     async with served(tmp_path / "j") as at:
         told = await at.json("/journal/why", program="p-1")

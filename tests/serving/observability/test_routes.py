@@ -248,7 +248,7 @@ async def test_ready_says_what_an_engine_waits_for(monkeypatch: pytest.MonkeyPat
         assert (answer.status_code, answer.json()["why"]) == (503, f"no engine is up: {waits}")
 
 
-async def test_ready_tells_of_what_the_server_does_not_do_by_itself_any_more() -> None:
+async def test_ready_reports_failed_background_work() -> None:
     """1. It failed: that is told. 2. It failed again and again: the server is not ready."""
     async with served() as at:
         gates = [asyncio.Event() for _ in range(STUBBORN)]
@@ -288,7 +288,7 @@ class Stuck(ScriptedExecutor):
         return await super().snapshot()
 
 
-async def test_nobody_who_looks_waits_for_an_engine_that_hangs() -> None:
+async def test_readers_do_not_wait_for_a_hanging_engine() -> None:
     engine, ticks = Stuck(), iter(range(100))
     poller = SnapshotPoller(engine, lambda: float(next(ticks)), timeout_s=0.01)
     first = await poller.fresh(0.5)
@@ -367,7 +367,7 @@ async def test_readers_are_bounded_and_counted_before_they_have_their_snapshots(
         assert (await at.get("/events")).status_code == 200
 
 
-async def test_a_port_in_use_is_said() -> None:
+async def test_a_port_in_use_is_reported() -> None:
     async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as page:
         port = int(re.findall(r":(\d+)/", page)[0])
         with pytest.raises(ConfigError, match=rf"--dashboard {port}: .*another port"):

@@ -23,7 +23,7 @@ from tests.serving.observability.story import TENANTS, Deed, Story, deeds
 
 
 class Mirror:
-    """What a client knows that puts in place whatever it is told."""
+    """The state of a client that replaces objects as events say."""
 
     def __init__(self) -> None:
         self.programs: dict[str, JSON] = {}
@@ -124,7 +124,7 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
     asyncio.run(read())
 
 
-async def test_nothing_is_told_when_nothing_changed() -> None:
+async def test_no_event_is_sent_without_a_change() -> None:
     story = Story()
     story.tell([("open", 0), ("call", 0)])
     watch, view = feed_of(story), EnginesView(at=1.0)
@@ -138,7 +138,7 @@ async def test_nothing_is_told_when_nothing_changed() -> None:
         assert [node["state"] for node in change["nodes"]] == ["done"]
 
 
-async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> None:
+async def test_a_slow_reader_is_disconnected_and_delays_no_other() -> None:
     story = Story()
     story.log.readers = ChangeReaders(buffer=4)
     with story.log.readers.opened(lambda run: True) as slow:
@@ -148,7 +148,7 @@ async def test_a_reader_that_falls_behind_is_cut_and_nobody_waits_for_it() -> No
         assert slow._changes == {}
 
 
-async def test_a_reader_that_is_cut_is_told_why_and_may_come_again() -> None:
+async def test_a_disconnected_reader_gets_the_reason_and_may_reconnect() -> None:
     story = Story()
     story.log.readers = ChangeReaders(buffer=2)
     watch = feed_of(story)
@@ -178,7 +178,7 @@ async def test_a_draining_server_tells_the_last_end_before_it_ends_a_stream() ->
     assert [[program["state"] for program in body["programs"]] for body in rest] == [["done"]]
 
 
-async def test_what_changes_again_takes_no_more_room() -> None:
+async def test_repeated_changes_take_no_more_memory() -> None:
     story = Story()
     story.log.readers = ChangeReaders(buffer=4)
     with story.log.readers.opened(lambda run: True) as reader:
@@ -199,7 +199,7 @@ async def test_a_reader_wakes_when_another_thread_writes() -> None:
         assert [run.id for run, _ in reader.take()] == [story.runs[0].id]
 
 
-async def test_calls_called_off_by_their_programs_end_are_told() -> None:
+async def test_calls_cancelled_by_their_programs_end_are_sent() -> None:
     story, mirror = Story(), Mirror()
     story.tell([("open", 0), ("call", 0)])
     watch, view = feed_of(story), EnginesView()

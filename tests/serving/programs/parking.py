@@ -47,7 +47,7 @@ async def asks(ctx: Context, text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Clock:
-    """The runtime's, of which the test says how it goes on."""
+    """The runtime's, of which the test says how it continues."""
 
     now: float = 0.0
 
@@ -100,7 +100,7 @@ class Local:
         return found["result"]
 
     async def park(self) -> None:
-        """An hour goes by for programs; whose time has come goes on."""
+        """An hour goes by for programs; whose time has come continues."""
         self.clock.now += 3600.0
         await self.parking.sweep()
         await asyncio.sleep(0)

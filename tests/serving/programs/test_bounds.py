@@ -1,4 +1,4 @@
-"""What a client may make the server hold is bounded, whatever it does on its connection."""
+"""The memory that a connection may use is limited, whatever its client does."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_body_that_does_not_come_is_cut_off() -> None:
         await local.until(lambda: connections(local) == 0)
 
 
-async def test_large_bodies_are_refused_by_their_length_and_by_what_comes() -> None:
+async def test_large_bodies_are_refused_by_their_header_and_by_their_content() -> None:
     async with open_server(bounds=Bounds(body_bytes=2000)) as local:
         said = json.dumps(body(user="x" * 3000)).encode()
         kind = {"content-type": "application/json"}
@@ -135,9 +135,9 @@ async def test_headers_without_end_are_refused() -> None:
         await local.until(lambda: connections(local) == 0)
 
 
-async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -> None:
+async def test_a_client_that_does_not_read_is_disconnected_and_its_call_cancelled() -> None:
     class Chatter(Held):
-        """It never stops talking."""
+        """An executor whose calls never end."""
 
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
             self.open.add(call.call_id)
@@ -165,7 +165,7 @@ async def test_a_reader_that_does_not_read_is_dropped_and_its_call_cancelled() -
         raw.writer.transport.abort()
 
 
-async def test_a_tenant_with_too_many_calls_is_told_when_to_come_back() -> None:
+async def test_a_tenant_with_too_many_calls_gets_retry_after() -> None:
     async with open_server(kind=Held, limits=Limits(calls=3)) as local:
         asking = [asyncio.create_task(local.chat("x")) for _ in range(3)]
         await local.until(lambda: len(local.engine.open) == 3)

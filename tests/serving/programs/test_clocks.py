@@ -86,7 +86,7 @@ ENDS = {"sleep": "slept", "question": "nobody"}
 @pytest.mark.parametrize("parked", [False, True], ids=["in memory", "parked"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("story", STORIES)
-async def test_a_wait_is_as_long_as_it_was_to_be(
+async def test_a_wait_takes_its_set_time(
     story: str, kind: str, parked: bool, tmp_path: Path
 ) -> None:
     """A second before its end it waits, and then it ends, however the clock was set."""
@@ -146,7 +146,7 @@ class Silence(EventSource):
 
 
 @pytest.mark.parametrize("by", [HOUR_S, -HOUR_S])
-async def test_so_does_an_event_that_is_waited_for(by: float, tmp_path: Path) -> None:
+async def test_a_wait_for_an_event_takes_its_set_time(by: float, tmp_path: Path) -> None:
     async def code(ctx: Context) -> str:
         with pytest.raises(InterruptExpiredError):
             await ctx.event("news", timeout=LIMIT_S)
@@ -197,7 +197,7 @@ async def test_people_see_the_time_of_day_as_it_is_set(parked: bool, tmp_path: P
 
 
 async def test_an_answer_in_time_counts_though_the_clock_was_set(tmp_path: Path) -> None:
-    """It would be late, and early, by the time of day."""
+    """By the time of day, the answer would be too late, or too early."""
     machine = Machine()
     async with served(tmp_path / "j", of(asks), machine=machine.clocks()) as local:
         first, second = [await local.started("main") for _ in range(2)]

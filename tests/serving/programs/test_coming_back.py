@@ -86,7 +86,7 @@ async def test_a_question_whose_program_is_coming_back(
 
 
 async def test_an_answer_that_its_program_has_not_seen_yet(tmp_path: Path) -> None:
-    """It is not lost to a program that is parked at that moment: that program is not."""
+    """The answer is not lost, because a program with an unread answer is not parked."""
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         [question] = (await local.until(run, lambda run: run["questions"]))["questions"]

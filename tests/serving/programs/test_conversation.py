@@ -1,4 +1,4 @@
-"""Which earlier call a chat goes on from, by the chat alone."""
+"""Which earlier call a chat continues from, by the chat alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asks(*calls: dict[str, Any], content: Any = None) -> dict[str, Any]:
         asks({"function": {"name": "weather", "arguments": {"town": "Köln", "days": 2}}}),
     ],
 )
-def test_what_clients_change_of_a_message_makes_no_difference(other: dict[str, Any]) -> None:
+def test_changes_by_clients_do_not_change_the_conversation(other: dict[str, Any]) -> None:
     """Empty or absent text, ids of tool calls, how arguments are written."""
     assert chain([USER, other]) == chain([USER, asks(tool())])
 
@@ -51,14 +51,14 @@ def test_what_clients_change_of_a_message_makes_no_difference(other: dict[str, A
         {"role": "assistant", "content": None, "tool_calls": None},
     ],
 )
-def test_what_a_message_says_makes_a_difference(other: dict[str, Any]) -> None:
+def test_the_content_of_a_message_changes_the_conversation(other: dict[str, Any]) -> None:
     one, two = chain([USER, asks(tool()), USER]), chain([USER, other, USER])
     assert one[0] == two[0]
     assert one[1] != two[1]
     assert one[2] != two[2], "a hash stands for all messages up to it"
 
 
-def test_arguments_that_are_no_json_are_taken_as_they_are() -> None:
+def test_invalid_json_arguments_are_compared_as_text() -> None:
     bad, worse = asks(tool(arguments="{")), asks(tool(arguments="[" * 100_000))
     assert chain([bad]) == chain([asks(tool(arguments="{"))])
     assert len({chain([bad])[0], chain([worse])[0], chain([asks(tool())])[0]}) == 3
@@ -86,7 +86,7 @@ stories = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(stories, st.integers(1, 6))
-def test_a_chat_goes_on_from_its_longest_known_beginning(
+def test_a_chat_continues_from_its_longest_known_beginning(
     story: list[tuple[str, list[str]]], most: int
 ) -> None:
     """Against a list of chats, the longest unused first, of which the first one goes."""
@@ -114,7 +114,7 @@ def test_a_chat_goes_on_from_its_longest_known_beginning(
         assert len(conversations) == len(known)
 
 
-def test_so_many_beginnings_are_remembered() -> None:
+def test_the_number_of_remembered_beginnings_is_limited() -> None:
     conversations: Conversations[int] = Conversations()
     for number in range(MOST + 5):
         conversations.leave(number.to_bytes(16), number)
@@ -123,7 +123,7 @@ def test_so_many_beginnings_are_remembered() -> None:
     assert conversations.find([(4).to_bytes(16), b""]) is None
 
 
-def test_only_who_left_something_takes_it_away() -> None:
+def test_only_the_program_that_left_an_entry_removes_it() -> None:
     left: Conversations[str] = Conversations()
     left.leave(b"at", "mine")
     left.forget(b"at", "yours")

@@ -1,4 +1,4 @@
-"""A server that is killed: the runs of native programs go on in the next one."""
+"""A server that is killed: the runs of native programs continue in the next one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def recorded_in(database: str) -> set[str]:
 
 
 def asked_as(kind: str, asked: Any) -> str:
-    """What is recorded, as the server writes down what happens."""
+    """Return the recorded nodes, as the server writes them."""
     if kind == "tool":
         return f"tool {asked['arguments']['item']}"
     if "messages" in asked:
@@ -119,8 +119,10 @@ async def test_killed_again_and_again(process: Process, database: str, tmp_path:
         assert (await got(client, run, "done"))["result"] == WHOLE
 
 
-async def test_a_run_whose_client_waited_is_over(process: Process, tmp_path: Path) -> None:
-    """Its client is gone with the server, which cancels it; the next run has another id."""
+async def test_a_run_whose_client_waited_ends_with_its_server(
+    process: Process, tmp_path: Path
+) -> None:
+    """The client's connection ends with the server, so the run is cancelled."""
     (tmp_path / "happened").touch()
     (tmp_path / "dies").write_text("1")
     await process.start()
@@ -139,7 +141,7 @@ async def test_a_run_whose_client_waited_is_over(process: Process, tmp_path: Pat
 async def test_a_server_that_stops_leaves_its_runs_to_the_next(
     process: Process, tmp_path: Path
 ) -> None:
-    """One that a client has cancelled is over."""
+    """A run that a client has cancelled is not resumed."""
     (tmp_path / "happened").touch()
     await process.start()
     async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as client:

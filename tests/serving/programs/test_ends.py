@@ -15,7 +15,7 @@ from tests.serving.programs.parking import of, served
 
 
 class Dumb:
-    """What no client can be shown."""
+    """A value that cannot be shown to clients."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")

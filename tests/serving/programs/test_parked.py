@@ -25,7 +25,7 @@ async def metrics(local: Local) -> dict[str, str]:
 
 
 async def test_clients_see_no_difference(tmp_path: Path) -> None:
-    """A parked run and its question are as before; with its answer it goes on, and pays for nothing
+    """A parked run and its question are as before; with its answer it resumes, and pays for nothing
     twice. Its metrics are those of one program.
     """
     async with served(tmp_path / "j", asks, apis=[observability.api]) as local:
@@ -56,8 +56,8 @@ async def test_clients_see_no_difference(tmp_path: Path) -> None:
     assert counted['agentrt_calls_total{tenant="default",type="asks"}'] == "2.0"
 
 
-async def test_what_an_earlier_server_did_is_none_of_this_ones_metrics(tmp_path: Path) -> None:
-    """It counts the call that it makes, and not the one that it finds in the journal."""
+async def test_metrics_do_not_count_runs_of_an_earlier_server(tmp_path: Path) -> None:
+    """A server counts its own calls, and not those in the journal."""
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         [question] = (await local.parked(run))["questions"]
@@ -91,7 +91,7 @@ async def test_a_parked_run_that_is_cancelled_is_over(tmp_path: Path) -> None:
         assert local.server.runtime.runs == {}
 
 
-async def test_what_is_at_a_programs_end_does_not_run_when_it_is_parked(tmp_path: Path) -> None:
+async def test_a_finally_block_does_not_run_when_its_program_is_parked(tmp_path: Path) -> None:
     released: list[str] = []
 
     @tool(idempotent=True)
@@ -115,7 +115,7 @@ async def test_what_is_at_a_programs_end_does_not_run_when_it_is_parked(tmp_path
     assert released == ["once"]
 
 
-async def test_code_that_goes_on_when_it_is_parked_has_not_ended(tmp_path: Path) -> None:
+async def test_code_that_catches_the_parking_has_not_ended(tmp_path: Path) -> None:
     async def code(ctx: Context) -> str:
         try:
             return str(await ctx.human("go on?"))
@@ -132,8 +132,8 @@ async def test_code_that_goes_on_when_it_is_parked_has_not_ended(tmp_path: Path)
         assert await local.done(run) == "yes"
 
 
-async def test_an_answer_to_a_program_that_is_yet_to_leave(tmp_path: Path) -> None:
-    """It waits until no code of the program runs any more; clients see it as parked already."""
+async def test_an_answer_to_a_program_that_is_being_parked(tmp_path: Path) -> None:
+    """The answer waits until no code of the program runs; clients see the run as parked."""
     leaves, may_leave = asyncio.Event(), asyncio.Event()
 
     async def code(ctx: Context) -> str:
@@ -159,7 +159,7 @@ async def test_an_answer_to_a_program_that_is_yet_to_leave(tmp_path: Path) -> No
         assert await local.done(run) == "yes"
 
 
-async def test_after_a_restart_only_who_was_not_parked_comes_back(tmp_path: Path) -> None:
+async def test_after_a_restart_only_unparked_programs_resume(tmp_path: Path) -> None:
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         await local.parked(run)
@@ -176,7 +176,7 @@ async def test_after_a_restart_only_who_was_not_parked_comes_back(tmp_path: Path
 
 
 async def test_a_server_that_drains_does_not_wait_for_humans(tmp_path: Path) -> None:
-    """It parks who waits for them."""
+    """It parks programs that wait for humans."""
     async with served(tmp_path / "j", asks) as local:
         run = await local.started("asks", input="tea")
         await local.until(run, lambda run: run["questions"] or run["parked"])
@@ -224,7 +224,7 @@ async def test_times_come_while_a_program_is_parked(tmp_path: Path) -> None:
         await local.answer(question, "me", 409)
 
 
-async def test_who_cannot_begin_keeps_no_timer_waiting(
+async def test_a_program_that_cannot_begin_delays_no_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five whose journal is damaged are due before it, and two are brought back in a sweep."""
@@ -288,7 +288,7 @@ async def test_an_answer_that_only_the_program_can_refuse(tmp_path: Path) -> Non
         assert await local.done(run) == 4
 
 
-async def test_who_waits_for_its_client_is_not_parked(tmp_path: Path) -> None:
+async def test_a_program_that_waits_for_its_client_is_not_parked(tmp_path: Path) -> None:
     async with served(tmp_path / "j", asks) as local:
         path = "/v1/programs/asks/runs"
         waiting = asyncio.create_task(local.client.post(path, json={"input": "tea"}))

@@ -16,7 +16,7 @@ from tests.interrupts.byhand import ByHand
 from tests.serving.programs.parking import of, served
 
 
-async def test_code_that_has_changed_is_found_with_the_answer(tmp_path: Path) -> None:
+async def test_changed_code_is_detected_at_the_answer(tmp_path: Path) -> None:
     async def code(ctx: Context) -> str:
         return str(await ctx.human("go on?"))
 
@@ -40,7 +40,7 @@ async def test_a_question_that_changed_code_does_not_ask_any_more(
     tmp_path: Path, reruns: bool
 ) -> None:
     """It rests elsewhere; or it runs anew from there, and waits for a tool. Who answers is told so
-    while the run goes on, and whoever answers again, too.
+    while the run continues, and whoever answers again, too.
     """
     may_end = asyncio.Event()
 

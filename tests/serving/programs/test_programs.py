@@ -6,12 +6,14 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 
 from agentrt import Context, Runtime, program
-from agentrt.executors.openai import OpenAIEndpoint
+from agentrt.engines import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
 from agentrt.scheduler.table import ProgramState, state_of
+from agentrt.serving.programs import api
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import SESSION_HEADERS, Claim
 from agentrt.serving.server import Bounds, ServedProgram
@@ -73,7 +75,7 @@ async def test_without_edges_a_program_is_one_thread_and_parallel_calls_are_besi
         assert parents(local, local.programs()[0]) == [(), (0,), (0,), (1, 2)]
 
 
-async def test_parents_that_nobody_knows_count_as_not_said() -> None:
+async def test_unknown_parents_are_ignored() -> None:
     async with open_server() as local:
         await local.chat("one", headers=headers("p", call="0", parents=""))
         await local.chat("two", headers=headers("p", call="9", parents="5"))
@@ -89,7 +91,7 @@ async def test_session_headers_of_agent_clients_name_programs() -> None:
         assert found == [2, 1] * len(SESSION_HEADERS)
 
 
-async def test_a_header_that_cannot_be_is_named() -> None:
+async def test_the_error_names_an_invalid_header() -> None:
     body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
     async with open_server() as local:
         for name, value in (
@@ -139,7 +141,7 @@ def said(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}
 
 
-async def test_a_chat_that_goes_on_is_the_same_program() -> None:
+async def test_a_continued_chat_is_the_same_program() -> None:
     async with open_server() as local:
         chat: list[Any] = [said("system", "You are kind."), said("user", "hello")]
         for turn in range(3):
@@ -159,7 +161,7 @@ async def test_a_fork_of_a_chat_makes_siblings() -> None:
         assert parents(local, local.programs()[0]) == [(), (0,), (0,)]
 
 
-async def test_the_reply_tells_programs_apart_that_began_alike() -> None:
+async def test_the_reply_distinguishes_programs_that_began_alike() -> None:
     replies = iter(["red", "blue", "red again", "blue again"])
     async with open_server(lambda call: next(replies)) as local:
         for _ in range(2):
@@ -199,7 +201,7 @@ async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
         await local.chat("something else altogether", **ask)
         assert row.tools == 1
         assert parents(local, row.program_id) == [(), (0,), (1,), (2,)]
-        await local.client.post("/v1/sessions")
+        await local.client.post("/v1/client-runs")
         said = {"x-agentrt-program": "mine", "x-agentrt-call": "1"}
         await local.chat("look", **{**ask, "headers": said})
         assert [row.tools for row in local.runtime.table if row.session == "mine"] == [0]
@@ -238,14 +240,15 @@ async def test_too_many_programs_drop_those_of_one_request_the_oldest_first() ->
         assert local.programs() == ["chat-5", "chat-6"]
 
 
-async def test_a_session_begins_and_ends_by_hand() -> None:
+async def test_a_client_begins_and_ends_a_run() -> None:
     async with open_server() as local:
-        session = (await local.client.post("/v1/sessions", json={"type": "agent"})).json()
+        begun = (await local.client.post("/v1/client-runs", json={"type": "agent"})).json()
         for _ in range(2):
-            await local.chat("hello", headers=headers(session["id"]))
-        at = f"/v1/sessions/{session['id']}"
-        stands = (await local.client.get(at)).json()
-        assert (stands["type"], stands["calls"], stands["state"]) == ("agent", 2, "running")
+            await local.chat("hello", headers=headers(begun["id"]))
+        at = f"/v1/client-runs/{begun['id']}"
+        run = (await local.client.get(at)).json()
+        assert (run["object"], run["type"]) == ("client_run", "agent")
+        assert (run["calls"], run["state"]) == (2, "running")
         strange = {"x-agentrt-tenant": "other"}
         assert (await local.client.get(at, headers=strange)).status_code == 404
         assert (await local.client.delete(at, headers=strange)).status_code == 404
@@ -255,16 +258,37 @@ async def test_a_session_begins_and_ends_by_hand() -> None:
         assert (await local.client.delete(at)).status_code == 404
 
 
+async def test_the_former_path_of_client_runs_works_with_a_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api._log_former_path.cache_clear()
+    async with open_server() as local:
+        begun = await local.client.post("/v1/sessions", json={"type": "agent"})
+        at = f"/v1/sessions/{begun.json()['id']}"
+        answers = [begun, await local.client.get("/v1/sessions"), await local.client.get(at)]
+        answers.append(await local.client.delete(at))
+        unknown = await local.client.get(at)
+        now = await local.client.get("/v1/client-runs")
+    assert [answer.status_code for answer in answers] == [201, 200, 200, 200]
+    assert [answer.json()["object"] for answer in answers] == ["session", "list"] + ["session"] * 2
+    for answer in answers:
+        assert answer.headers["deprecation"].startswith("@")
+        assert answer.headers["link"] == '</v1/client-runs>; rel="successor-version"'
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+    assert "deprecation" not in now.headers
+    text = "/v1/sessions is now /v1/client-runs; the old path works until version 0.4"
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
+
+
 async def test_calls_that_outlive_their_program_leave_nothing() -> None:
-    """The session ends, and its tenant is forgotten, before its call has come to its end."""
+    """The program ends, and its tenant is forgotten, before the program's call has ended."""
     async with Runtime(ScriptedExecutor()) as runtime:
         programs = ClientPrograms(
             runtime, lambda tenant: Limits(), idle_s=900.0, silent_idle_s=120.0
         )
-        session = programs.start_session("a", Claim()).name
-        assert session is not None
-        entry = programs.enter("a", Claim(program=session), ())
-        programs.end_session("a", session)
+        program = programs.begin("a", Claim())
+        entry = programs.enter("a", Claim(program=program.name), ())
+        programs.end(program)
         programs.sweep()
         programs.leave(entry)
         assert (len(programs), len(runtime.table), entry.program.open) == (0, 0, 0)

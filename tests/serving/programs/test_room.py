@@ -34,7 +34,7 @@ class Many:
             self.all.leave(entry)
 
     def converse(self, chat: str, turns: int) -> None:
-        """A chat without a name: each request goes on from the reply before it."""
+        """A chat without a name: each request continues from the reply before it."""
         registry = self.runtime.registry
         hashes: list[bytes] = []
         for turn in range(turns):
@@ -83,7 +83,7 @@ async def test_names_that_call_more_often_keep_others_out_for_longer(
         assert programs.names() == ["b", "c"]
 
 
-async def test_a_program_that_shows_life_does_not_make_room() -> None:
+async def test_an_active_program_does_not_make_room() -> None:
     """1. With an open request. 2. With a tool that runs. 3. Nor for another tenant's programs."""
     async with Runtime(ScriptedExecutor(), clock=lambda: 0.0) as runtime:
         programs = Many(runtime, 2)
@@ -97,33 +97,33 @@ async def test_a_program_that_shows_life_does_not_make_room() -> None:
         assert (programs.names(), programs.names("b")) == (["open", "tool"], ["new"])
 
 
-async def test_sessions_without_calls_make_room_for_programs_that_call() -> None:
+async def test_begun_programs_without_calls_make_room_for_calling_programs() -> None:
     now = 0.0
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
         programs = Many(runtime, 2)
-        programs.all.start_session("a", Claim())
+        programs.all.begin("a", Claim())
         now = 1.0
-        second = programs.all.start_session("a", Claim()).name
+        second = programs.all.begin("a", Claim()).name
         with pytest.raises(BusyError):
-            programs.all.start_session("a", Claim())
+            programs.all.begin("a", Claim())
         programs.request("new")
         assert programs.names() == [second, "new"]
 
 
-async def test_named_programs_of_a_client_that_is_gone_make_room_too() -> None:
+async def test_named_programs_of_an_absent_client_make_room_too() -> None:
     """1. Both were heard of lately: no room. 2. One is silent for long: it ends for a new one."""
     now = 0.0
     async with Runtime(ScriptedExecutor(), clock=lambda: now) as runtime:
         limits = Limits(programs=2)
         programs = ClientPrograms(runtime, lambda tenant: limits, idle_s=900.0, silent_idle_s=120.0)
-        first = programs.start_session("a", Claim()).name
+        first = programs.begin("a", Claim()).name
         now = 60.0
-        second = programs.start_session("a", Claim()).name
+        second = programs.begin("a", Claim()).name
         now = 119.0
         with pytest.raises(BusyError):
-            programs.start_session("a", Claim())
+            programs.begin("a", Claim())
         now = 121.0
-        third = programs.start_session("a", Claim()).name
+        third = programs.begin("a", Claim()).name
         assert [one.name for one in programs.named("a")] == [second, third] != [first, second]
 
 

@@ -27,11 +27,11 @@ async def test_no_made_up_request_fails_the_server() -> None:
     async with open_server(served={"echo": ServedProgram(echo, "here.py")}) as local:
         described = (await local.client.get("/openapi.json")).json()
         operations = [f"{m.upper()} {p}" for p, ms in described["paths"].items() for m in ms]
-        assert "POST /v1/sessions" in operations
+        assert "POST /v1/client-runs" in operations
         name_what_is_there(described)
         tried = await asyncio.to_thread(try_all, described, local.url)
     assert len(tried) == len(operations)
-    for label in ("sessions", "programs/{name}/runs"):
+    for label in ("client-runs", "programs/{name}/runs"):
         assert {200, 201, 202} & tried[f"POST /v1/{label}"], "none of them came through"
 
 

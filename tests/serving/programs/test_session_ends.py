@@ -82,7 +82,7 @@ OF_A_SESSION: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 async def test_bodies_name_programs_and_their_ends_in_other_servers_words() -> None:
-    """What means nothing here may have any value."""
+    """Fields that agentrt does not use may have any value."""
     async with open_server() as local:
         for number, (whose, (*before, last)) in enumerate(OF_A_SESSION.items()):
             said = {"x-agentrt-tenant": f"tenant-{number}"}
@@ -133,7 +133,7 @@ async def test_a_malformed_hint_is_refused_by_its_name() -> None:
         assert local.server.tenants.calls("default") == 0
 
 
-async def test_a_call_that_was_given_up_does_not_keep_its_program() -> None:
+async def test_a_cancelled_call_does_not_keep_its_program_live() -> None:
     async with open_server(kind=Held) as local:
         call = asyncio.create_task(local.chat("hello", headers={"x-session-id": "a"}))
         await local.until(lambda: len(local.engine.open) == 1)

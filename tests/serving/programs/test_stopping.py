@@ -1,4 +1,4 @@
-"""What stops a call: its client goes, its program ends, its time is up, the server drains."""
+"""Causes that stop a call: a disconnect, the program's end, a deadline, a drain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def is_rid_of(local: LocalServer) -> None:
     assert (await local.runtime.executor.snapshot())["tenants"] == {}
 
 
-async def test_a_client_that_goes_while_it_waits_cancels_its_calls() -> None:
+async def test_a_client_that_disconnects_while_waiting_cancels_its_calls() -> None:
     async with open_server(kind=Held) as local:
         async with httpx.AsyncClient(base_url=local.url, timeout=60) as client:
             asking = asyncio.create_task(client.post(CHAT, json=body(n=3), timeout=WAIT_S))
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_a_stream_cancels_its_calls() -> None:
         await is_rid_of(local)
 
 
-async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_queue() -> None:
+async def test_a_client_that_disconnects_before_admission_leaves_the_queue() -> None:
     limits = Limits(concurrency=1)
     async with open_server(kind=Held, limits=limits, is_shared=True) as local:
         first = asyncio.create_task(local.chat("first"))
@@ -78,16 +78,16 @@ async def test_a_client_that_goes_while_its_call_waits_at_the_gate_leaves_the_qu
         await is_rid_of(local)
 
 
-async def test_an_ended_session_calls_off_its_calls() -> None:
+async def test_an_ended_run_cancels_its_calls() -> None:
     async with open_server(kind=Held) as local:
-        session = (await local.client.post("/v1/sessions")).json()["id"]
+        session = (await local.client.post("/v1/client-runs")).json()["id"]
         said = {"x-agentrt-program": session}
         asking = [
             asyncio.create_task(local.client.post(CHAT, json=body(**more), headers=said))
             for more in ({}, {"stream": True})
         ]
         await local.until(lambda: len(local.engine.open) == 2)
-        await local.client.delete(f"/v1/sessions/{session}")
+        await local.client.delete(f"/v1/client-runs/{session}")
         whole, stream = [await task for task in asking]
         assert whole.status_code == 409
         assert "its program chat-1 was ended" in whole.json()["error"]["message"]
@@ -110,14 +110,14 @@ async def test_a_call_ends_at_its_programs_deadline() -> None:
 
 
 class Silent(ScriptedExecutor):
-    """It never says anything."""
+    """An executor whose calls produce no output."""
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         await asyncio.Event().wait()
         yield Chunk("")
 
 
-async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
+async def test_a_client_that_reads_after_the_deadline_gets_the_error_then() -> None:
     """The time is up while nobody reads: whoever waits for a chunk later is not left alone."""
     loop = asyncio.get_running_loop()
     async with Runtime(Silent(), clock=lambda: 0.0) as runtime:
@@ -134,7 +134,7 @@ async def test_who_reads_on_after_the_deadline_learns_it_then() -> None:
         await caller.close()
 
 
-async def test_a_draining_server_finishes_what_runs_and_takes_nothing_new() -> None:
+async def test_a_draining_server_finishes_running_calls_and_accepts_no_new_calls() -> None:
     async with open_server(kind=Held) as local:
         running = asyncio.create_task(local.chat("finish me"))
         await local.engine.began.wait()

@@ -105,7 +105,7 @@ async def test_parked(tmp_path: Path, code: Code) -> None:
     ],
 )
 async def test_not_parked(tmp_path: Path, code: Code) -> None:
-    """What it does beside is in memory alone."""
+    """The program's other work exists only in memory."""
     async with served(tmp_path / "j", of(code), events=ByHand()) as local:
         if code is beside_a_call:
             local.engine.generate = never  # type: ignore[method-assign]  # it never answers
@@ -121,7 +121,7 @@ async def never(call: Any, *, stream: bool) -> Any:
     yield
 
 
-async def test_whose_time_comes_soon_is_not_parked(tmp_path: Path) -> None:
+async def test_a_program_whose_wait_ends_soon_is_not_parked(tmp_path: Path) -> None:
     async def code(ctx: Context) -> None:
         await asyncio.gather(ctx.human("a"), ctx.sleep(60))
 
@@ -133,7 +133,7 @@ async def test_whose_time_comes_soon_is_not_parked(tmp_path: Path) -> None:
         assert not (await local.run(run))["parked"]
 
 
-async def test_what_an_event_has_started_leaves_its_place_to_others(tmp_path: Path) -> None:
+async def test_a_parked_program_of_an_event_frees_its_place(tmp_path: Path) -> None:
     """And is no dead letter before it comes back, and fails."""
 
     async def main(ctx: Context, event: Any) -> None:

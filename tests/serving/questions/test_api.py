@@ -80,7 +80,7 @@ def by(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-async def test_a_run_that_waits_says_so_and_goes_on_when_it_is_answered() -> None:
+async def test_a_waiting_run_says_so_and_continues_after_the_answer() -> None:
     async with serving() as local:
         run = await start(local, "waiter")
         [question] = await listed(local)
@@ -184,7 +184,7 @@ async def test_another_tenant_sees_and_answers_nothing() -> None:
         assert (await run_of(local, run, "ann"))["result"] == "ann"
 
 
-async def test_who_waits_for_a_human_leaves_its_tenants_seat_to_others() -> None:
+async def test_a_program_that_waits_for_a_human_frees_its_tenants_slot() -> None:
     """One call at a time: that of another program goes in while the first one waits."""
     async with serving(limits=Limits(concurrency=1)) as local:
         run = await start(local, "caller")

@@ -87,7 +87,7 @@ async def main(ctx):
     assert asked == ["tea", "tea"]
 
 
-async def test_it_holds_contexts_of_tokens() -> None:
+async def test_a_submitted_program_uses_contexts_of_tokens() -> None:
     """Forks go their own ways; ends of calls, bounds and errors are those of a context."""
     source = """
 import asyncio
@@ -123,7 +123,7 @@ async def main(ctx):
         ("schema={'type': 'object', 'properties': {'age': {'type': 'integer'}}}", {"age": 7}),
     ],
 )
-async def test_it_asks_a_human(options: str, answer: Any) -> None:
+async def test_a_submitted_program_asks_a_human(options: str, answer: Any) -> None:
     source = f"async def main(ctx):\n    return await ctx.human('ok?', {options})\n"
     async with open_server(submit=True) as local:
         started = await local.client.post("/v1/programs", json={"source": source, "wait": False})
@@ -138,8 +138,8 @@ async def test_it_asks_a_human(options: str, answer: Any) -> None:
     assert (started.status_code, run["result"]) == (202, answer)
 
 
-async def test_it_constrains_what_a_context_generates() -> None:
-    """As requests do: the engine has the schema, the pattern, the choices or the grammar."""
+async def test_a_submitted_program_constrains_a_generation() -> None:
+    """As with requests, the engine gets the schema, pattern, choices or grammar."""
     source = """
 async def main(ctx):
     context = await ctx.context("rivers of")
@@ -265,7 +265,7 @@ WRONG: list[tuple[str, int | None, str]] = [
 ]
 
 
-async def test_what_a_program_may_not_do_is_named_with_its_line() -> None:
+async def test_the_error_of_a_forbidden_operation_names_its_line() -> None:
     # So little memory that it is full before half a second of computing is over.
     limits = Limits(submitted=100, submitted_calls=20, submitted_memory_mib=8)
     async with open_server(submit=True, limits=limits) as local:
@@ -278,7 +278,7 @@ async def test_what_a_program_may_not_do_is_named_with_its_line() -> None:
         assert (await send(local, CALLS))["state"] == "done"  # and the server is as it was
 
 
-async def test_its_tokens_are_bounded_also_beside_each_other() -> None:
+async def test_the_tokens_of_parallel_calls_are_limited() -> None:
     """Ten calls at once may have five tokens together: the others find none left."""
     source = """
 import asyncio

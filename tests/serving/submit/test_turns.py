@@ -1,4 +1,4 @@
-"""What a tenant's programs may compute: decisions on a clock that the test moves."""
+"""The computing time of a tenant's programs, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_tenants_turns_are_one_after_the_other() -> None:
     assert running == ["one", "two"]
 
 
-async def test_what_the_loop_is_late_by_is_not_spent() -> None:
+async def test_a_late_event_loop_uses_no_budget() -> None:
     """A turn costs what its function takes, however late its thread and the loop come to it."""
     now = 0.0
 

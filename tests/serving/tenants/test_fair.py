@@ -46,7 +46,7 @@ def test_weights_are_shares() -> None:
     assert serve(one, 400) == {"gold": 300, "tin": 100}
 
 
-def test_what_calls_really_use_counts() -> None:
+def test_the_actual_use_of_calls_counts() -> None:
     """Both expect as much, and A's calls use three times as much: it gets a third of the calls."""
     one = queue(1)
     for tenant in ("a", "b"):
@@ -61,7 +61,7 @@ def test_what_calls_really_use_counts() -> None:
     assert abs(served["a"] - 100) <= 1
 
 
-def test_who_was_idle_has_saved_nothing_up() -> None:
+def test_an_idle_tenant_accumulates_no_credit() -> None:
     one = queue(1)
     one.push("b", 0.0, 10.0, 0.0)
     serve(one, 1)
@@ -73,7 +73,7 @@ def test_who_was_idle_has_saved_nothing_up() -> None:
     assert serve(one, 20) == {"a": 10, "b": 10}
 
 
-def test_who_goes_and_comes_again_has_lost_no_debt() -> None:
+def test_a_returning_tenant_keeps_its_debt() -> None:
     one = queue(1)
     one.push("b", 0.0, 10.0, 0.0)
     one.push("a", 0.0, 10.0, 0.0)
@@ -97,7 +97,7 @@ def filled(one: FairQueue, tenant: str, now: float = 0.0) -> int:
     return count
 
 
-def test_whoever_is_outside_gets_in_at_once_however_much_another_wants() -> None:
+def test_a_tenant_without_calls_is_admitted_at_once_despite_anothers_load() -> None:
     """A greedy tenant's long calls fill an engine, and never end.
 
     1. It gets 28 of 32 places.
@@ -125,11 +125,11 @@ def test_whoever_is_outside_gets_in_at_once_however_much_another_wants() -> None
         assert one.pop(float(now)) is None
 
 
-def test_whoever_calls_again_and_again_finds_room_in_the_batch() -> None:
+def test_a_tenant_that_calls_in_sequence_finds_room_in_the_batch() -> None:
     """An engine with room for 16 calls in its batch, of 32 that it is given.
 
     1. A tenant has made a short call: another gets 14 of the places, however much it wants.
-    2. So it is as long as the first goes on, and for some seconds after.
+    2. So it is as long as the first continues, and for some seconds after.
     3. Then the other has all but the kept ones: nobody is there to wait for them.
     """
     one = queue(32)
@@ -149,7 +149,7 @@ def test_whoever_calls_again_and_again_finds_room_in_the_batch() -> None:
     assert one.counts()["greedy"]["inside"] == 28
 
 
-def test_two_tenants_that_want_the_same_have_all_that_is_not_kept() -> None:
+def test_two_equal_tenants_use_all_unreserved_places() -> None:
     one = queue(32)
     for _ in range(100):
         one.push("a", 0.0, 10.0, 0.0)
@@ -209,12 +209,12 @@ class Reference:
         return any(ticket.tenant == tenant for ticket in self.waiting + self.inside)
 
     def raise_floor(self) -> None:
-        """Where the least served of the busy tenants stands; it never falls."""
+        """Raise the floor to the least served busy tenant. The floor never falls."""
         busy = [served for tenant, served in self.served.items() if self.is_busy(tenant)]
         self.floor = max([self.floor, min(busy)]) if busy else self.floor
 
     def push(self, ticket: Ticket) -> None:
-        """Who comes back from idling has saved nothing up, and lost no debt."""
+        """A tenant that returns has gained no credit, and keeps its debt."""
         if not self.is_busy(ticket.tenant):
             self.raise_floor()
             self.served[ticket.tenant] = max(self.served.get(ticket.tenant, 0.0), self.floor)
@@ -222,7 +222,7 @@ class Reference:
         self.heard[ticket.tenant] = ticket.since
 
     def stands(self, tenant: str) -> float:
-        """Its service so far and what its calls inside are expected to use, for its weight."""
+        """The tenant's service plus the expected use of its admitted calls, over its weight."""
         expected = sum(ticket.cost for ticket in self.inside if ticket.tenant == tenant)
         return self.served[tenant] + expected / self.limits[tenant].weight
 
@@ -285,7 +285,7 @@ steps = st.lists(
 def test_the_queue_decides_as_the_reference(
     story: list[tuple[str, str, int, float]], slots: int | None
 ) -> None:
-    """Who goes in, how many wait and are inside; and when all is over, nothing is left."""
+    """Compare the admitted calls and both counts; at the end no state is left."""
     limits = {"a": Limits(weight=4.0), "b": Limits(concurrency=1), "c": Limits(weight=0.5)}
     one, reference, now = queue(slots, limits), Reference(slots, limits), 0.0
     for event, tenant, number, amount in story:
@@ -323,7 +323,7 @@ def test_the_queue_decides_as_the_reference(
     )
 
 
-def test_tickets_that_gave_up_are_forgotten() -> None:
+def test_cancelled_tickets_are_forgotten() -> None:
     """The heap of ranks holds at most twice as many as wait, and a few."""
     one = queue(0)
     tickets = [one.push("a", float(n % 7), 1.0, 0.0) for n in range(500)]

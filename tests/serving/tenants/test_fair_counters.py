@@ -18,7 +18,7 @@ def inside(one: FairQueue, now: float = 0.0) -> list[Ticket]:
     return tickets
 
 
-def test_what_calls_inside_are_expected_to_use_counts_by_weight() -> None:
+def test_the_expected_use_of_admitted_calls_counts_by_weight() -> None:
     """Gold has 20 + 4 under way for its weight of 4, tin has 5."""
     one = queue(None, gold=4.0)
     for tenant, cost in (("gold", 20.0), ("gold", 4.0), ("tin", 5.0)):
@@ -30,7 +30,7 @@ def test_what_calls_inside_are_expected_to_use_counts_by_weight() -> None:
     assert [ticket.tenant for ticket in inside(one)] == ["tin", "gold"]
 
 
-def test_what_was_expected_is_given_back_for_what_was_used() -> None:
+def test_the_expected_use_is_replaced_by_the_actual_use() -> None:
     one = queue(None)
     for tenant, cost in (("a", 100.0), ("a", 7.0), ("b", 9.0)):
         one.push(tenant, 0.0, cost, 0.0)
@@ -42,7 +42,7 @@ def test_what_was_expected_is_given_back_for_what_was_used() -> None:
     assert [ticket.tenant for ticket in inside(one)] == ["a", "b"], "7 + 1 before 9"
 
 
-def test_a_full_queue_lets_nobody_in() -> None:
+def test_a_full_queue_admits_no_call() -> None:
     one = queue(1)
     assert one.pop(0.0) is None, "nobody wants in"
     for tenant in ("a", "b"):
@@ -53,7 +53,7 @@ def test_a_full_queue_lets_nobody_in() -> None:
     assert [ticket.tenant for ticket in inside(one)] == ["b"]
 
 
-def test_beside_one_that_called_lately_another_gets_a_batch_of_whole_places() -> None:
+def test_a_recent_tenant_leaves_another_whole_places_of_the_batch() -> None:
     """Half of 19 places are 9, of which two are kept."""
     one = queue(19)
     one.push("b", 0.0, 1.0, 0.0)
@@ -70,7 +70,7 @@ def test_a_rank_counts_at_any_hour() -> None:
     assert [ticket.rank for ticket in inside(one, 101.0)] == [1.0, 2.0]
 
 
-def test_who_gave_up_and_owes_nothing_is_forgotten() -> None:
+def test_a_tenant_without_calls_and_debt_is_forgotten() -> None:
     one = queue(None)
     one.drop(one.push("a", 0.0, 1.0, 0.0))
     assert len(one) == 0

@@ -31,7 +31,7 @@ def test_a_key_is_known_and_not_written_down(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_is_no_key_is_nobodys(path: Path) -> None:
+def test_an_invalid_key_belongs_to_no_tenant(path: Path) -> None:
     key, other = new_key(path, "acme"), new_key(path, "other")
     ring = KeyRing(path)
     head, secret = key[:20], key[21:]
@@ -86,7 +86,7 @@ def test_the_file_is_read_again(path: Path) -> None:
         ),
     ],
 )
-def test_bad_files_are_told(path: Path, text: str, says: str) -> None:
+def test_an_invalid_key_file_is_refused(path: Path, text: str, says: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=says):
         KeyRing(path)
@@ -102,7 +102,7 @@ def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
     assert {name: getattr(limits, name) for name in names} == dict.fromkeys(names)
 
 
-def test_a_file_that_is_not_there_says_how_to_make_it(path: Path) -> None:
+def test_the_error_of_a_missing_file_says_how_to_make_it(path: Path) -> None:
     with pytest.raises(ConfigError, match="agentrt keys new"):
         KeyRing(path)
 
@@ -128,8 +128,8 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
         assert (await local.client.get(tricky)).status_code == 404
         as_a = {"authorization": f"Bearer {keys['a']}", "x-agentrt-tenant": "b"}
         as_b = {"x-api-key": keys["b"]}
-        session = (await call("/v1/sessions", headers=as_a)).json()["id"]
-        at = f"/v1/sessions/{session}"
+        session = (await call("/v1/client-runs", headers=as_a)).json()["id"]
+        at = f"/v1/client-runs/{session}"
         assert (await local.client.get(at, headers=as_b)).status_code == 404
         assert (await local.client.delete(at, headers=as_b)).status_code == 404
         said = {**as_b, "x-agentrt-program": session}

@@ -59,7 +59,7 @@ def test_a_refused_request_costs_nothing() -> None:
     assert tenants.calls("a") == 1
 
 
-def test_requests_without_calls_count_as_many_as_they_are() -> None:
+def test_requests_without_calls_are_counted_one_by_one() -> None:
     """More of them than a minute has go at once, and are waited for after."""
     clock = Clock()
     tenants = Tenants(clock, Limits(requests_per_minute=60, tokens_per_minute=60))
@@ -75,7 +75,7 @@ def test_requests_without_calls_count_as_many_as_they_are() -> None:
     tenants.ask("a", 60)
 
 
-def test_limits_that_change_are_taken_over() -> None:
+def test_changed_limits_are_applied() -> None:
     own = {"a": Limits(calls=1)}
     tenants = Tenants(Clock(), Limits(), lambda: own)
     tenants.enter("a")

@@ -52,7 +52,7 @@ def _named(name: str | None, picked: str | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _FamilyRow:
     """The parsers for models of some kind.
 
     The row is for models whose type is in ``types`` (empty: any type) and whose chat template
@@ -69,60 +69,64 @@ class _Row:
 
 _THINK = "<think>"
 _CODED = (  # vLLM renders their chats in code, so their chat templates need not show tools
-    _Row("openai", "openai_gptoss", types=("gpt_oss",)),
-    _Row("deepseek_v32", "deepseek_v3", types=("deepseek_v32",)),
-    _Row("deepseek_v4", "deepseek_v4", types=("deepseek_v4",)),
-    _Row("deepseek_v41", "deepseek_v41", types=("deepseek_v41",)),
-    _Row("kimi_k3", "kimi_k3", types=("kimi_k3",)),
-    _Row("inkling", "inkling", types=("inkling", "inkling_text")),
+    _FamilyRow("openai", "openai_gptoss", types=("gpt_oss",)),
+    _FamilyRow("deepseek_v32", "deepseek_v3", types=("deepseek_v32",)),
+    _FamilyRow("deepseek_v4", "deepseek_v4", types=("deepseek_v4",)),
+    _FamilyRow("deepseek_v41", "deepseek_v41", types=("deepseek_v41",)),
+    _FamilyRow("kimi_k3", "kimi_k3", types=("kimi_k3",)),
+    _FamilyRow("inkling", "inkling", types=("inkling", "inkling_text")),
 )
 _MISTRAL = ("mistral", "mistral3", "ministral3", "mistral4", "mixtral", "pixtral", "voxtral")
 _DISTILLED = ("llama", "qwen2", "qwen3")
 _GRANITE = ("granite", "granitemoe", "granitemoehybrid")
 _BY_TEMPLATE = (  # the first row that fits is used
-    _Row("gemma4", "gemma4", types=("gemma4", "gemma4_text", "gemma4_unified")),
-    _Row("minimax_m3", "minimax_m3", types=("minimax_m3", "minimax_m3_text", "minimax_m3_vl")),
-    _Row("muse_glimmer", "muse_glimmer", types=("muse_glimmer", "muse_glimmer_text")),
-    _Row("k2_horizon", "k2_horizon", types=("k2_horizon",)),
-    _Row("hy_v3", "hy_v3", types=("hy_v3",)),
-    _Row("hy_v4", "hy_v4", types=("hy_v4",)),
-    _Row("plamo3", "plamo3", types=("plamo3",)),
-    _Row("step3p5", "step3p5", types=("step3p5",)),
-    _Row("step3", "step3", types=("step3_vl", "step3_text")),
-    _Row("ling3", "ling3", types=("bailing_hybrid", "bailing_moe_v3", "bailing_moe_v3_vl")),
-    _Row("poolside_v1", "poolside_v1", types=("laguna",)),
-    _Row("hunyuan_a13b", "hunyuan_a13b", types=("hunyuan_v1_moe", "hunyuan_v1_dense")),
-    _Row("mimo", "mimo", ("<tool_call>",), types=("mimo", "mimo_v2", "mimo_v2_flash")),
-    _Row("ernie45", "ernie45", ("<tool_call>",), types=("ernie4_5", "ernie4_5_moe")),
-    _Row("jamba", None, ("<tool_calls>",), types=("jamba",)),
-    _Row("olmo3", "olmo3", ("<function_calls>",), types=("olmo3",), thinks=_THINK),
-    _Row("llama4_json", None, ('"parameters":',), types=("llama4",)),
-    _Row("llama4_pythonic", None, types=("llama4",)),
-    _Row("granite", "granite", ("<|tool_call|>",), _GRANITE, "Here is my thought process"),
-    _Row("granite4", "granite_thinking_parser", ("<tool_call>",), _GRANITE, _THINK),
-    _Row("qwen3_coder", "nemotron_v3", ("<function=",), types=("nemotron_h",), thinks=_THINK),
-    _Row(TOOL_FORM, "deepseek_r1", ("<｜Assistant｜>",), types=_DISTILLED),
-    _Row("hermes", "deepseek_r1", ("<tool_call>",), ("qwen2",), _THINK),  # QwQ always thinks
-    _Row("deepseek_v3", "deepseek_r1", ("<｜tool▁calls▁begin｜>", "```json"), thinks="</think>"),
-    _Row("deepseek_v31", "deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
-    _Row("kimi_k2", "kimi_k2", ("<|tool_calls_section_begin|>",), thinks=_THINK),
-    _Row("glm47", "glm45", ("<arg_key>",), thinks=_THINK),
-    _Row("minimax_m2", "minimax_m2", ("<minimax:tool_call>",)),
-    _Row("seed_oss", "seed_oss", ("<seed:tool_call>",), thinks="seed:think"),
-    _Row("longcat", None, ("<longcat_tool_call>",)),
-    _Row("functiongemma", None, ("<start_function_call>",)),
-    _Row("dots", None, ("<dots_function_call>",)),
-    _Row("apertus", None, ("<|tools_prefix|>",)),
-    _Row("lfm2", None, ("<|tool_call_start|>",)),
-    _Row("internlm", None, ("<|action_start|>",)),
-    _Row("phi4_mini_json", None, ("functools",)),
-    _Row("granite-20b-fc", None, ("<function_call>",)),
-    _Row("qwen3_coder", "qwen3", ("<function=",), thinks=_THINK),
-    _Row("minicpm5", "qwen3", ("<function name=",), thinks=_THINK),
-    _Row("mistral", "mistral", ("[TOOL_CALLS]",), thinks="[THINK]"),
-    _Row("hermes", "qwen3", ("<tool_call>",), thinks=_THINK),
-    _Row("pythonic", None, ("func_name1(params_name1=",)),
-    _Row("llama3_json", None, ('{"name": function name, "parameters"',)),
+    _FamilyRow("gemma4", "gemma4", types=("gemma4", "gemma4_text", "gemma4_unified")),
+    _FamilyRow(
+        "minimax_m3", "minimax_m3", types=("minimax_m3", "minimax_m3_text", "minimax_m3_vl")
+    ),
+    _FamilyRow("muse_glimmer", "muse_glimmer", types=("muse_glimmer", "muse_glimmer_text")),
+    _FamilyRow("k2_horizon", "k2_horizon", types=("k2_horizon",)),
+    _FamilyRow("hy_v3", "hy_v3", types=("hy_v3",)),
+    _FamilyRow("hy_v4", "hy_v4", types=("hy_v4",)),
+    _FamilyRow("plamo3", "plamo3", types=("plamo3",)),
+    _FamilyRow("step3p5", "step3p5", types=("step3p5",)),
+    _FamilyRow("step3", "step3", types=("step3_vl", "step3_text")),
+    _FamilyRow("ling3", "ling3", types=("bailing_hybrid", "bailing_moe_v3", "bailing_moe_v3_vl")),
+    _FamilyRow("poolside_v1", "poolside_v1", types=("laguna",)),
+    _FamilyRow("hunyuan_a13b", "hunyuan_a13b", types=("hunyuan_v1_moe", "hunyuan_v1_dense")),
+    _FamilyRow("mimo", "mimo", ("<tool_call>",), types=("mimo", "mimo_v2", "mimo_v2_flash")),
+    _FamilyRow("ernie45", "ernie45", ("<tool_call>",), types=("ernie4_5", "ernie4_5_moe")),
+    _FamilyRow("jamba", None, ("<tool_calls>",), types=("jamba",)),
+    _FamilyRow("olmo3", "olmo3", ("<function_calls>",), types=("olmo3",), thinks=_THINK),
+    _FamilyRow("llama4_json", None, ('"parameters":',), types=("llama4",)),
+    _FamilyRow("llama4_pythonic", None, types=("llama4",)),
+    _FamilyRow("granite", "granite", ("<|tool_call|>",), _GRANITE, "Here is my thought process"),
+    _FamilyRow("granite4", "granite_thinking_parser", ("<tool_call>",), _GRANITE, _THINK),
+    _FamilyRow("qwen3_coder", "nemotron_v3", ("<function=",), types=("nemotron_h",), thinks=_THINK),
+    _FamilyRow(TOOL_FORM, "deepseek_r1", ("<｜Assistant｜>",), types=_DISTILLED),
+    _FamilyRow("hermes", "deepseek_r1", ("<tool_call>",), ("qwen2",), _THINK),  # QwQ always thinks
+    _FamilyRow(
+        "deepseek_v3", "deepseek_r1", ("<｜tool▁calls▁begin｜>", "```json"), thinks="</think>"
+    ),
+    _FamilyRow("deepseek_v31", "deepseek_v3", ("<｜tool▁calls▁begin｜>",)),
+    _FamilyRow("kimi_k2", "kimi_k2", ("<|tool_calls_section_begin|>",), thinks=_THINK),
+    _FamilyRow("glm47", "glm45", ("<arg_key>",), thinks=_THINK),
+    _FamilyRow("minimax_m2", "minimax_m2", ("<minimax:tool_call>",)),
+    _FamilyRow("seed_oss", "seed_oss", ("<seed:tool_call>",), thinks="seed:think"),
+    _FamilyRow("longcat", None, ("<longcat_tool_call>",)),
+    _FamilyRow("functiongemma", None, ("<start_function_call>",)),
+    _FamilyRow("dots", None, ("<dots_function_call>",)),
+    _FamilyRow("apertus", None, ("<|tools_prefix|>",)),
+    _FamilyRow("lfm2", None, ("<|tool_call_start|>",)),
+    _FamilyRow("internlm", None, ("<|action_start|>",)),
+    _FamilyRow("phi4_mini_json", None, ("functools",)),
+    _FamilyRow("granite-20b-fc", None, ("<function_call>",)),
+    _FamilyRow("qwen3_coder", "qwen3", ("<function=",), thinks=_THINK),
+    _FamilyRow("minicpm5", "qwen3", ("<function name=",), thinks=_THINK),
+    _FamilyRow("mistral", "mistral", ("[TOOL_CALLS]",), thinks="[THINK]"),
+    _FamilyRow("hermes", "qwen3", ("<tool_call>",), thinks=_THINK),
+    _FamilyRow("pythonic", None, ("func_name1(params_name1=",)),
+    _FamilyRow("llama3_json", None, ('{"name": function name, "parameters"',)),
 )
 
 
@@ -144,7 +148,7 @@ def pick(config: Mapping[str, Any], chat_template: str | None) -> Family:
     return Family(TOOL_FORM, None, architecture)
 
 
-def _fits(row: _Row, types: set[str | None], template: str) -> bool:
+def _fits(row: _FamilyRow, types: set[str | None], template: str) -> bool:
     return (not row.types or bool(types & set(row.types))) and all(
         mark in template for mark in row.marks
     )

@@ -36,7 +36,7 @@ class CallPart:
     arguments: str
 
 
-class _Inside(Enum):
+class _InsideCall(Enum):
     HEAD = "head"
     TEXT = "text"  # the answer, a JSON string
     VALUE = "value"  # the answer, any other JSON value
@@ -48,7 +48,7 @@ class OutputReader:
     """Turns an output's pieces into pieces of the answer's text (`str`) or of a tool call."""
 
     def __init__(self) -> None:
-        self._inside = _Inside.HEAD
+        self._inside = _InsideCall.HEAD
         self._whole = ""
         self._rest = ""
 
@@ -56,23 +56,23 @@ class OutputReader:
         """Take the next piece of the output, and yield what is certain after it."""
         self._whole += piece
         self._rest += piece
-        if self._inside is _Inside.HEAD:
+        if self._inside is _InsideCall.HEAD:
             yield from self._head()
-        if self._inside is _Inside.TEXT:
+        if self._inside is _InsideCall.TEXT:
             yield from self._text()
-        elif self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
+        elif self._inside in (_InsideCall.VALUE, _InsideCall.ARGUMENTS):
             end = _MAYBE_THE_END.search(self._rest)
             assert end is not None
             yield from self._json(end.start())
 
     def finish(self) -> Iterator[str | CallPart]:
         """End the output, complete or cut off, and yield what was held back."""
-        if self._inside in (_Inside.VALUE, _Inside.ARGUMENTS):
+        if self._inside in (_InsideCall.VALUE, _InsideCall.ARGUMENTS):
             # In a complete output, the last brace closes the form, and not the value in it.
             yield from self._json(self._rest.rfind("}") if self._is_whole() else len(self._rest))
-        elif self._inside is _Inside.HEAD and self._rest and not self._is_begun():
+        elif self._inside is _InsideCall.HEAD and self._rest and not self._is_begun():
             yield self._rest
-        self._inside, self._rest = _Inside.DONE, ""
+        self._inside, self._rest = _InsideCall.DONE, ""
 
     def _is_whole(self) -> bool:
         try:
@@ -93,28 +93,28 @@ class OutputReader:
         call, answer = _CALL.match(self._rest), _ANSWER.match(self._rest)
         if call is not None:
             self._rest = self._rest[call.end() :]
-            self._inside = _Inside.ARGUMENTS
+            self._inside = _InsideCall.ARGUMENTS
             yield CallPart(json.loads(call[1]), "")
         elif answer is not None:
             self._rest = self._rest[answer.end() :]
-            self._inside = _Inside.VALUE
+            self._inside = _InsideCall.VALUE
             if self._rest.startswith('"'):
                 self._rest = self._rest[1:]
-                self._inside = _Inside.TEXT
+                self._inside = _InsideCall.TEXT
 
     def _text(self) -> Iterator[str]:
         sure = _CHARACTERS.match(self._rest)
         assert sure is not None
         self._rest = self._rest[sure.end() :]
         if self._rest.startswith('"'):
-            self._inside = _Inside.DONE
+            self._inside = _InsideCall.DONE
         if sure[0]:
             yield json.loads(f'"{sure[0]}"', strict=False)
 
     def _json(self, end: int) -> Iterator[str | CallPart]:
         piece, self._rest = self._rest[:end], self._rest[end:]
         if piece:
-            yield CallPart(None, piece) if self._inside is _Inside.ARGUMENTS else piece
+            yield CallPart(None, piece) if self._inside is _InsideCall.ARGUMENTS else piece
 
 
 def read(text: str) -> tuple[str, CallPart | None]:

@@ -360,7 +360,7 @@ function look(state) {
   conversation.open({ values: state.values, interrupts: state.interrupts ?? [], past: isLatest ? now.past : pastUntil(state) });
   messages.clear();
   checkpoints.mark(state.checkpoint.checkpoint_id);
-  say(byId("earlier").firstElementChild, "You look at an earlier point. What you send now goes on from here; the rest stays in the list of checkpoints.");
+  say(byId("earlier").firstElementChild, "You look at an earlier point. What you send now continues from here; the rest stays in the list of checkpoints.");
   drawers.close();
   draw();
   composer.focus();

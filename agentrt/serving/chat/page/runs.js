@@ -6,7 +6,7 @@ import { ask } from "./api.js";
 
 const TICK_MS = 500;
 const REST_MS = 250;
-const NOTHING = "The graph of calls and tools grows here while a run goes on.";
+const NOTHING = "The graph of calls and tools grows here during a run.";
 
 export class Runs {
   // `isAsked()` says whether the conversation has an open question.

@@ -27,7 +27,7 @@ export function welcome(graph, isChat) {
       {},
       h("li", {}, first),
       h("li", {}, "Calls of tools and questions to you stand where they come up. A question waits for you, also when you close this page."),
-      h("li", {}, "Beside it grows the graph of all calls. Choose a checkpoint, or edit a message of yours, to go on from there."),
+      h("li", {}, "Beside it grows the graph of all calls. Choose a checkpoint, or edit a message of yours, to continue from there."),
     ),
   ];
 }

@@ -21,7 +21,7 @@ from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError, T
 from fastapi import HTTPException, Request
 
 from agentrt.serving.langgraph._compat import INTERRUPT
-from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.database.interrupts import interrupts_in, is_answer_map
 from agentrt.serving.langgraph.tenant_state import TenantState
 
@@ -330,9 +330,9 @@ class KnownTasks:
         return str(assistant["assistant_id"])
 
 
-def caller_of(context: ServerCallContext) -> Caller:
+def caller_of(context: ServerCallContext) -> Requester:
     """Return the caller of a request."""
-    caller: Caller = context.state["caller"]
+    caller: Requester = context.state["caller"]
     return caller
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agentrt.errors import ConfigError
 from agentrt.integrations.langgraph.graphs import Access, Graph, Purpose
 from agentrt.serving.langgraph._compat import STRICT_RESUME
-from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.bodies import Config, is_free
 from agentrt.serving.langgraph.database.runs import RunRecord
 from agentrt.serving.langgraph.responses import summary
@@ -136,12 +136,12 @@ def run_access(record: RunRecord, purpose: Purpose = "threads.create_run") -> Ac
     """Return the arguments for a factory that makes the graph of a run, or the graph to read the
     run's thread.
     """
-    caller = Caller.of_config(record.tenant, record.kwargs.get("user"), None)
+    caller = Requester.of_config(record.tenant, record.kwargs.get("user"), None)
     context = dict(record.kwargs.get("context") or {})
     return Access(run_config(record), purpose, context, caller.user)
 
 
-def caller_access(caller: Caller, purpose: Purpose, config: Mapping[str, Any]) -> Access:
+def caller_access(caller: Requester, purpose: Purpose, config: Mapping[str, Any]) -> Access:
     """Return the arguments for a factory that makes a graph for a request about an object with this
     config.
     """

@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.assistants.graphs import (
     schemas_of,
     subgraphs_of,
 )
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.quotas import Quotas
@@ -57,7 +57,7 @@ class Assistants(Routes):
     object.
     """
 
-    forget_threads: Callable[[Caller, str], Awaitable[None]]
+    forget_threads: Callable[[Requester, str], Awaitable[None]]
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Assistants(Routes):
         async with self._graph(caller, str(assistant_id)) as (name, graph):
             return JSON({"graph_id": name, **schemas_of(graph, name)})
 
-    async def inputs(self, caller: Caller, name: str) -> list[str]:
+    async def inputs(self, caller: Requester, name: str) -> list[str]:
         """Return the names of the input fields of an assistant's graph. Raises as
         `runnable` does.
         """
@@ -248,7 +248,7 @@ class Assistants(Routes):
     # -- inside ------------------------------------------------------------------------
 
     async def _matching(
-        self, caller: Caller, body: bodies.AssistantCount, limit: int, offset: int
+        self, caller: Requester, body: bodies.AssistantCount, limit: int, offset: int
     ) -> list[sa.ColumnElement[bool]]:
         value: dict[str, Any] = {"graph_id": body.graph_id, "metadata": dict(body.metadata or {})}
         value |= {"limit": limit, "offset": offset}
@@ -275,7 +275,7 @@ class Assistants(Routes):
             raise not_found("assistant", name)
         return assistant
 
-    async def runnable(self, caller: Caller, name: str) -> dict[str, Any]:
+    async def runnable(self, caller: Requester, name: str) -> dict[str, Any]:
         """Return the assistant with the id or of the graph ``name``, for a run of the caller.
 
         Everybody may run default assistants, as on LangGraph's own server. For others, hooks decide
@@ -311,20 +311,20 @@ class Assistants(Routes):
     def _known(self) -> str:
         return f"the graphs are {', '.join(self._graphs.names()) or 'none'}"
 
-    async def _read(self, caller: Caller, name: str) -> dict[str, Any]:
+    async def _read(self, caller: Requester, name: str) -> dict[str, Any]:
         key = UUID(self._id_of(name))
         only = await caller.authorize("assistants", "read", {"assistant_id": key})
         return await self.find(caller.tenant, name, only)
 
     @asynccontextmanager
-    async def _graph(self, caller: Caller, name: str) -> AsyncIterator[tuple[str, Graph]]:
+    async def _graph(self, caller: Requester, name: str) -> AsyncIterator[tuple[str, Graph]]:
         """Open an assistant's graph, and yield the graph's name and the graph."""
         async with self._graph_of(caller, await self._read(caller, name)) as opened:
             yield opened
 
     @asynccontextmanager
     async def _graph_of(
-        self, caller: Caller, assistant: Mapping[str, Any]
+        self, caller: Requester, assistant: Mapping[str, Any]
     ) -> AsyncIterator[tuple[str, Graph]]:
         config, _ = in_both(assistant["config"], assistant["context"])
         access = caller_access(caller, "assistants.read", config)

@@ -95,7 +95,7 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Requester:
     """The tenant of a request and, if there are hooks, its user."""
 
     tenant: str
@@ -103,7 +103,9 @@ class Caller:
     auth: Auth | None
 
     @classmethod
-    def of_config(cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None) -> Caller:
+    def of_config(
+        cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None
+    ) -> Requester:
         """Return the caller that started a run, from the `config` that was stored with the run."""
         user = (config or {}).get("langgraph_auth_user")
         return cls(tenant, None if user is None else User(user), auth)
@@ -186,12 +188,12 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     return dependency
 
 
-async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Caller:
+async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
     """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook."""
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
         user = User(await _call(hook, **_arguments(hook, await _facts(request))))
-    return Caller(tenant, user, auth)
+    return Requester(tenant, user, auth)
 
 
 async def _call(hook: Any, **arguments: Any) -> Any:
@@ -202,12 +204,12 @@ async def _call(hook: Any, **arguments: Any) -> Any:
         raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
 
 
-def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
+def _caller(request: Request) -> Requester:
+    caller: Requester = request.state.caller
     return caller
 
 
-CallerDep = Annotated[Caller, Depends(_caller)]
+CallerDep = Annotated[Requester, Depends(_caller)]
 """The parameter of a request handler that gets the caller of the request."""
 
 

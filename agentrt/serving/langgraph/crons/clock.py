@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfoNotFoundError
 import sqlalchemy as sa
 from langgraph_sdk import Auth
 
-from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.crons.routes import CronBody, Crons, next_time
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.tables import crons, runs
@@ -78,7 +78,7 @@ class CronClock:
             body = CronBody.model_validate_json(row.payload)
             thread = None if row.thread_id is None else UUID(row.thread_id)
             # Ask the hooks as if the user who created the cron had started the run.
-            caller = Caller.of_config(row.tenant, json.loads(row.user), self._auth)
+            caller = Requester.of_config(row.tenant, json.loads(row.user), self._auth)
             await self._starts.start(caller, thread, body.run(thread), claim=claim)
         except BusyError:
             return False

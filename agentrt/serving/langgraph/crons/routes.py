@@ -18,7 +18,7 @@ from fastapi import HTTPException, Response
 from langgraph_sdk.schema import CronSortBy, MultitaskStrategy, OnCompletionBehavior
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.bodies import Body, Label, Object, RunBody, RunTerms, SortedPage
 from agentrt.serving.langgraph.database.filters import Filter, visible
 from agentrt.serving.langgraph.database.tables import crons, dumps, matching, threads
@@ -264,7 +264,7 @@ class Crons(Routes):
     # -- rows --------------------------------------------------------------------------
 
     async def add(
-        self, caller: Caller, key: UUID, thread: UUID | None, body: CronBody, metadata: Any
+        self, caller: Requester, key: UUID, thread: UUID | None, body: CronBody, metadata: Any
     ) -> sa.Row[Any]:
         """Insert a new cron, and return its row. Raises 507 if the tenant has reached its limit of
         crons.
@@ -292,7 +292,7 @@ class Crons(Routes):
         return row
 
     async def _matching(
-        self, caller: Caller, body: CronCount, limit: int, offset: int
+        self, caller: Requester, body: CronCount, limit: int, offset: int
     ) -> list[sa.ColumnElement[bool]]:
         assistant, thread = body.assistant_id, body.thread_id
         value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}

@@ -305,7 +305,7 @@ class WritingConnection:
             raise
 
 
-class Turns:
+class TransactionTurns:
     """A replacement for the lock of LangGraph's checkpointer. Each block is a transaction of
     ``connection``, which is stored at the block's end.
     """

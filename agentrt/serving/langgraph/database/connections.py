@@ -31,7 +31,7 @@ from agentrt.serving.langgraph.database._compat_sqlite import (
 )
 from agentrt.serving.langgraph.database.tables import CONTAINS, about, dumps, json_contains
 from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_line, limited
-from agentrt.steady import KEEP_S, MachineClocks, Reading, SteadyClock
+from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
 """Number of connections for reads, and for writes to PostgreSQL. SQLite has a single writer."""
@@ -397,14 +397,14 @@ async def _clock_of(engine: AsyncEngine, machine: MachineClocks | None) -> Stead
     async with engine.begin() as connection:
         query = sa.select(about.c.value).where(about.c.key == _CLOCK)
         kept = (await connection.execute(query)).scalar()
-        clock = SteadyClock(machine, None if kept is None else Reading(*json.loads(kept)))
+        clock = SteadyClock(machine, None if kept is None else ClockReading(*json.loads(kept)))
         if kept is None:
             await connection.execute(sa.insert(about).values(key=_CLOCK, value=""))
         await connection.execute(_keep(clock.reading()))
     return clock
 
 
-def _keep(reading: Reading) -> sa.Executable:
+def _keep(reading: ClockReading) -> sa.Executable:
     return sa.update(about).where(about.c.key == _CLOCK).values(value=json.dumps(reading))
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph.database._compat import store
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.tables import assistants, crons, threads
-from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.lifetimes import ThreadTtl
 from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
@@ -38,7 +38,7 @@ class Quotas:
         self._stored: dict[str, _Stored] = {}
 
     @property
-    def lifetime(self) -> Ttl | None:
+    def lifetime(self) -> ThreadTtl | None:
         """The default lifetime of threads; None has no limit."""
         return self._server.lifetimes.threads
 

@@ -34,7 +34,7 @@ from agentrt.serving.langgraph.database._compat import (
 )
 from agentrt.serving.langgraph.database._compat_sqlite import (
     SqliteConnection,
-    Turns,
+    TransactionTurns,
     WritingConnection,
 )
 from agentrt.serving.langgraph.database.connections import (
@@ -227,7 +227,7 @@ async def _in_sqlite(
             metadata: CheckpointMetadata,
             new_versions: ChannelVersions,
         ) -> RunnableConfig:
-            writes = self._using(writing, Turns(writing))
+            writes = self._using(writing, TransactionTurns(writing))
             return await super(Grouped, writes).aput(config, checkpoint, metadata, new_versions)
 
         async def aput_writes(
@@ -237,11 +237,11 @@ async def _in_sqlite(
             task_id: str,
             task_path: str = "",
         ) -> None:
-            own = self._using(writing, Turns(writing))
+            own = self._using(writing, TransactionTurns(writing))
             await super(Grouped, own).aput_writes(config, writes, task_id, task_path)
 
         async def adelete_thread(self, thread_id: str) -> None:
-            writes = self._using(writing, Turns(writing))
+            writes = self._using(writing, TransactionTurns(writing))
             await super(Grouped, writes).adelete_thread(thread_id)
 
         def _using(self, connection: Any, lock: Any) -> Grouped:
@@ -250,10 +250,10 @@ async def _in_sqlite(
             other.conn, other.lock = connection, lock
             return other
 
-    class Saver(RevocableSaver, Grouped):
+    class SqliteSaver(RevocableSaver, Grouped):
         revoked = RevokedRuns()
 
-    saver = Saver(await stack.enter_async_context(SqliteConnection(path, timeout=_BUSY_S)))
+    saver = SqliteSaver(await stack.enter_async_context(SqliteConnection(path, timeout=_BUSY_S)))
     await saver.setup()
     connection = await stack.enter_async_context(
         aiosqlite.connect(path, timeout=_BUSY_S, isolation_level=None)
@@ -273,7 +273,7 @@ async def _in_postgres(
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
 
-    class Saver(RevocableSaver, AsyncPostgresSaver):
+    class PostgresSaver(RevocableSaver, AsyncPostgresSaver):
         revoked = RevokedRuns()
 
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
@@ -290,7 +290,7 @@ async def _in_postgres(
         configure=_limit_statements,
     )
     await stack.enter_async_context(pool)
-    saver = Saver(pool)
+    saver = PostgresSaver(pool)
     await saver.setup()
     store = await stack.enter_async_context(AsyncPostgresStore(pool, ttl=ttl))
     await store.setup()

@@ -30,7 +30,7 @@ from agentrt.serving.langgraph.database.tables import (
     webhooks,
 )
 from agentrt.serving.langgraph.responses import conflict, not_found, row_json, timestamp
-from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.lifetimes import ThreadTtl
 
 _AT_ONCE = 1000
 """Maximum number of threads that one transaction deletes, or that one sweep handles."""
@@ -90,7 +90,7 @@ class Threads:
         tenant: str,
         key: UUID,
         metadata: Mapping[str, Any],
-        ttl: Ttl | None,
+        ttl: ThreadTtl | None,
         only: Filter | None,
     ) -> dict[str, Any]:
         """Merge ``metadata`` into a thread's metadata, set its lifetime to ``ttl`` if that is not
@@ -168,7 +168,7 @@ async def new_thread(
     tenant: str,
     key: UUID,
     metadata: Mapping[str, Any],
-    ttl: Ttl | None = None,
+    ttl: ThreadTtl | None = None,
     *,
     temporary: bool = False,
 ) -> None:
@@ -233,7 +233,7 @@ def in_use() -> sa.CompoundSelect[Any]:
     return sa.union_all(active, unsent)
 
 
-async def set_lifetime(connection: AsyncConnection, thread: str, ttl: Ttl | None) -> None:
+async def set_lifetime(connection: AsyncConnection, thread: str, ttl: ThreadTtl | None) -> None:
     """Set the lifetime of a thread; None leaves it unchanged."""
     if ttl is None:
         return

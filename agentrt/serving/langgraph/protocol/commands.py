@@ -11,14 +11,14 @@ from fastapi import HTTPException
 from pydantic import Field, ValidationError
 from sqlalchemy import Row
 
-from agentrt.serving.langgraph.auth.hooks import Caller
+from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.bodies import (
     Body,
     Checkpoint,
     Command,
     Config,
     Goto,
-    History,
+    HistoryQuery,
     Object,
     ProtocolRunBody,
     in_snake_case,
@@ -116,7 +116,7 @@ class ProtocolCommands:
         self._state = state
         self._starts = starts
         self._states = states
-        self._commands: Mapping[str, Callable[[Caller, UUID, Object], Awaitable[_Done]]] = {
+        self._commands: Mapping[str, Callable[[Requester, UUID, Object], Awaitable[_Done]]] = {
             "run.start": self._start,
             "input.respond": self._respond,
             "agent.getTree": self._tree,
@@ -125,7 +125,7 @@ class ProtocolCommands:
             "state.fork": self._fork,
         }
 
-    async def answer(self, caller: Caller, thread_id: UUID, body: Object) -> JSON:
+    async def answer(self, caller: Requester, thread_id: UUID, body: Object) -> JSON:
         """Carry out a command, and return its response. A failure is a response with an error code
         of the protocol.
         """
@@ -146,7 +146,7 @@ class ProtocolCommands:
         meta = {"applied_through_seq": through}
         return JSON({"type": "success", "id": key, "result": result, "meta": meta})
 
-    async def _carry_out(self, caller: Caller, thread: UUID, method: str, params: Any) -> _Done:
+    async def _carry_out(self, caller: Requester, thread: UUID, method: str, params: Any) -> _Done:
         if method in _ABSENT:
             raise _ProtocolError("not_supported", f"the command {method} is not supported here")
         if method not in self._commands:
@@ -159,7 +159,7 @@ class ProtocolCommands:
 
     # -- runs --------------------------------------------------------------------------
 
-    async def _start(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _start(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``run.start``: start a run in the thread, which is created if it does not
         exist.
 
@@ -173,7 +173,7 @@ class ProtocolCommands:
         row, _ = await self._starts.start(caller, thread, body)
         return _started(row)
 
-    async def _is_answer(self, caller: Caller, thread: UUID, body: ProtocolRunBody) -> bool:
+    async def _is_answer(self, caller: Requester, thread: UUID, body: ProtocolRunBody) -> bool:
         if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
             return False
         try:
@@ -184,7 +184,7 @@ class ProtocolCommands:
             return False
         return bool(row._mapping["status"] == "interrupted")
 
-    async def _respond(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _respond(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``input.respond``: start a run with answers, and with the assistant, the config
         and the context of the thread's last run.
         """
@@ -213,7 +213,7 @@ class ProtocolCommands:
             raise _ProtocolError("no_such_interrupt", str(error.detail)) from error
         return _started(started)
 
-    async def _fork(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _fork(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``state.fork``: start a run from a checkpoint, with the assistant of the last
         run.
         """
@@ -230,7 +230,7 @@ class ProtocolCommands:
         result, through = _started(row)
         return {**result, "thread_id": str(thread)}, through
 
-    async def _tree(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _tree(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``agent.getTree``: return the graphs of a run, by default of the last run."""
         run_id = GetTree.model_validate(in_snake_case(params)).run_id
         await self._state.thread(caller, thread, "read")
@@ -247,7 +247,7 @@ class ProtocolCommands:
 
     # -- the state ---------------------------------------------------------------------
 
-    async def _values(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _values(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``state.get``: return a thread's values, or those that ``keys`` selects."""
         get = StateGet.model_validate(in_snake_case(params))
         state = await self._state_at(caller, thread, _place(get.namespace))
@@ -261,14 +261,16 @@ class ProtocolCommands:
         at = {"id": place.get("checkpoint_id"), "ns": place.get("checkpoint_ns", "")}
         return {"values": values, **({"checkpoint": at} if at["id"] else {})}, 0
 
-    async def _checkpoints(self, caller: Caller, thread: UUID, params: Object) -> _Done:
+    async def _checkpoints(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``state.listCheckpoints``: return checkpoints, the newest first."""
         page = ListCheckpoints.model_validate(in_snake_case(params))
-        history = History(limit=page.limit, before=page.before, checkpoint=_place(page.namespace))
+        history = HistoryQuery(
+            limit=page.limit, before=page.before, checkpoint=_place(page.namespace)
+        )
         states = await self._states.states(thread, history, caller)
         return {"checkpoints": [_summary(state) for state in states]}, 0
 
-    async def _state_at(self, caller: Caller, thread: UUID, at: Checkpoint) -> Object:
+    async def _state_at(self, caller: Requester, thread: UUID, at: Checkpoint) -> Object:
         try:
             return await self._states.state(caller, thread, at)
         except HTTPException as error:

@@ -16,7 +16,7 @@ from fastapi import HTTPException, WebSocket
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.keep_alive import NEVER_S
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.bodies import Object
 from agentrt.serving.langgraph.database.interrupts import interrupts_in
 from agentrt.serving.langgraph.database.runs import RunRecord
@@ -123,7 +123,7 @@ class ProtocolRoutes(Routes):
 
     async def _is_due(
         self,
-        caller: Caller,
+        caller: Requester,
         thread: UUID,
         body: EventsBody,
         stored: ThreadEvent,
@@ -140,7 +140,7 @@ class ProtocolRoutes(Routes):
         return row is not None and question in self._open(row, stored.run_id)
 
     async def _of_thread(
-        self, caller: Caller, thread: UUID, since: int, *, watches: bool
+        self, caller: Requester, thread: UUID, since: int, *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of a thread after number ``since``, and None after the past events."""
         done: set[str] = set()
@@ -268,7 +268,7 @@ class ProtocolRoutes(Routes):
             return live.task is None
         return not record.attempt
 
-    async def _seen(self, caller: Caller, thread: UUID) -> sa.Row[Any] | None:
+    async def _seen(self, caller: Requester, thread: UUID) -> sa.Row[Any] | None:
         """Return a thread's row, or None if it does not exist or the caller may not see it."""
         try:
             return await self._state.thread(caller, thread, "read")

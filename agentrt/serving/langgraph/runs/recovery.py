@@ -158,7 +158,7 @@ async def _remaining(storage: Storage, record: RunRecord, origin: Origin) -> Ent
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _QuestionProgress:
     """What has happened to the questions that were open at a run's start."""
 
     askers: Mapping[str, set[Task]]  # the tasks that asked each question, by the question's id
@@ -177,7 +177,7 @@ class _Progress:
         return self.answered if tasks is None else bool(tasks & self.moved)
 
 
-async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Progress:
+async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _QuestionProgress:
     async with storage.database.reading() as connection:
         now = await writes_since(connection, storage.database, thread, origin.since)
         added = await namespaces_since(connection, thread, origin.latest)
@@ -193,7 +193,7 @@ async def _progress_since(storage: Storage, thread: str, origin: Origin) -> _Pro
                 askers[interrupt.id].add(row.task)
     waited = set().union(*askers.values())
     moved = {task for task in waited if task in answered | done or task[0] in added}
-    return _Progress(askers, moved, bool(answered))
+    return _QuestionProgress(askers, moved, bool(answered))
 
 
 def _answers(storage: Storage, rows: Iterable[Write]) -> Counter[Task]:

@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.bodies import RunCancel, StreamMode
 from agentrt.serving.langgraph.database.runs import run_json
 from agentrt.serving.langgraph.database.tables import ACTIVE, PROTOCOL
@@ -209,7 +209,7 @@ class RunRoutes(Routes):
 
     async def _row(
         self,
-        caller: Caller,
+        caller: Requester,
         thread_id: UUID,
         run_id: UUID,
         action: str,

@@ -15,7 +15,7 @@ from sqlalchemy import Row
 from sse_starlette import EventSourceResponse
 
 from agentrt.serving.langgraph.assistants.configs import caller_access, merged
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep, hook_fault
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester, hook_fault
 from agentrt.serving.langgraph.bodies import BatchRunBody, RunBody
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.runs import NewRun, run_json
@@ -104,7 +104,7 @@ class StartRoutes(Routes):
 
     async def start(
         self,
-        caller: Caller,
+        caller: Requester,
         thread: UUID | None,
         body: RunBody,
         answers: str | None = None,
@@ -124,7 +124,7 @@ class StartRoutes(Routes):
             return await self._queue.enter(replace(new, answers=answers, claim=claim), only)
 
     async def assistant(
-        self, caller: Caller, thread: UUID | None, body: RunBody
+        self, caller: Requester, thread: UUID | None, body: RunBody
     ) -> Mapping[str, Any]:
         """Check the body of a run, and return the run's assistant. Raises as `start` does."""
         if self._state.server.draining:
@@ -140,7 +140,7 @@ class StartRoutes(Routes):
         return assistant
 
     async def _check_nodes(
-        self, caller: Caller, body: RunBody, assistant: Mapping[str, Any]
+        self, caller: Requester, body: RunBody, assistant: Mapping[str, Any]
     ) -> None:
         """Raise 422 for nodes of ``interrupt_before`` and ``interrupt_after`` that the graph does
         not have, because the run would never stop at them.
@@ -163,7 +163,7 @@ class StartRoutes(Routes):
 
 
 async def _new_run(
-    caller: Caller,
+    caller: Requester,
     thread: UUID | None,
     body: RunBody,
     assistant: Mapping[str, Any],
@@ -217,7 +217,7 @@ async def _new_run(
 _OPTIONAL = ("input", "command", "interrupt_before", "interrupt_after", "webhook")
 
 
-def _for_hooks(caller: Caller, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _for_hooks(caller: Requester, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's kwargs in the form that hooks get: with all keys, and the user in
     the config.
     """

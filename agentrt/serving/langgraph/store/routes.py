@@ -22,8 +22,8 @@ from langgraph.store.base import (
 )
 from pydantic import Field, ValidationError
 
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
-from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, Page
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
+from agentrt.serving.langgraph.bodies import Body, Label, Limit, Object, PagedSearch
 from agentrt.serving.langgraph.database._compat import store as items_table
 from agentrt.serving.langgraph.database.filters import Filter, required_texts, visible
 from agentrt.serving.langgraph.database.quotas import Quotas, within
@@ -60,7 +60,7 @@ class ItemDelete(Body):
     key: Label
 
 
-class ItemSearch(Page):
+class ItemSearch(PagedSearch):
     """The conditions for items to search."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
@@ -68,7 +68,7 @@ class ItemSearch(Page):
     refresh_ttl: bool | None = None
 
 
-class NamespaceSearch(Page):
+class NamespaceSearch(PagedSearch):
     """The conditions for namespaces to list."""
 
     prefix: Namespace | None = None
@@ -108,7 +108,7 @@ class Delete(Body):
     key: Label
 
 
-class Search(Page):
+class Search(PagedSearch):
     """A search for items. ``query`` is None, because there is no semantic search."""
 
     namespace: Labels
@@ -117,7 +117,7 @@ class Search(Page):
     refresh_ttl: bool | None
 
 
-class ListNamespaces(Page):
+class ListNamespaces(PagedSearch):
     """A list of namespaces."""
 
     namespace: Labels | None
@@ -234,19 +234,19 @@ class StoreRoutes(Routes):
         (namespaces,) = await self._store(caller).abatch([listing])
         return JSON({"namespaces": namespaces})
 
-    def _store(self, caller: Caller) -> TenantStore:
+    def _store(self, caller: Requester) -> TenantStore:
         return TenantStore(self._storage.store, caller.tenant)
 
     # -- filters of hooks ----------------------------------------------------------------
 
-    async def _may_touch(self, caller: Caller, op: Get | Put | Delete, only: Filter) -> bool:
+    async def _may_touch(self, caller: Requester, op: Get | Put | Delete, only: Filter) -> bool:
         """Return whether the filter allows the existing item, or there is no item."""
         item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=False)
         return item is None or only.allows(item.value)
 
     @asynccontextmanager
     async def _write_lock(
-        self, caller: Caller, op: Put | Delete, only: Filter | None
+        self, caller: Requester, op: Put | Delete, only: Filter | None
     ) -> AsyncIterator[None]:
         """Keep other writes by users with a filter away from this item until the block ends."""
         if only is None:
@@ -256,13 +256,15 @@ class StoreRoutes(Routes):
         async with self._writing.setdefault(name, asyncio.Lock()):
             yield
 
-    async def _delete(self, caller: Caller, op: Put | Delete, only: Filter | None) -> None:
+    async def _delete(self, caller: Requester, op: Put | Delete, only: Filter | None) -> None:
         """Delete an item, unless the filter does not allow it."""
         async with self._write_lock(caller, op, only):
             if only is None or await self._may_touch(caller, op, only):
                 await self._store(caller).adelete(op.namespace, op.key)
 
-    async def _check_put(self, caller: Caller, op: Put, value: Object, only: Filter | None) -> None:
+    async def _check_put(
+        self, caller: Requester, op: Put, value: Object, only: Filter | None
+    ) -> None:
         """Raise 403 if the filter does not allow the new value, or the item that it would
         replace.
         """
@@ -283,7 +285,7 @@ class StoreRoutes(Routes):
             )
 
     async def _namespaces_of(
-        self, caller: Caller, op: ListNamespaces, only: Filter
+        self, caller: Requester, op: ListNamespaces, only: Filter
     ) -> list[tuple[str, ...]]:
         """Return a page of the namespaces with an item that the filter allows."""
         c = items_table.c
@@ -302,7 +304,7 @@ class StoreRoutes(Routes):
 
 
 async def _authorized(
-    caller: Caller, action: str, value: Object, form: type[Operation]
+    caller: Requester, action: str, value: Object, form: type[Operation]
 ) -> tuple[Operation, Filter | None]:
     """Return an operation after the hooks have changed it, and their filter for items.
 

@@ -17,7 +17,7 @@ from langgraph_sdk import Auth
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.interrupts.answers import free_form
-from agentrt.serving.langgraph.auth.hooks import Caller, caller_of
+from agentrt.serving.langgraph.auth.hooks import Requester, caller_of
 from agentrt.serving.langgraph.bodies import Command, RunBody
 from agentrt.serving.langgraph.database.filters import visible
 from agentrt.serving.langgraph.database.interrupts import (
@@ -139,7 +139,7 @@ class ThreadQuestions:
             for interrupt in interrupts_in(row.interrupts)
         ]
 
-    async def _resume(self, question: QuestionView, value: Any, caller: Caller | None) -> str:
+    async def _resume(self, question: QuestionView, value: Any, caller: Requester | None) -> str:
         """Start a run that resumes a thread with an answer, and return the run's id.
 
         The run has the assistant, the config and the context of the thread's last run. Without a
@@ -152,7 +152,7 @@ class ThreadQuestions:
             raise QuestionClosedError(f"thread {question.thread} has no run to resume")
         body = last.followed_by(RunBody, command=Command(resume={interrupt_id: value}))
         if caller is None:
-            caller = Caller.of_config(question.tenant, last.kwargs.get("user"), None)
+            caller = Requester.of_config(question.tenant, last.kwargs.get("user"), None)
         try:
             thread = UUID(question.thread)
             run, _ = await self._starts.start(caller, thread, body, interrupt_id)
@@ -192,13 +192,13 @@ class ThreadQuestions:
             expires_at=None if deadline is None else clock.time_of_day(deadline),
         )
 
-    async def _caller(self, viewer: Viewer, tenant: str) -> Caller:
+    async def _caller(self, viewer: Viewer, tenant: str) -> Requester:
         if viewer.request is None:
-            return Caller(tenant, None, self._auth)
+            return Requester(tenant, None, self._auth)
         return await caller_of(viewer.request, self._auth, tenant)
 
     async def _visible(
-        self, viewer: Viewer, caller: Caller, action: str, thread: str | None, limit: int = 1
+        self, viewer: Viewer, caller: Requester, action: str, thread: str | None, limit: int = 1
     ) -> list[sa.ColumnElement[bool]]:
         """Return the conditions for the threads that the viewer may see. Raises the
         hooks' errors.

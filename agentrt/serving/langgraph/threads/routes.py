@@ -11,7 +11,7 @@ from fastapi import Header, HTTPException, Response
 from orjson import Fragment
 
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.bodies import extracted
 from agentrt.serving.langgraph.database._compat import keep_latest
 from agentrt.serving.langgraph.database.filters import Filter
@@ -139,7 +139,8 @@ class ThreadRoutes(Routes):
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """Create a thread with the state and the history of another one. Raises 409 if that does
+        """Create a thread with the state and the history of another thread. Raises 409 if that
+        thread does
         not exist, as LangGraph's own server does.
         """
         try:
@@ -161,7 +162,7 @@ class ThreadRoutes(Routes):
         await self._all.update_state(new["thread_id"], state)
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
-    async def forget_all_of(self, caller: Caller, assistant_id: str) -> None:
+    async def forget_all_of(self, caller: Requester, assistant_id: str) -> None:
         """Delete the threads whose last run belongs to an assistant, and that the caller may
         delete. Raises 403 if a hook refuses.
         """
@@ -179,13 +180,13 @@ class ThreadRoutes(Routes):
     # -- inside ------------------------------------------------------------------------
 
     async def _may_search(
-        self, caller: Caller, body: bodies.ThreadCount, limit: int, offset: int
+        self, caller: Requester, body: bodies.ThreadCount, limit: int, offset: int
     ) -> Filter | None:
         value = {"metadata": dict(body.metadata or {}), "values": dict(body.values or {})}
         about = {"status": body.status, "limit": limit, "offset": offset}
         return await caller.authorize("threads", "search", {**value, **about})
 
-    async def _may_delete(self, caller: Caller, key: UUID) -> bool:
+    async def _may_delete(self, caller: Requester, key: UUID) -> bool:
         """Return whether a thread exists and the hooks let the caller delete it."""
         only = await caller.authorize("threads", "delete", {"thread_id": key})
         rows, _ = await self._page(caller.tenant, bodies.ThreadSearch(ids=[key]), only)

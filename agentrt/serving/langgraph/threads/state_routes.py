@@ -14,7 +14,7 @@ from langgraph.types import StateSnapshot, StateUpdate
 
 from agentrt.integrations.langgraph.graphs import Graph, Purpose
 from agentrt.serving.langgraph import bodies
-from agentrt.serving.langgraph.auth.hooks import Caller, CallerDep
+from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
 from agentrt.serving.langgraph.bodies import Checkpoint, Object
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
 from agentrt.serving.langgraph.routes import Routes, route
@@ -86,14 +86,18 @@ class StateRoutes(Routes):
         before: UUID | None = None,
     ) -> JSON:
         """Return the states of a thread's history, the newest first."""
-        return await self.history(thread_id, bodies.History(limit=limit, before=before), caller)
+        return await self.history(
+            thread_id, bodies.HistoryQuery(limit=limit, before=before), caller
+        )
 
     @route("POST", f"{_T}/history")
-    async def history(self, thread_id: UUID, body: bodies.History, caller: CallerDep) -> JSON:
+    async def history(self, thread_id: UUID, body: bodies.HistoryQuery, caller: CallerDep) -> JSON:
         """Return the states of a thread's history, the newest first."""
         return JSON(await self.states(thread_id, body, caller))
 
-    async def states(self, thread_id: UUID, body: bodies.History, caller: Caller) -> list[Object]:
+    async def states(
+        self, thread_id: UUID, body: bodies.HistoryQuery, caller: Requester
+    ) -> list[Object]:
         """Return the states of a thread's history, the newest first. Raises 404 as
         `TenantState.thread` does.
         """
@@ -115,7 +119,11 @@ class StateRoutes(Routes):
         return [state_json(state, str(thread_id), body.select) for state in states]
 
     async def write(
-        self, caller: Caller, graph_id: str, key: str, supersteps: Sequence[bodies.Superstep]
+        self,
+        caller: Requester,
+        graph_id: str,
+        key: str,
+        supersteps: Sequence[bodies.SuperstepUpdates],
     ) -> None:
         """Write supersteps into the state of a new thread. Raises 422 for values that the graph
         refuses.
@@ -135,7 +143,7 @@ class StateRoutes(Routes):
 
     async def state(
         self,
-        caller: Caller,
+        caller: Requester,
         thread_id: UUID,
         checkpoint: Checkpoint,
         subgraphs: bool = False,
@@ -157,7 +165,7 @@ class StateRoutes(Routes):
 
     @asynccontextmanager
     async def _graph(
-        self, caller: Caller, thread_id: UUID, action: Literal["read", "update"]
+        self, caller: Requester, thread_id: UUID, action: Literal["read", "update"]
     ) -> AsyncIterator[tuple[str, Graph] | None]:
         """Open the graph of a thread, and yield the graph's name and the graph; None if the thread
         has no graph that is served.
@@ -183,7 +191,7 @@ def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
     return {"configurable": configurable}
 
 
-def _with_metadata(config: RunnableConfig, caller: Caller, graph_id: str) -> RunnableConfig:
+def _with_metadata(config: RunnableConfig, caller: Requester, graph_id: str) -> RunnableConfig:
     """Add the user and the graph to the config of an update. LangGraph stores them in the metadata
     of the new checkpoint.
     """

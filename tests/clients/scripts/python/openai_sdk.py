@@ -96,7 +96,7 @@ def chat_parse(word: str) -> Any:
 
 
 def completion(word: str) -> Any:
-    """A text that goes on."""
+    """A text that continues."""
     answer = client.completions.create(model=MODEL, prompt=f"Say hello, {word}.", max_tokens=9)
     return answer.choices[0].text
 
@@ -150,7 +150,7 @@ def responses_stream(word: str) -> Any:
 
 
 def responses_compact(word: str) -> Any:
-    """A chat that goes on from a summary of itself."""
+    """A chat that continues from a summary of itself."""
     first = client.responses.create(model=MODEL, input=f"The weather in Paris, {word}?")
     compacted = client.responses.compact(model=MODEL, previous_response_id=first.id)
     kinds = [item.type for item in compacted.output]

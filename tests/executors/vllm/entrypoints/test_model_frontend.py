@@ -145,7 +145,7 @@ async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEng
 
 @SHARED_LOOP
 async def test_choices_begin_one_after_the_other(ask: Ask, engine: ScriptedEngine) -> None:
-    """One in each pass of the event loop, so that others go on meanwhile."""
+    """One in each pass of the event loop, so that others continue meanwhile."""
     passes, begun = [0], list[int]()
 
     def noted(call: Call) -> str:

@@ -88,7 +88,7 @@ def message(*parts: Any, task: str = "", context: str = "") -> Message:
 
 
 async def told(client: Client, *parts: Any, task: str = "", **terms: Any) -> list[StreamResponse]:
-    """What a message is answered: all events, or one task."""
+    """The answer to a message: all events, or one task."""
     request = SendMessageRequest(
         message=message(*parts, task=task, context=terms.pop("context", "")),
         configuration=SendMessageConfiguration(**terms),
@@ -194,7 +194,7 @@ async def test_programs_are_agents_too(it: Serving) -> None:
         assert get_artifact_text(answered.artifacts[0]) == "it: yes"
 
 
-async def test_what_a_graph_gets_is_what_was_sent(client: LangGraphClient, it: Serving) -> None:
+async def test_a_graph_gets_the_message_that_was_sent(client: LangGraphClient, it: Serving) -> None:
     """Whole numbers, which the protocol's types do not have, and files beside a text."""
     picture = Part(raw=b"bytes", media_type="image/png")
     async with agent(it, "chat") as chat:
@@ -238,7 +238,7 @@ async def test_what_a_graph_gets_is_what_was_sent(client: LangGraphClient, it: S
         ("chat", [], {}, InvalidParamsError, "Validation failed"),
     ],
 )
-async def test_what_cannot_be_is_told(
+async def test_impossible_requests_get_an_error(
     it: Serving, name: str, parts: list[Any], terms: Any, kind: type[A2AError], says: str
 ) -> None:
     async with agent(it, name) as one:
@@ -246,7 +246,7 @@ async def test_what_cannot_be_is_told(
             await sent(one, *parts, **terms)
 
 
-async def test_what_would_take_long_to_convert_is_bounded(it: Serving) -> None:
+async def test_the_conversion_of_parts_is_limited(it: Serving) -> None:
     """The server under test fails a request that holds its event loop."""
     async with agent(it, "steps") as steps:
         with pytest.raises(A2AError, match="413"):
@@ -265,7 +265,7 @@ async def test_what_would_take_long_to_convert_is_bounded(it: Serving) -> None:
         assert short.history == task.history[-2:]
 
 
-async def test_what_there_is_not_is_refused(it: Serving) -> None:
+async def test_unsupported_methods_are_refused(it: Serving) -> None:
     async with agent(it, "chat") as chat, agent(it, "ask") as ask:
         task = await sent(chat, "hi")
         with pytest.raises(TaskNotFoundError, match="belongs to another assistant"):
@@ -279,8 +279,8 @@ async def test_what_there_is_not_is_refused(it: Serving) -> None:
             await chat.list_tasks(ListTasksRequest())
 
 
-async def test_tasks_are_their_tenants(tmp_path: Path) -> None:
-    """As a tenant, for another one, as an operator, and without a key."""
+async def test_tasks_are_visible_only_to_their_tenant(tmp_path: Path) -> None:
+    """The requests come from the tenant, another tenant, an operator, and without a key."""
     with serving(all_graphs(), tmp_path / "a.db", keys=PlainKeys()) as it:
         async with agent(it, "chat", key="ann") as ann, agent(it, "chat", key="root") as root:
             task = await sent(ann, "hi")
@@ -297,7 +297,7 @@ async def test_tasks_are_their_tenants(tmp_path: Path) -> None:
             assert (await http.post("/a2a/chat", json={})).status_code == 401
 
 
-async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
+async def test_authentication_hooks_are_called(tmp_path: Path) -> None:
     (tmp_path / "auth.py").write_text(HOOKS)
     project = tmp_path / "langgraph.json"
     project.write_text('{"auth": {"path": "./auth.py:auth"}}')

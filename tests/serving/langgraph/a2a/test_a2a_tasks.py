@@ -18,7 +18,7 @@ from tests.serving.langgraph.a2a.test_a2a import COMPLETED, WAITS, agent, sent, 
 from tests.serving.langgraph.serve import Serving
 
 
-async def test_a_task_asks_and_goes_on_with_the_answer(it: Serving) -> None:
+async def test_a_task_asks_and_continues_with_the_answer(it: Serving) -> None:
     async with agent(it, "ask") as ask:
         first = await sent(ask, {"steps": ["in"]})
         assert first.status.state == WAITS
@@ -56,7 +56,7 @@ async def test_a_task_that_waits_is_cancelled(it: Serving, client: LangGraphClie
 async def test_an_answer_is_for_the_question_that_was_asked(
     it: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is sent twice is not taken for the answer to the next question."""
+    """An answer that is sent twice is not taken for the answer to the next question."""
     find = KnownTasks.find
     async with agent(it, "twice") as twice:
         task = await sent(twice, {"steps": []})
@@ -78,7 +78,7 @@ async def test_an_answer_is_for_the_question_that_was_asked(
         assert values["steps"] == ["1", "2"]
 
 
-async def test_of_several_questions_an_answer_names_one(
+async def test_an_answer_names_its_question_if_several_are_open(
     it: Serving, client: LangGraphClient
 ) -> None:
     """A text would fail the run, and with it the task; what is missing is told instead."""
@@ -136,7 +136,7 @@ async def test_tasks_of_a_long_thread_are_found_and_listed(
         assert await ask.get_task(get) == done
 
 
-async def test_who_reads_too_slowly_gets_the_whole(
+async def test_a_slow_reader_gets_the_whole_task(
     it: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def follow(log: EventLog, after: int) -> AsyncIterator[StreamEvent]:

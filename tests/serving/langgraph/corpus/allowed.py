@@ -19,7 +19,7 @@ Place = tuple[str, str, str, str]
 
 
 class Allowed(NamedTuple):
-    """One difference, how often the corpus meets it, and the places where it shows."""
+    """A difference, the number of its occurrences in the corpus, and the places where it shows."""
 
     kind: str
     there: str
@@ -28,7 +28,7 @@ class Allowed(NamedTuple):
     places: tuple[Place, ...]
 
     def covers(self, one: Difference) -> bool:
-        """Whether this is why it differs."""
+        """Return whether this allowed difference explains a difference."""
         return any(_fits(place, one) for place in self.places)
 
 

@@ -1,4 +1,4 @@
-"""What the corpus' scenarios are written with: the official client, and a recorder behind it."""
+"""The tools of the corpus' scenarios: the official client, and a recorder behind it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Asking:
         client.http.client._transport = self._recorder
 
     async def play(self, scenario: Scenario) -> list[Answer]:
-        """What a scenario asks, and the shapes of what it is answered."""
+        """Return the requests of a scenario, and the shapes of their answers."""
         await scenario(self)
         return self._recorder.answers()
 

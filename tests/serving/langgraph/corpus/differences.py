@@ -1,4 +1,4 @@
-"""What differs between the recorded answers of a reference and those of another server."""
+"""Differences between the recorded answers of a reference and those of another server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABSENT = object()
 
 
 class Difference(NamedTuple):
-    """One place in one answer. ``asked`` is the request, after its scenario."""
+    """A place in an answer. ``asked`` is the request, after its scenario."""
 
     asked: str
     where: str
@@ -51,7 +51,7 @@ class _Pairing:
         self._theirs: dict[str, str] = {}
 
     def between(self, theirs: Answer, ours: Answer) -> Iterator[tuple[str, Any, Any]]:
-        """Where two answers differ."""
+        """Return the places where two answers differ."""
         if theirs["status"] != ours["status"]:
             yield "status", theirs["status"], ours["status"]
         else:

@@ -1,4 +1,4 @@
-"""Asks for runs that stop to ask something, and goes on with them."""
+"""Asks for runs that stop to ask something, and continues with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.serving.langgraph.corpus.asking import IN, Asking, all_of
 
 
 async def interrupts_answered(c: Asking) -> None:
-    """One question: asked, seen everywhere, answered."""
+    """A question is asked, shown everywhere, and answered."""
     thread = await c.thread()
     await c.runs.wait(thread, "ask", input=IN)
     await c.threads.get(thread)

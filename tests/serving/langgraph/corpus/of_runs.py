@@ -199,7 +199,7 @@ async def runs_cancelled(c: Asking) -> None:
 
 
 async def runs_left(c: Asking) -> None:
-    """Whose stream is left: cancelled then, if that was asked for; a deleted thread's."""
+    """Runs whose stream a client leaves: cancelled if requested; and a run of a deleted thread."""
     thread = await c.thread()
     parts = c.runs.stream(thread, "wait", input=IN, stream_mode="updates")
     await c.first(parts, "updates")
@@ -209,7 +209,7 @@ async def runs_left(c: Asking) -> None:
 
 
 async def runs_cancelled_by_leaving(c: Asking) -> None:
-    """Whose client goes away, and who asked for their end then; or who did not."""
+    """Runs whose client disconnects, with and without ``on_disconnect`` cancel."""
     thread = await c.thread()
     parts = c.runs.stream(thread, "wait", input=IN, stream_mode="updates", on_disconnect="cancel")
     await c.first(parts, "updates")

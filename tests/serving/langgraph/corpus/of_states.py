@@ -84,7 +84,7 @@ async def states_written(c: Asking) -> None:
 
 
 async def states_inside(c: Asking) -> None:
-    """Of a graph inside that asks something."""
+    """The states of a subgraph that asks a question."""
     thread = await c.thread()
     await c.runs.wait(thread, "deep", input=IN)
     await c.threads.get(thread)

@@ -76,7 +76,7 @@ async def store_namespaces(c: Asking) -> None:
 
 
 async def store_of_graphs(c: Asking) -> None:
-    """What graphs put there, clients read."""
+    """Clients read the items that graphs have stored."""
     for who in ("Sam", "Sam", "Sue"):
         await c.runs.wait(None, "memory", input={"steps": []}, context={"who": who})
     await c.store.get_item(["visits"], key="Sue")
@@ -153,7 +153,7 @@ async def agents_to_agents(c: Asking) -> None:
 
 
 async def server_itself(c: Asking) -> None:
-    """Whether it lives, what it is, and what it says to what is not there."""
+    """The server's health, its description, and its answers for unknown objects."""
     await c.http.get("/ok")
     await c.http.get("/info")
     await c.refused(

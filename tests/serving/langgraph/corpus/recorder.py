@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, and what came back."""
+    """A request and its answer."""
 
     asked: str
     status: int = 0

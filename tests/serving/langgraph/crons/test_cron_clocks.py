@@ -82,7 +82,7 @@ def reference(schedule: str, zone: str, begin: datetime, end: datetime) -> list[
 
 @pytest.mark.parametrize("zone", CHANGES)
 @pytest.mark.parametrize("index", [0, 1])
-def test_as_a_look_at_every_minute_says(zone: str, index: int) -> None:
+def test_due_times_agree_with_a_check_of_every_minute(zone: str, index: int) -> None:
     rng, day = random.Random(f"{zone} {index}"), CHANGES[zone][index]
     begin = datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=UTC) - timedelta(hours=30)
     end = begin + timedelta(hours=66)

@@ -19,7 +19,7 @@ from langgraph_sdk.client import LangGraphClient
 from sqlalchemy import Row
 
 from agentrt import Runtime
-from agentrt.serving.langgraph.auth.hooks import Caller, User
+from agentrt.serving.langgraph.auth.hooks import Requester, User
 from agentrt.serving.langgraph.crons.clock import CronClock
 from agentrt.serving.langgraph.crons.routes import (
     CronBody,
@@ -40,7 +40,7 @@ from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import steps_graph
 from tests.serving.langgraph.runs.test_runs import IN, a_thread
 
-CALLER = Caller("default", None, None)
+CALLER = Requester("default", None, None)
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC).timestamp()
 MINUTE, HOUR = 60.0, 3600.0
 """Before any of these times, no run that the tests ask for by the real clock is due."""
@@ -122,7 +122,7 @@ async def test_each_time_has_one_run(home: Home) -> None:
     assert run.kwargs["input"] == IN
 
 
-async def test_times_that_a_server_was_down_for_are_one_run(tmp_path: Path) -> None:
+async def test_times_missed_during_downtime_start_one_run(tmp_path: Path) -> None:
     """Another server finds the cron where the first one has left it."""
     async with opened(tmp_path) as home:
         await home.add()
@@ -175,7 +175,7 @@ async def test_after_its_end_and_while_it_is_off_nothing_runs(home: Home) -> Non
     assert [await home.after(MINUTE) for _ in range(4)] == [1, 1, 0, 0]
 
 
-async def test_where_there_is_no_room_it_is_tried_again(home: Home) -> None:
+async def test_a_cron_without_room_is_tried_again(home: Home) -> None:
     """A tenant at its limit, and a server that ends; nothing is lost, and nothing doubled."""
     await home.add()
     home.state.server.tenants = Tenants(lambda: 0.0, Limits(programs=1))
@@ -212,7 +212,7 @@ def _thread_body() -> Any:
 @pytest.mark.parametrize(
     ("error", "again"), [(RuntimeError("a hook's own"), 0), (ConnectionError("away"), 1)]
 )
-async def test_one_that_fails_keeps_no_other_from_its_time(
+async def test_a_failing_cron_does_not_delay_other_crons(
     home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception, again: int
 ) -> None:
     """Hooks and factories may raise anything. What cannot be reached now is tried again."""
@@ -232,7 +232,7 @@ async def test_one_that_fails_keeps_no_other_from_its_time(
 
 
 async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) -> None:
-    """Its year, the seventh field, has no later time. Others go on."""
+    """Its year, the seventh field, has no later time. Others continue."""
     row = await home.add("1 12 1 5 * 0 2030")
     assert row.next_run_date == NOON + MINUTE
     await home.add("2 12 * * *")
@@ -241,7 +241,7 @@ async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) ->
 
 
 async def test_runs_of_a_cron_do_not_pile_up(home: Home) -> None:
-    """One that waits behind a long run stands for the times that pass meanwhile."""
+    """A run that waits behind a long run stands for all times that pass meanwhile."""
     await home.add()
     assert [await home.after(MINUTE, begin=begins) for begins in (True, False)] == [1, 1]
     assert await home.after(MINUTE, begin=False) == 0
@@ -250,7 +250,7 @@ async def test_runs_of_a_cron_do_not_pile_up(home: Home) -> None:
     assert await home.after(MINUTE) == 2
 
 
-async def test_what_is_gone_takes_its_crons_with_it(home: Home) -> None:
+async def test_deleting_a_thread_or_assistant_deletes_its_crons(home: Home) -> None:
     made, _ = await home.state.threads.create("default", _thread_body())
     row = await home.add(thread=UUID(made["thread_id"]))
     await home.state.threads.remove([made["thread_id"]])
@@ -259,11 +259,11 @@ async def test_what_is_gone_takes_its_crons_with_it(home: Home) -> None:
     assert await home.after(MINUTE) == 0
 
 
-async def test_who_made_it_may_be_anything_that_a_hook_gives(home: Home) -> None:
+async def test_the_creator_of_a_cron_may_be_any_value_of_a_hook(home: Home) -> None:
     """Also what JSON does not have."""
     user = User({"identity": "ann", "groups": {"a"}})
     body = CronBody(assistant_id="steps", schedule="@daily")
-    row = await home.crons.add(Caller("default", user, None), uuid4(), None, body, {})
+    row = await home.crons.add(Requester("default", user, None), uuid4(), None, body, {})
     assert cron_json(row)["user_id"] == "ann"
 
 
@@ -320,7 +320,7 @@ async def test_a_cron_that_could_not_run_is_refused(
     await http.delete(f"/runs/crons/{key}")
 
 
-async def test_another_tenants_crons_are_not_there(http: httpx.AsyncClient) -> None:
+async def test_crons_of_other_tenants_are_not_found(http: httpx.AsyncClient) -> None:
     body = {"assistant_id": "steps", "schedule": "0 0 1 1 *"}
     key = (await http.post("/runs/crons", json=body)).json()["cron_id"]
     other = {"x-agentrt-tenant": "other"}

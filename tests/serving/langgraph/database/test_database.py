@@ -35,12 +35,12 @@ from tests.serving.langgraph.serve import serving
         ("sqlite:/", "sqlite:/ is a folder"),
     ],
 )
-def test_what_is_no_database_is_refused(given_: str, message: str) -> None:
+def test_an_invalid_database_is_refused(given_: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Address.parse(given_)
 
 
-def test_a_password_is_not_told() -> None:
+def test_a_password_is_not_shown() -> None:
     assert str(Address.parse("postgres://u:secret@h/d")) == "postgresql://u@h/d"
     assert str(Address.parse("postgresql://h/d")) == "postgresql://h/d"
 
@@ -123,7 +123,7 @@ async def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (lambda a, b: None, "parameters b; "),
     ],
 )
-def test_what_is_no_graph_is_told(tmp_path: Path, value: Any, message: str) -> None:
+def test_an_invalid_graph_gets_an_error(tmp_path: Path, value: Any, message: str) -> None:
     with (
         pytest.raises(ProgramLoadError, match=message),
         serving({"good": bare_graph(), "bad": value}, tmp_path / "a.db"),

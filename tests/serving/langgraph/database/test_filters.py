@@ -112,19 +112,19 @@ NOT_UNDERSTOOD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("returned", [None, True])
-def test_a_hook_that_filters_nothing(returned: Any) -> None:
+def test_a_hook_without_a_filter(returned: Any) -> None:
     assert parse_filter(returned) is None
 
 
 @pytest.mark.parametrize(("filters", "names"), WITH_ANSWERS)
-def test_what_a_filter_allows(filters: dict[str, Any], names: set[str]) -> None:
+def test_the_values_that_a_filter_allows(filters: dict[str, Any], names: set[str]) -> None:
     only = parse_filter(filters)
     allowed = {name for name, item in ITEMS.items() if only is None or only.allows(item)}
     assert allowed == names
 
 
 @pytest.mark.parametrize(("returned", "message"), NOT_UNDERSTOOD)
-def test_what_is_not_understood_is_an_error(returned: Any, message: str) -> None:
+def test_an_unknown_operator_is_an_error(returned: Any, message: str) -> None:
     with pytest.raises(FilterError, match=message):
         parse_filter(returned)
 

@@ -1,4 +1,4 @@
-"""What a search reads of the database: the columns that it shows, and the rows that may match."""
+"""A search reads only the columns that it shows, and the rows that may match."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def statements() -> Iterator[list[str]]:
 
 
 def columns_of(seen: list[str], table: str) -> str:
-    """What the only query of a page of a table selects."""
+    """Return the columns that the only query of a page selects."""
     (query,) = (text for text in seen if text.startswith("SELECT") and " LIMIT " in text)
     names, _, rest = query.partition("FROM")
     assert table in rest

@@ -26,7 +26,7 @@ from agentrt.serving.langgraph.database import connections as database
 from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.outages import READER
-from agentrt.serving.lifetimes import Ttl
+from agentrt.serving.lifetimes import ThreadTtl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import all_graphs
@@ -112,8 +112,8 @@ async def test_store_and_resumable_streams(client: LangGraphClient) -> None:
     assert [part async for part in joined] == parts[2:]
 
 
-async def test_what_a_server_does_by_itself(url: str) -> None:
-    """It sweeps threads, looks for webhooks that wait, and finds the runs of a task."""
+async def test_background_work_of_a_server(url: str) -> None:
+    """A server sweeps threads, sends waiting webhooks, and finds the runs of a task."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute("CREATE DATABASE swept")
     where = url.replace("/postgres", "/swept")
@@ -128,7 +128,7 @@ async def test_what_a_server_does_by_itself(url: str) -> None:
         await end(state, row)
         assert not await state.runs.since(thread, 0, 5, time.time() + 9)
         for strategy in ("keep_latest", "delete"):
-            ttl = Ttl(ttl=1, strategy=strategy)
+            ttl = ThreadTtl(ttl=1, strategy=strategy)
             await state.threads.patch("t", UUID(thread), {}, ttl, None)
             assert await sweep(state.storage.database, time.time() + 61) == 1
         with pytest.raises(HTTPException, match="not found"):
@@ -137,7 +137,7 @@ async def test_what_a_server_does_by_itself(url: str) -> None:
         await state.clear_away(time.time())
 
 
-def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_database_gets_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
         serving(all_graphs(), "postgresql://x:secret@127.0.0.1:1/y"),
@@ -145,7 +145,7 @@ def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
         pass
 
 
-async def test_a_clients_statement_is_broken_off_in_time(
+async def test_a_clients_slow_statement_is_cancelled(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with psycopg.connect(url, autocommit=True) as connection:

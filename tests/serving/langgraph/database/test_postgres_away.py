@@ -1,4 +1,4 @@
-"""PostgreSQL that is cut off, silent, read-only or locked: a server waits for it, and goes on."""
+"""PostgreSQL that is cut off, silent, read-only or locked: a server waits for it, and continues."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_connection_that_is_cut_under_load(
 
 
 async def is_taken(url: str) -> bool:
-    """Whether a server uses a database."""
+    """Return whether a server uses a database."""
     try:
         async with open_database(Address.parse(url)):
             return False
@@ -161,7 +161,7 @@ async def test_a_database_that_is_silent(
 async def test_a_database_that_takes_no_writes(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a standby does. What there is can be read, and runs end when it takes writes again."""
+    """Like a standby: rows can be read, and runs end when the database accepts writes again."""
     monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
 
     async def set_to(value: str) -> None:
@@ -181,7 +181,7 @@ async def test_a_database_that_takes_no_writes(
         await all_is_well(it, client, begun)
 
 
-async def test_a_lock_of_somebody_else_is_waited_for_so_long(
+async def test_the_wait_for_a_foreign_lock_is_limited(
     admin: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LangGraph's own tables have the same limit as ours."""

@@ -1,4 +1,4 @@
-"""What a tenant may have in the database, whichever way it gets there."""
+"""The limits of a tenant's rows in the database, for every way of creating them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refused(answer: httpx.Response, limit: str) -> bool:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_threads(http: httpx.AsyncClient) -> None:
-    """However one is made; those that there are go on, and one that is deleted makes room."""
+    """However one is made; those that there are continue, and one that is deleted makes room."""
     small = key("small")
     made = [(await http.post("/threads", json={}, headers=small)).json() for _ in range(2)]
     at = f"/threads/{made[0]['thread_id']}"

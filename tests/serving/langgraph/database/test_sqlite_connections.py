@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.database.threads import add_thread
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What the connections pass to their threads, by the statements or the names of methods."""
+    """The work that connections pass to their threads, by statements or names of methods."""
     counts: Counter[str] = Counter()
     inner: Any = aiosqlite.Connection._execute
 
@@ -149,7 +149,7 @@ async def test_a_transaction_that_fails_is_undone_alone(storage: Storage) -> Non
 async def test_an_error_that_undoes_the_group_reaches_each_of_its_transactions(
     storage: Storage,
 ) -> None:
-    """As SQLite does for a full disk: here the file may not become larger."""
+    """SQLite does this for a full disk. Here the file may not grow."""
     database = storage.database
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     async with database.writing() as connection:
@@ -189,7 +189,7 @@ async def test_an_error_that_undoes_the_group_reaches_each_of_its_transactions(
 async def test_cancelling_a_write_at_any_point_leaves_the_others(
     storage: Storage, turns: int, rows: bool
 ) -> None:
-    """It is stored whole or not at all, and the next write finds its turn."""
+    """A cancelled write is stored whole or not at all, and the next write gets its turn."""
     database = storage.database
 
     async def two() -> None:

@@ -1,4 +1,4 @@
-"""What a run writes after it was rolled back, and when it is cancelled."""
+"""Writes of a run after its rollback, and during its cancellation."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 
 
 @pytest.mark.parametrize(("config", "kept"), [(LATE, False), (OTHER, True)])
-async def test_what_comes_too_late_is_not_kept(storage: Storage, config: Any, kept: bool) -> None:
+async def test_late_writes_are_discarded(storage: Storage, config: Any, kept: bool) -> None:
     await storage.revoked.revoke("late")
     await storage.saver.aput(config, empty_checkpoint(), {}, {})
     assert (await storage.saver.aget_tuple(OTHER) is not None) is kept
 
 
-async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
+async def test_revoking_a_run_waits_for_its_current_write() -> None:
     revoked = RevokedRuns()
     with revoked.writing(LATE) as may:
         revoking = asyncio.create_task(revoked.revoke("late"))
@@ -54,7 +54,7 @@ async def test_who_keeps_a_run_out_waits_for_what_it_is_writing() -> None:
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "writes"])
-async def test_a_write_that_is_cancelled_halfway_locks_nobody_out(
+async def test_a_cancelled_write_releases_its_lock(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     at_commit, go_on, commit = asyncio.Event(), asyncio.Event(), WritingConnection.commit
@@ -106,8 +106,8 @@ class Node:
         return StateGraph(Told).add_node("call", call).add_edge(START, "call")
 
 
-async def test_a_thread_that_goes_on_leaves_nothing(tmp_path: Path) -> None:
-    """What its subgraph would remember is not there for the next run."""
+async def test_a_continued_thread_leaves_no_state(tmp_path: Path) -> None:
+    """The next run does not find the state of the earlier run's subgraph."""
     node = Node()
     with serving({"slow": node.graph()}, tmp_path / "a.db") as it:
         async with get_client(url=it.url) as client:

@@ -103,7 +103,7 @@ async def test_a_run_that_fails_fails_the_clients_output(client: LangGraphClient
 # -- events -------------------------------------------------------------------------------
 
 
-async def test_events_are_heard_from_before_the_thread_is_there(http: httpx.AsyncClient) -> None:
+async def test_events_are_received_from_before_the_thread_exists(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     listening = asyncio.create_task(until(http, thread, "completed", channels=VALUES))
     run = await start(http, thread, "steps")
@@ -118,7 +118,7 @@ async def test_events_are_heard_from_before_the_thread_is_there(http: httpx.Asyn
     assert {event["event_id"].partition(":")[0] for event in events} == {run}
 
 
-async def test_a_run_is_heard_by_who_listens_before_it_is_in_the_queue(
+async def test_a_listener_before_the_run_is_queued_gets_its_events(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. It is in the database. 2. Somebody reads the thread's runs. 3. It comes into the queue."""
@@ -147,8 +147,8 @@ async def test_a_run_is_heard_by_who_listens_before_it_is_in_the_queue(
     await starting
 
 
-async def test_who_comes_back_hears_what_was_missed(http: httpx.AsyncClient) -> None:
-    """Of all runs of the thread: since the event of a number, or from the start."""
+async def test_a_returning_client_gets_missed_events(http: httpx.AsyncClient) -> None:
+    """The client gets events of all runs of the thread, since a number or from the start."""
     thread = str(uuid4())
     await start(http, thread, "steps")
     await start(http, thread, "bare", {"messages": []})
@@ -274,7 +274,7 @@ async def test_several_questions_are_answered_at_once(http: httpx.AsyncClient) -
     assert sorted(told(events[-2])[1]["steps"]) == ["aa", "bb", "in"]
 
 
-async def test_a_message_is_heard_token_by_token(http: httpx.AsyncClient) -> None:
+async def test_a_message_arrives_token_by_token(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "chat", {"messages": [{"role": "user", "content": "hi"}]})
     events = await until(http, thread, "completed", channels=["messages", "values", "lifecycle"])
@@ -321,7 +321,7 @@ async def test_the_channel_of_messages_has_what_the_protocol_names(http: httpx.A
     assert [end["content"]["text"] for end in ends] == ["sunny in Rome", "moved to Rome"]
 
 
-async def test_subgraphs_are_heard_by_their_namespaces(http: httpx.AsyncClient) -> None:
+async def test_events_of_subgraphs_have_their_namespaces(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "nested")
     events = await until(http, thread, "completed", channels=VALUES)
@@ -362,7 +362,7 @@ async def test_a_run_that_is_stopped_ends_as_interrupted(
 async def test_older_clients_follow_such_a_run_to_its_end(
     http: httpx.AsyncClient, client: LangGraphClient
 ) -> None:
-    """They get its result, and no event in a form that they do not know."""
+    """Older clients get the run's result, and no event in an unknown form."""
     thread = str(uuid4())
     run = await start(http, thread, "steps")
     assert await client.runs.join(thread, run) == DONE
@@ -391,7 +391,7 @@ async def test_older_clients_follow_such_a_run_to_its_end(
         ("input.respond", {"interrupt_id": "x"}, "no_such_interrupt"),
     ],
 )
-async def test_a_command_that_cannot_be_is_answered(
+async def test_an_invalid_command_gets_an_error(
     http: httpx.AsyncClient, method: str, params: Any, code: str
 ) -> None:
     thread = (await http.post("/threads", json={})).json()["thread_id"]
@@ -401,12 +401,12 @@ async def test_a_command_that_cannot_be_is_answered(
 
 
 @pytest.mark.parametrize("body", [{}, {"id": "1", "method": "run.start"}, {"id": 1}])
-async def test_what_is_no_command_is_refused(http: httpx.AsyncClient, body: Any) -> None:
+async def test_an_unknown_command_is_refused(http: httpx.AsyncClient, body: Any) -> None:
     answer = await http.post(f"/threads/{uuid4()}/commands", json=body)
     assert (answer.status_code, answer.json()["error"]) == (400, "invalid_argument")
 
 
 @pytest.mark.parametrize("asked", [{}, {"channels": []}, {"channels": ["teapot"]}])
-async def test_channels_that_there_are_not_are_refused(http: httpx.AsyncClient, asked: Any) -> None:
+async def test_unknown_channels_are_refused(http: httpx.AsyncClient, asked: Any) -> None:
     answer = await http.post(f"/threads/{uuid4()}/stream/events", json=asked)
     assert (answer.status_code, "channels" in answer.json()["detail"]) == (422, True)

@@ -88,7 +88,7 @@ async def opened(url: str, thread: str = "", **options: Any) -> AsyncIterator[So
 
 
 async def status(url: str, **options: Any) -> int:
-    """What a handshake is answered."""
+    """Return the status of a handshake."""
     try:
         async with opened(url, **options):
             return 101
@@ -111,7 +111,7 @@ def test_the_synchronous_client_runs_a_graph(it: Serving) -> None:
 # -- messages -----------------------------------------------------------------------------
 
 
-async def test_events_are_those_of_http_and_go_on_from_a_number(
+async def test_events_equal_those_over_http_and_resume_from_a_number(
     it: Serving, http: httpx.AsyncClient
 ) -> None:
     thread = str(uuid4())
@@ -157,7 +157,7 @@ async def test_a_subscription_says_how_many_events_were_there_already(
     await http.get(f"/threads/{thread}/runs/{live}/join")
 
 
-async def test_what_is_unsubscribed_is_not_heard(it: Serving) -> None:
+async def test_unsubscribed_channels_send_no_events(it: Serving) -> None:
     async with opened(it.url) as socket:
         values = await socket.subscribe("values")
         await socket.subscribe("lifecycle", namespaces=[[]], depth=0)
@@ -209,7 +209,7 @@ async def test_a_subscription_that_breaks_off_ends_the_connection(
         ('{"id": 7, "method": "subscription.unsubscribe"}', 7, "no_such_subscription"),
     ],
 )
-async def test_what_cannot_be_is_answered(
+async def test_invalid_requests_get_an_answer(
     it: Serving, message: str | bytes, key: int | None, code: str
 ) -> None:
     async with opened(it.url) as socket:
@@ -240,7 +240,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     ],
     ids=["tenant", "operator", "page"],
 )
-async def test_a_key_lets_in_and_hears_its_own_threads_alone(
+async def test_a_key_opens_a_connection_to_its_own_threads_only(
     keyed: Serving, options: dict[str, Any]
 ) -> None:
     thread = str(uuid4())
@@ -259,7 +259,7 @@ async def test_a_key_lets_in_and_hears_its_own_threads_alone(
         assert socket.events == []
 
 
-async def test_without_a_key_nobody_is_let_in(keyed: Serving) -> None:
+async def test_connections_without_a_key_are_refused(keyed: Serving) -> None:
     assert await status(keyed.url) == 401
     assert await status(keyed.url, subprotocols=["agentrt", "agentrt.bearer."]) == 401
     async with opened(keyed.url, origin=FRIEND) as socket:  # a page cannot read a status
@@ -281,13 +281,13 @@ async def test_pages_of_strangers_are_refused_with_keys_and_without(
     assert await status(it.url, origin=it.url) == 101
 
 
-async def test_other_paths_and_threads_that_are_none_are_refused(it: Serving) -> None:
+async def test_other_paths_and_invalid_threads_are_refused(it: Serving) -> None:
     assert await status(it.url, thread="none") == 403
     with pytest.raises(InvalidStatus):
         await connect(it.url.replace("http", "ws", 1) + "/ok", proxy=None)
 
 
-async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
+async def test_authentication_hooks_are_called(tmp_path: Path) -> None:
     (tmp_path / "auth.py").write_text(HOOKS)
     project = tmp_path / "langgraph.json"
     project.write_text('{"auth": {"path": "./auth.py:auth"}}')
@@ -313,7 +313,7 @@ async def test_authentication_hooks_are_asked(tmp_path: Path) -> None:
                     await listening.run.start(input=IN)
 
 
-async def test_what_comes_when_the_connection_was_closed_here_is_no_error(
+async def test_messages_after_the_close_are_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     messages = iter(

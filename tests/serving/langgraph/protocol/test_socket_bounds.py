@@ -1,4 +1,4 @@
-"""What a WebSocket may use up, and how it ends with its server."""
+"""The limits of a WebSocket, and its end with its server."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ async def test_a_silent_connection_is_pinged(
             await came.wait()
 
 
-async def test_who_reads_nothing_is_dropped(tmp_path: Path) -> None:
-    """What it would have got waits in the server: one buffer's worth, and no more."""
+async def test_a_client_that_reads_nothing_is_disconnected(tmp_path: Path) -> None:
+    """At most one buffer of unread events is kept in the server."""
     async with (
         listening(tmp_path, Bounds(reader_s=0.2)) as (listener, _),
         opened(listener.url) as socket,

@@ -61,8 +61,8 @@ async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serv
 
 
 @pytest.mark.parametrize("first", ["interrupt", "rollback", "shutdown"])
-async def test_a_second_stop_does_not_break_off_the_first(first: Action) -> None:
-    """As a run waits for its program's end, which may take a while."""
+async def test_a_second_stop_does_not_interrupt_the_first(first: Action) -> None:
+    """The run waits for the end of its program, which may take a while."""
     begun, stopping, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow_to_stop() -> None:
@@ -88,7 +88,7 @@ STOPPED: Any = {"gate": "", "steps": ["in", "first", "inner", "last", "2", "befo
 
 
 @pytest.mark.parametrize("action", ["interrupt", "rollback"])
-async def test_who_waits_for_a_run_that_is_stopped_gets_the_threads_values(
+async def test_a_client_that_waits_for_a_stopped_run_gets_the_threads_values(
     client: LangGraphClient, action: Any
 ) -> None:
     """By wait, join and join_stream alike; the stream ends without an error."""

@@ -1,4 +1,4 @@
-"""What is held of a run's stream, and for whom."""
+"""Which events of a run's stream are kept, and for which readers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ GRAPHS = [*(f"pair-{kind}" for kind in KINDS), "twice-lasting", "twice-bare"]
 
 
 def on_both(*graphs: str) -> pytest.MarkDecorator:
-    """Of PostgreSQL what it stores in its own way: a namespace in another, or one that lasts."""
+    """On PostgreSQL only the cases that it stores differently: nested and lasting namespaces."""
     cases = [("sqlite", graph) for graph in graphs]
     cases += [("postgresql", graph) for graph in ("pair-deep", "twice-lasting")]
     return pytest.mark.parametrize(("it", "graph"), cases, indirect=["it"])
@@ -124,7 +124,7 @@ async def finished(client: LangGraphClient, graph: str, thread: str, answers: st
 async def test_an_answer_that_is_rolled_back_never_was(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
-    """1. A subgraph asks. 2. It is answered, and goes on. 3. That is rolled back: the question is
+    """1. A subgraph asks. 2. It is answered, and continues. 3. That is rolled back: the question is
     open, and the subgraph stands where it was.
     """
     thread, result = await asked(client, graph, gate)
@@ -162,7 +162,7 @@ async def test_another_answer_rolls_the_first_back(
 async def test_of_several_answers_none_ever_was(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
-    """One node has asked again already, and what it kept for that is undone, too."""
+    """A node has asked again already, and its new writes are undone, too."""
     thread, result = await asked(client, graph, gate)
     before = await standing(client, thread)
     run = await client.runs.create(thread, graph, command={"resume": answers(result, "1")})
@@ -194,7 +194,7 @@ async def test_a_copy_and_its_pruned_original_go_on_where_that_asked(
 async def test_an_input_that_is_rolled_back_leaves_the_question(
     client: LangGraphClient, graph: str, gate: str
 ) -> None:
-    """It began anew, and has asked a question of its own."""
+    """The run restarted the graph, and has asked another question."""
     GATES.open(gate)
     thread, result = await asked(client, graph, gate)
     before = await standing(client, thread)

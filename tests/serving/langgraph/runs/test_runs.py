@@ -32,7 +32,7 @@ async def at_a_gate(client: LangGraphClient, *steps: str, **more: Any) -> tuple[
 
 
 async def test_a_run_whose_nodes_clash_ends(client: LangGraphClient) -> None:
-    """What they wrote cannot be taken into the state, which is told without it."""
+    """The clashing writes are not part of the state, which is sent without them."""
     thread = await a_thread(client)
     result: Any = await client.runs.wait(
         thread, "clash", input=given(chosen="x"), raise_error=False
@@ -109,7 +109,7 @@ async def test_a_threads_runs_run_in_the_order_of_their_coming(client: LangGraph
 
 
 async def test_a_run_is_a_program_of_the_runtime(client: LangGraphClient, it: Serving) -> None:
-    """Its thread is the session; its row is gone when it has ended."""
+    """The thread is the program's session; the program's row is removed at its end."""
     thread, run, gate = await at_a_gate(client)
     assert it.server is not None
     live = [one for one in it.server.runtime.runs.values() if one.row.session == thread]
@@ -133,7 +133,7 @@ async def test_native_programs_run_as_graphs_do(client: LangGraphClient) -> None
 
 
 async def test_a_program_streams_its_tokens(client: LangGraphClient) -> None:
-    """As the chunks of one message, whose text is the reply's; its result is as ever."""
+    """The tokens are chunks of one message with the reply's text; the result is as usual."""
     runs: Any = client.runs
     stream = runs.stream(None, "poem", input="sea", stream_mode=["messages-tuple", "values"])
     told = [(part.event, part.data) async for part in stream]

@@ -35,7 +35,7 @@ def names(parts: Sequence[StreamPart]) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["checkpoints", "debug"])
 async def test_checkpoints_say_where_they_are(client: LangGraphClient, mode: Any) -> None:
-    """As the history does; a task with a subgraph has the end of that one's namespace."""
+    """Checkpoints have the form of the history; a task with a subgraph has its namespace."""
     thread = (await client.threads.create())["thread_id"]
     stream = client.runs.stream(thread, "nested", input=IN, stream_mode=mode, stream_subgraphs=True)
     found = [part.data for part in await _all(stream) if part.event == mode]
@@ -57,7 +57,7 @@ async def test_checkpoints_say_where_they_are(client: LangGraphClient, mode: Any
 async def test_joining_a_stream_shows_what_is_to_come_of_its_modes(
     client: LangGraphClient, modes: Any
 ) -> None:
-    """Those that a run was not started with are left out. A list is as JavaScript sends it."""
+    """Modes that the run was not started with are left out. JavaScript sends a list."""
     thread, run, gate = await at_a_gate(client, stream_mode=["updates", "values"])
     joining = asyncio.create_task(_all(client.runs.join_stream(thread, run, stream_mode=modes)))
     await _following(client, thread, run)

@@ -1,4 +1,4 @@
-"""What is left of runs is cleared away, when its time has come."""
+"""The data of ended runs is deleted when it expires."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_streams_can_be_replayed_for_a_while(state: TenantState) -> None:
 async def test_a_locked_database_does_not_end_the_sweep(
     state: TenantState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of work goes on by itself: questions expire while threads cannot be swept."""
+    """Each kind of work continues by itself: questions expire while threads cannot be swept."""
     state.server.background = Background(rest_s=0.0)
     monkeypatch.setattr(tenant_state, "_SWEEP_S", 0.0)
     locked, swept, expired = 3, asyncio.Event(), asyncio.Event()

@@ -63,7 +63,7 @@ async def test_a_tenant_gets_only_its_own_items_from_a_store_that_mixes_them(ten
 
 
 async def test_the_installed_stores_find_whole_labels_in_their_case(tmp_path: Path) -> None:
-    """As they are, without the tenant's own check."""
+    """The stores are used without agentrt's check of tenants."""
     async with open_storage(f"sqlite:{tmp_path / 'a.db'}") as storage:
         for name in ("docs", "docs-2", "DOCS", "do"):
             await storage.store.aput((name, "x"), "k", {})

@@ -81,7 +81,7 @@ async def test_a_question_is_asked_again_when_its_stream_is_swept(tmp_path: Path
 
 
 async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None:
-    """Such a run has no events of the protocol; its questions have numbers to go on from."""
+    """Such a run has no events of the protocol; its questions have numbers to continue from."""
     with serving(all_graphs(), tmp_path / "a.db") as it:
         async with (
             get_client(url=it.url) as client,
@@ -132,7 +132,7 @@ async def test_a_question_is_asked_once_to_who_joins_as_it_is_asked(
 async def test_questions_that_a_program_asks_at_once_are_all_seen(
     client: LangGraphClient, how: str
 ) -> None:
-    """They are answered in any order, and one that is answered is not asked again."""
+    """They are answered in any order, and an answered question is not asked again."""
     thread = (await client.threads.create())["thread_id"]
     request: Any = {"names": ["a", "b", "c"], "how": how}
 

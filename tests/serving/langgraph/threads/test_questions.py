@@ -107,7 +107,7 @@ async def answered(http: httpx.AsyncClient, question: Any, value: Any) -> httpx.
 
 
 async def joined(client: LangGraphClient, answer: httpx.Response) -> Any:
-    """What the run gave that an answer has started."""
+    """Return the result of the run that an answer has started."""
     assert answer.status_code == 200, answer.text
     return await client.runs.join(answer.json()["thread"], answer.json()["run"])
 
@@ -251,7 +251,7 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
     it: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Two questions are over their time; one has a default. 2. The server looks: both
-    programs go on without an answer.
+    programs continue without an answer.
     """
 
     async def busy(*question: Any) -> str:

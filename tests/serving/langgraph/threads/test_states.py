@@ -80,7 +80,7 @@ async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient)
 
 
 async def test_a_question_of_the_past_is_asked_again(client: LangGraphClient) -> None:
-    """As in LangGraph itself: from its checkpoint, with no input."""
+    """As in LangGraph itself, a run from its checkpoint without input asks it."""
     thread = await a_thread(client)
     await client.runs.wait(thread, "ask", input=IN)
     await client.runs.wait(thread, "ask", command={"resume": "left"})

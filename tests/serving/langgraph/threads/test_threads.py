@@ -1,4 +1,4 @@
-"""What the corpus does not ask of threads, assistants and the store."""
+"""Cases of threads, assistants and the store that the corpus does not have."""
 
 from __future__ import annotations
 

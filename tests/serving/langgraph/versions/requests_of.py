@@ -55,7 +55,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 def options_of(name: str, method: Any) -> Iterator[dict[str, Any]]:
-    """What a method can be called with."""
+    """Return the options of a method."""
     known = inspect.signature(method).parameters
     if name == "runs.create_batch":
         run = {option: OPTIONS[option] for option in RUN}
