@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from agentrt.batch.runner import batch
     from agentrt.batch.scores import Score, score, score_process
     from agentrt.batch.statistics import compare, summarize
+    from agentrt.batch.tokens import RecordedTokens, read_tokens
+    from agentrt.runtime.tokens import TokenSequence
 
 _HOMES = {
     "Condition": "inputs",
     "Fields": "inputs",
     "InputFile": "inputs",
     "Item": "inputs",
+    "RecordedTokens": "tokens",
     "Result": "results",
     "Score": "scores",
+    "TokenSequence": "tokens",
     "batch": "runner",
     "compare": "statistics",
     "read_results": "results",
+    "read_tokens": "tokens",
     "score": "scores",
     "score_process": "scores",
     "summarize": "statistics",
@@ -38,11 +43,14 @@ __all__ = [
     "Fields",
     "InputFile",
     "Item",
+    "RecordedTokens",
     "Result",
     "Score",
+    "TokenSequence",
     "batch",
     "compare",
     "read_results",
+    "read_tokens",
     "score",
     "score_process",
     "summarize",

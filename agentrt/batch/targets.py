@@ -24,9 +24,12 @@ class Target(Protocol):
     def accept(self, raw_value: Any) -> Any:
         """Return the input in the form for the program. Raises `UsageError` for a wrong input."""
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
         """Start the run of an accepted input, or resume the run with this id. With ``skips``,
-        values that cannot be recorded are left out of the journal.
+        values that cannot be recorded are left out of the journal. With ``tokens``, the run records
+        its tokens.
         """
 
     async def partial(self, run_id: str) -> Any:
@@ -52,8 +55,11 @@ class ProgramTarget:
             )
         return raw_value
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
-        return runtime.start(self._program, raw_value, durable=Durable(id=run_id, skips=skips))
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
+        durable = Durable(id=run_id, skips=skips)
+        return runtime.start(self._program, raw_value, durable=durable, tokens=tokens)
 
     async def partial(self, run_id: str) -> Any:
         return None
@@ -82,16 +88,20 @@ class GraphTarget:
             raw_value = {key: value for key, value in raw_value.items() if key in fields}
         return graph_input(self._graph, self.name, raw_value)
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
         from agentrt.integrations.langgraph.graphs import graph_program, program_terms
         from agentrt.integrations.langgraph.threads import standing_of, thread_config
 
         terms = program_terms(self._graph)
+        is_new = True
         if self._threads is None:
             program = graph_program(self._graph, self.name, {})
         else:
             config = thread_config(run_id)
             standing = await standing_of(self._graph, run_id)
+            is_new = not standing.exists
             program = graph_program(self._graph, self.name, config, self._threads.durability)
             if standing.exists and not standing.next:
                 program, raw_value = self._ended(run_id), None
@@ -99,7 +109,13 @@ class GraphTarget:
                 raw_value = None
         # A graph resumes from its checkpointer. The runtime's journal is only for programs.
         durable = None if runtime.journal is not None else Durable(id=run_id)
-        return runtime.start(program, raw_value, **terms, session=run_id, durable=durable)
+        run = runtime.start(
+            program, raw_value, **terms, session=run_id, durable=durable, tokens=tokens
+        )
+        if run.tokens is not None:
+            # The calls before the checkpoint were made by an earlier process.
+            run.tokens.complete = is_new
+        return run
 
     def _ended(self, thread: str) -> Program:
         """Return a program whose result is that of a thread that has ended."""

@@ -41,6 +41,8 @@ def engine_input(
     params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
     params.seed, params.ignore_eos = spec.seed, spec.ignore_eos
     params.max_tokens = min(spec.max_tokens, params.max_tokens or spec.max_tokens)
+    if spec.with_logprobs and params.logprobs is None and not params.logprob_token_ids:
+        params.logprobs = 0  # those of the output's own tokens only
     return prompt, params, rendered.options
 
 
