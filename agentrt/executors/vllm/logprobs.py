@@ -12,6 +12,11 @@ from agentrt.request.sampling import TokenLogprobs
 COMPUTE_FROM = "agentrt_compute_from"
 """The key in a request's ``extra_args`` of the position from which tokens are always computed."""
 
+OF_MODEL = "agentrt_of_model"
+"""The key in a request's ``extra_args`` that asks for the model's own log probabilities of an
+output that a grammar constrains, not those relative to the allowed tokens.
+"""
+
 
 class LogprobCollector:
     """The log probabilities of a call, collected from the pieces of its output."""
