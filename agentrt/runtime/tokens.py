@@ -51,7 +51,7 @@ class _Span:
     version: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Growing:
     """A sequence that later calls may extend. ``ends`` has the key and the end of each call, also
     of calls whose span was dropped.
@@ -90,10 +90,7 @@ class TokenLog:
         """Add the tokens of a call that has ended, and return them in their recorded form."""
         ids = array(_ID, prompt)
         sequence = self._extended_by(ids)
-        if sequence is not None:
-            shared, base = len(sequence.ids), sequence.ends[-1][1]
-        else:
-            shared, base = self._longest_beginning(ids)
+        shared, base = self._longest_beginning(ids, sequence)
         call = CallTokens(key, base, shared, tuple(ids[shared:]), tuple(written), pack(logprobs))
         self._put(call, ids, sequence)
         return call
@@ -138,16 +135,24 @@ class TokenLog:
                 longest = sequence
         return longest
 
-    def _longest_beginning(self, ids: array[int]) -> tuple[int, str]:
-        """Return the length of the longest common beginning with a late sequence, and the key of a
-        call whose tokens have that beginning.
+    def _longest_beginning(self, ids: array[int], extended: _Growing | None) -> tuple[int, str]:
+        """Return the length of the longest common beginning with the sequence that is extended, or
+        with a late sequence, and the key of a call whose tokens have that beginning.
         """
         shared, base = 0, ""
-        for sequence in islice(reversed(self._sequences), _CANDIDATES):
+        late = islice(reversed(self._sequences), _CANDIDATES)
+        for sequence in late if extended is None else (extended,):
             length = _common(sequence.ids, ids)
-            if length > shared:
-                shared, base = length, next(key for end, key in sequence.ends if end >= length)
+            if length > shared and (key := self._call_with(sequence, length)):
+                shared, base = length, key
         return shared, base
+
+    def _call_with(self, sequence: _Growing, length: int) -> str:
+        """Return the key of a call whose tokens have the first ``length`` tokens of a sequence; ""
+        if all such calls were dropped.
+        """
+        calls = ((end, key) for end, key in sequence.ends if end >= length)
+        return next((key for end, key in calls if self._places.get(key) == (sequence, end)), "")
 
     def drop(self, places: Iterable[str]) -> None:
         """Forget what the model wrote in calls of these nodes, because the program runs them again.
