@@ -23,7 +23,7 @@ def correct_constrained_logprobs(wanted: str) -> None:
     process, as with several GPUs, or is vLLM's model runner V2. Steps with speculative tokens are
     not corrected.
     """
-    module = sys.modules.get(_RUNNER)
+    module: Any = sys.modules.get(_RUNNER)
     if module is None or hasattr(module, "_agentrt_shifts"):
         return
     runner: Any = module.GPUModelRunner
