@@ -196,6 +196,7 @@ class Batch:
                 await self._out.flush()
         if self._out is not None and not self._draining:
             self._out.finish()
+            self._target.finish()
             if self._tokens is not None:
                 await asyncio.to_thread(self._tokens.finish, self._out)
 
@@ -597,7 +598,8 @@ async def batch(
                 raise ConfigError(f"tokens={tokens!r} needs a file of results; name it with out=")
             token_file = TokenFile(Path(tokens), file)
             stack.callback(token_file.close)
-        target = await stack.enter_async_context(opened_target(program, beside=path))
+        opening = opened_target(program, beside=path, tokens_of=file if settings.tokens else None)
+        target = await stack.enter_async_context(opening)
         if runtime is None:
             journal = await _journal_beside(stack, path, target)
             runtime = Runtime(executor or _engine(model), seed=seed, journal=journal)

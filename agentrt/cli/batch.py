@@ -235,6 +235,7 @@ async def _opened(job: _Job) -> AsyncIterator[Target]:
                 name=program.name,
                 checkpointer=job.checkpointer,
                 beside=job.out.path,
+                tokens_of=None if job.tokens is None else job.out,
             )
         try:
             opened = await stack.enter_async_context(opening)

@@ -161,7 +161,7 @@ class LiveEmitter:
                         if client is not None:
                             client.task = None
                         if recorder is not None:
-                            recorder.saw(chunk)
+                            await recorder.saw(chunk)
                         if chunk.reply is not None:
                             over = True
                             self.registry.end_call(self.run, scope, node, chunk.reply.report)
@@ -495,12 +495,14 @@ class _CallRecorder:
 
     def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec) -> None:
         self._log, self._place, self._prompt = log, scope.place, spec.prompt_token_ids
+        # With a journal, the key is the place in the code, which is the same after a resume.
+        self._at = log.begin_task() if scope.place is None else scope.place.path
         self._ids: list[int] = []
         self._logprobs: list[float] = []
 
-    def saw(self, chunk: Chunk) -> None:
+    async def saw(self, chunk: Chunk) -> None:
         """Note a piece of the output. At the end of the output, add its tokens to the log and to
-        the reply.
+        the reply. Raises `JournalWriteError` if they cannot be recorded.
         """
         if (reply := chunk.reply) is None:
             self._ids += chunk.token_ids
@@ -508,6 +510,8 @@ class _CallRecorder:
             return
         logprobs = [position[0][1] for position in reply.token_logprobs]
         if (call := self._add(reply.token_ids, logprobs)) is not None:
+            if self._log.keep is not None:
+                await self._log.keep(call)
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
     def closed(self) -> None:
@@ -520,9 +524,7 @@ class _CallRecorder:
         if self._prompt is None or len(logprobs) != len(written):
             self._log.complete = False
             return None
-        # With a journal, the key is the place in the code, which is the same after a resume.
-        key = self._log.key("" if self._place is None else self._place.path)
-        return self._log.add(key, self._prompt, written, logprobs)
+        return self._log.add(self._log.key(self._at), self._prompt, written, logprobs)
 
 
 def is_pooled(spec: CallSpec) -> bool:

@@ -9,7 +9,7 @@ the model wrote is marked in exactly one sequence.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -69,16 +69,39 @@ class TokenLog:
     their tokens. ``rewards`` are the rewards that the program gave itself, by their keys.
     ``closed`` has the calls whose streams the program closed before their ends, by the places of
     their nodes, until the journal takes them.
+
+    Without a journal, ``keep`` may record each call; it is awaited before the program gets the
+    reply. ``task`` returns the name of the task that runs now, which is run again as a whole when
+    a process is killed meanwhile.
     """
 
     def __init__(self) -> None:
         self.complete = True
+        self.keep: Callable[[CallTokens], Awaitable[None]] | None = None
+        self.task: Callable[[], str] = lambda: ""
+        self._earlier: set[str] = set()
         self.closed: dict[str, CallTokens] = {}
         self.rewards: dict[str, float] = {}
         self._sequences: list[_Growing] = []
         self._places: dict[str, tuple[_Growing, int]] = {}
 
     # -- calls -------------------------------------------------------------------------
+
+    def begin_task(self) -> str:
+        """Return the name of the task that makes a call now. If an earlier process recorded calls
+        of the same task, forget what they wrote, because the task runs again.
+        """
+        task = self.task()
+        if task in self._earlier:
+            self._earlier.discard(task)
+            self._drop([key for key in self._places if task_of_key(key) == task])
+        return task
+
+    def restore_tasks(self, calls: Iterable[CallTokens]) -> None:
+        """Restore the calls of tasks that earlier processes recorded."""
+        for call in calls:
+            self.restore(call)
+            self._earlier.add(task_of_key(call.key))
 
     def key(self, at: str) -> str:
         """Return the key of the next call at a place of the program's code."""
@@ -159,11 +182,14 @@ class TokenLog:
         Their tokens stay only where they precede those of other calls.
         """
         gone = set(places)
-        for key in [key for key in self._places if node_of_key(key) in gone]:
-            sequence, _ = self._places.pop(key)
-            sequence.spans = [span for span in sequence.spans if span.key != key]
+        self._drop([key for key in self._places if node_of_key(key) in gone])
         for key in gone.intersection(self.rewards):
             del self.rewards[key]
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            sequence, _ = self._places.pop(key)
+            sequence.spans = [span for span in sequence.spans if span.key != key]
 
     # -- results -----------------------------------------------------------------------
 
@@ -172,11 +198,16 @@ class TokenLog:
         return [_finished(sequence) for sequence in self._sequences if sequence.spans]
 
 
+def task_of_key(key: str) -> str:
+    """Return the name of the task, or the place in the code, that made the call with this key."""
+    return key.rpartition("/")[0]
+
+
 def node_of_key(key: str) -> str:
     """Return the place of the node to which the call with this key belongs: of a call, or of a
     choice of several.
     """
-    before, mark, number = key.rpartition("/")[0].rpartition("#")
+    before, mark, number = task_of_key(key).rpartition("#")
     return f"{before}{mark}{number.partition('.')[0]}"
 
 

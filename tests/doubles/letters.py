@@ -77,7 +77,7 @@ class LettersEngine(Executor):
         return self._open
 
     def own_frontend(self, names: Sequence[str]) -> Frontend:
-        return _Front()
+        return LettersFrontend()
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if not self._open:
@@ -112,7 +112,9 @@ class LettersEngine(Executor):
             yield Chunk(text, reply, token_ids=tuple(ids), logprobs=tuple(values))
 
 
-class _Front(Frontend):
+class LettersFrontend(Frontend):
+    """Renders chats as letters."""
+
     async def chat(self, request: Request, caller: Caller) -> Answer:
         spec = await self._spec(request)
         if (request.get("n") or 1) == 1:
