@@ -94,14 +94,20 @@ class TokenLog:
         task = self.task()
         if task in self._earlier:
             self._earlier.discard(task)
-            self._drop([key for key in self._places if task_of_key(key) == task])
+            self._drop_task(task)
         return task
 
     def restore_tasks(self, calls: Iterable[CallTokens]) -> None:
-        """Restore the calls of tasks that earlier processes recorded."""
+        """Restore the calls of tasks that earlier processes recorded, in the order they ended."""
         for call in calls:
+            task = task_of_key(call.key)
+            if call.key in self._places:  # the task began again in another process
+                self._drop_task(task)
             self.restore(call)
-            self._earlier.add(task_of_key(call.key))
+            self._earlier.add(task)
+
+    def _drop_task(self, task: str) -> None:
+        self._drop([key for key in self._places if task_of_key(key) == task])
 
     def key(self, at: str) -> str:
         """Return the key of the next call at a place of the program's code."""

@@ -119,3 +119,24 @@ def test_a_log_whose_earlier_call_is_lost_says_that_it_is_not_complete() -> None
     assert log.complete
     assert not again.complete
     assert again.sequences() == []
+
+
+def test_a_task_that_ran_in_several_processes_counts_once() -> None:
+    """1. A task makes two calls. 2. In the next process it makes one. 3. In the third, another task
+    goes on, which had ended in the first process.
+    """
+    first = TokenLog()
+    rows = [first.add(first.key("a"), [1], [100], [-1.0])]
+    rows += [first.add(first.key("b"), [1, number], [200 + number], [-1.0]) for number in (2, 3)]
+    second = TokenLog()
+    second.task = lambda: "b"
+    second.restore_tasks(rows)
+    rows.append(second.add(second.key(second.begin_task()), [1, 2], [300], [-2.0]))
+    third = TokenLog()
+    third.restore_tasks(rows)
+    every = [
+        [token for token, marked in zip(each.token_ids, each.mask, strict=True) if marked]
+        for log in (second, third)
+        for each in log.sequences()
+    ]
+    assert every == [[100], [300]] * 2
