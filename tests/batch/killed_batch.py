@@ -51,7 +51,7 @@ class Letters(LettersEngine):
 if __name__ == "__main__":
     if "--tokens" in sys.argv:
         engine.VLLMEngine = Letters  # type: ignore[misc, assignment]  # in its place
-        RestartedEngine.own_frontend = Letters.own_frontend  # type: ignore[method-assign]
+        RestartedEngine.own_frontend = Letters.own_frontend  # type: ignore[assignment]
     else:
         engine.VLLMEngine = Engine  # type: ignore[misc, assignment]
     sys.exit(run(sys.argv[1:]))
