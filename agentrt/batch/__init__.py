@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrt.batch.inputs import Condition, Fields, InputFile, Item
+    from agentrt.batch.recorded import RecordedTokens, read_tokens
     from agentrt.batch.results import Result, read_results
     from agentrt.batch.runner import batch
     from agentrt.batch.scores import Score, score, score_process
     from agentrt.batch.statistics import compare, summarize
-    from agentrt.batch.tokens import RecordedTokens, read_tokens
     from agentrt.runtime.tokens import TokenSequence
 
 _HOMES = {
@@ -25,14 +25,14 @@ _HOMES = {
     "Fields": "inputs",
     "InputFile": "inputs",
     "Item": "inputs",
-    "RecordedTokens": "tokens",
+    "RecordedTokens": "recorded",
     "Result": "results",
     "Score": "scores",
-    "TokenSequence": "tokens",
+    "TokenSequence": "recorded",
     "batch": "runner",
     "compare": "statistics",
     "read_results": "results",
-    "read_tokens": "tokens",
+    "read_tokens": "recorded",
     "score": "scores",
     "score_process": "scores",
     "summarize": "statistics",

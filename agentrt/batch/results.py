@@ -22,7 +22,7 @@ from agentrt.batch.plain import as_json
 from agentrt.errors import UsageError
 
 if TYPE_CHECKING:
-    from agentrt.batch.tokens import RecordedTokens
+    from agentrt.batch.recorded import RecordedTokens
 
 State = Literal["done", "failed", "stopped"]
 Over = Literal["max-tokens-total", "max-calls", "timeout", "stop-when"]
@@ -43,7 +43,7 @@ class Result:
     ``program`` is the program's id in the journal, or the graph's thread; ``attempt`` counts the
     retries from 1. ``digest`` is a fingerprint of the input. ``earlier`` marks a result that was in
     the file before this batch began. ``recorded`` are the tokens that the run's calls read and
-    wrote, if the batch records tokens and the run ended in it.
+    wrote, if the batch records tokens: of earlier results only if it records them in a file.
     """
 
     id: str

@@ -29,7 +29,7 @@ from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
-from agentrt.batch.tokens import RecordedTokens, TokenFile, check_executor
+from agentrt.batch.tokens import TokenFile, check_executor, recorded_tokens
 from agentrt.errors import (
     AgentrtError,
     ConfigError,
@@ -224,6 +224,8 @@ class Batch:
                     result = self._out.read(item.id, sample)
                     check_program(result, self._target.name, self._out.path)
                     if done is not None:
+                        if self._tokens is not None:
+                            result = replace(result, recorded=self._tokens.read(result))
                         await done.put(result)
                     self._stop_stragglers()
         self.total = count
@@ -355,7 +357,8 @@ class Batch:
     def _with_tokens(self, result: Result, log: TokenLog | None) -> Result:
         if log is None or not self._settings.tokens:
             return result
-        return replace(result, recorded=RecordedTokens.of(result, log))
+        path = None if self._out is None else self._out.path
+        return replace(result, recorded=recorded_tokens(result, log, path))
 
     def _cost(self, run: Run) -> float | None:
         if self._settings.price is None:

@@ -262,6 +262,8 @@ async def _execute(
         await stack.enter_async_context(screen.showing())
         if not left:
             screen.announce(f"all {total} results are in {job.out.path} already")
+            if job.tokens is not None:
+                job.tokens.finish(job.out)
             return True
         if left < total:
             screen.announce(f"{total - left} of {total} results are in {job.out.path} already")

@@ -154,7 +154,7 @@ async def test_calls_that_were_recorded_without_tokens_are_told_of(tmp_path: Pat
 
 def _unordered(tokens: RecordedTokens | None) -> dict[str, Any]:
     value = plain(tokens)
-    return {**value, "sequences": sorted(value["sequences"], key=json.dumps)}
+    return {**value, "batch": "", "sequences": sorted(value["sequences"], key=json.dumps)}
 
 
 # -- the file --------------------------------------------------------------------------------
@@ -196,6 +196,9 @@ async def test_each_result_has_a_line_of_tokens_whatever_was_lost(tmp_path: Path
         out.write_bytes(b"".join(results.splitlines(keepends=True)[:-1]))
         again = await recorded(inputs, brief, out=out, tokens=file, samples=2)
         assert sum(each.earlier for each in again) == 5
+        assert sorted(json.dumps(plain(each.recorded)) for each in again) == sorted(
+            json.dumps(each) for each in lines(file)
+        )
         assert keys(file) == [(str(n), sample, 1) for n in (1, 2, 3) for sample in (0, 1)]
     file.write_bytes(whole)
     out.write_bytes(b"".join(results.splitlines(keepends=True)[:2]))
@@ -233,6 +236,15 @@ async def test_results_that_were_made_without_tokens_are_refused(tmp_path: Path)
     assert out.read_bytes() == before
     await recorded(["a", "b"], brief, out=out, tokens=file, retry="all")
     assert keys(file) == [("1", 0, 2), ("2", 0, 2)]
+
+
+async def test_the_tokens_of_another_batch_are_not_removed(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    await recorded(["a", "b"], brief, out=tmp_path / "first.jsonl", tokens=file)
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="has tokens of another batch"):
+        await recorded(["a", "b"], brief, out=tmp_path / "second.jsonl", tokens=file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", ["a note\n", "a note", '{"id": "1"}\n', '{"id": "1", "sampl\n'])
