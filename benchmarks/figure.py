@@ -21,10 +21,10 @@ import click
 from click.core import ParameterSource
 
 import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    check_plot,
     file,
     jobs_option,
     json_flag,

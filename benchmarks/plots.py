@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrt.cli.plots import MARKERS, new_figure
 from agentrt.lab.reports.compare import Series
-from agentrt.lab.reports.plots import MARKERS, new_figure
 from benchmarks.tables import ALL
 
 if TYPE_CHECKING:

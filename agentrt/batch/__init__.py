@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrt.batch.inputs import Condition, Fields, InputFile, Item
+    from agentrt.batch.recorded import RecordedTokens, read_tokens
     from agentrt.batch.results import Result, read_results
     from agentrt.batch.runner import batch
     from agentrt.batch.scores import Score, score, score_process
     from agentrt.batch.statistics import compare, summarize
+    from agentrt.runtime.tokens import TokenSequence
 
 _HOMES = {
     "Condition": "inputs",
     "Fields": "inputs",
     "InputFile": "inputs",
     "Item": "inputs",
+    "RecordedTokens": "recorded",
     "Result": "results",
     "Score": "scores",
+    "TokenSequence": "recorded",
     "batch": "runner",
     "compare": "statistics",
     "read_results": "results",
+    "read_tokens": "recorded",
     "score": "scores",
     "score_process": "scores",
     "summarize": "statistics",
@@ -38,11 +43,14 @@ __all__ = [
     "Fields",
     "InputFile",
     "Item",
+    "RecordedTokens",
     "Result",
     "Score",
+    "TokenSequence",
     "batch",
     "compare",
     "read_results",
+    "read_tokens",
     "score",
     "score_process",
     "summarize",

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
+import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
+
+from agentrt import files
+from agentrt.errors import UsageError
 
 _BLOCK = 64 * 1024
 
@@ -95,6 +102,26 @@ class LineFile:
             error.filename = str(self.path)
             raise
 
+    def replace(self, lines: Iterable[bytes]) -> None:
+        """Replace all lines of the file at once, or none of them. Raises `OSError`."""
+        folder = self.path.absolute().parent
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=folder, prefix=f".{self.path.name}.", delete=False
+        ) as copy:
+            try:
+                for line in lines:
+                    copy.write(line)
+                copy.flush()
+                os.fsync(copy.fileno())
+                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._descriptor).st_mode))
+                os.replace(copy.name, self.path)
+            except BaseException:
+                Path(copy.name).unlink(missing_ok=True)
+                raise
+        sync(folder)
+        os.close(self._descriptor)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
     async def flush(self) -> None:
         """Wait until all lines of `put_line` have been written."""
         if self._writing is not None:
@@ -106,6 +133,60 @@ class LineFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class OutputFile(LineFile):
+    """A file of lines that an option of the command line names, and that no other process writes
+    meanwhile. ``option`` is the option's name, for messages.
+
+    Raises `UsageError` for a path to which lines cannot be written.
+    """
+
+    def __init__(self, path: Path, option: str) -> None:
+        self.path, self._option = path, option
+        self._lock = self._locked()
+        try:
+            super().__init__(path)
+        except OSError as error:
+            self._lock.close()
+            raise self._unwritable(error) from error
+
+    @property
+    def _named(self) -> str:
+        return f"{self._option} {str(self.path)!r}"
+
+    def _locked(self) -> IO[str]:
+        where = self._named
+        if self.path.is_dir():
+            raise UsageError(f"{where} is a folder; name a file")
+        if not self.path.absolute().parent.is_dir():
+            raise UsageError(
+                f"{where}: the folder {str(self.path.parent)!r} does not exist; create it first"
+            )
+        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            raise UsageError(
+                f"{where} is not a regular file; name a regular file, from which a batch can resume"
+            )
+        if files.is_database(self.path):
+            raise UsageError(f"{where} is a database, such as a journal; name another file")
+        try:
+            return files.lock_beside(self.path)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"{where} is being written by another process; wait until that process ends, or "
+                "name another file"
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        reason = (error.strerror or str(error)).lower()
+        return UsageError(f"{self._named} cannot be written: {reason}")
+
+    def close(self) -> None:
+        """Close the file and release its lock. Idempotent."""
+        super().close()
+        self._lock.close()
 
 
 def sync(path: Path) -> None:

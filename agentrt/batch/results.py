@@ -10,18 +10,19 @@ import contextlib
 import dataclasses
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt import files
 from agentrt.batch.inputs import key_of
-from agentrt.batch.lines import LineFile, sync
+from agentrt.batch.lines import OutputFile, sync
 from agentrt.batch.plain import as_json
 from agentrt.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentrt.batch.recorded import RecordedTokens
 
 State = Literal["done", "failed", "stopped"]
 Over = Literal["max-tokens-total", "max-calls", "timeout", "stop-when"]
@@ -41,7 +42,8 @@ class Result:
     known. ``scores`` are numbers by name, ``score_errors`` the errors of scores that raised.
     ``program`` is the program's id in the journal, or the graph's thread; ``attempt`` counts the
     retries from 1. ``digest`` is a fingerprint of the input. ``earlier`` marks a result that was in
-    the file before this batch began.
+    the file before this batch began. ``recorded`` are the tokens that the run's calls read and
+    wrote, if the batch records tokens: of earlier results only if it records them in a file.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Result:
     attempt: int = 1
     digest: str = ""
     earlier: bool = False
+    recorded: RecordedTokens | None = None
 
     @property
     def tokens(self) -> int:
@@ -76,13 +79,15 @@ class Result:
 
     def to_line(self) -> bytes:
         """Return the line of this result in a file."""
-        names = [entry.name for entry in dataclasses.fields(self) if entry.name != "earlier"]
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in _NAMES}
         values["seconds"] = round(self.seconds, 3)
         return as_json(values).encode("utf-8", "replace") + b"\n"
 
 
-_NAMES = frozenset(entry.name for entry in dataclasses.fields(Result)) - {"earlier"}
+_NAMES = tuple(
+    entry.name for entry in dataclasses.fields(Result) if entry.name not in ("earlier", "recorded")
+)
+"""The fields that are in a result's line, in this order."""
 
 
 def read_result(line: bytes) -> Result:
@@ -130,7 +135,7 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
         ) from error
 
 
-class ResultFile(LineFile):
+class ResultFile(OutputFile):
     """A file of results that only this process writes. Used in one event loop.
 
     ``retry`` starts a round that repeats runs or scores: ``failed`` repeats the runs without a
@@ -144,48 +149,14 @@ class ResultFile(LineFile):
         self, path: Path, *, retry: Retry | None = None, scores: Collection[str] = ()
     ) -> None:
         self._scores = tuple(scores)
-        self.path = path
         self._retry_file = path.with_name(path.name + ".retry")
-        self._lock = self._locked()
-        try:
-            super().__init__(path)
-        except OSError as error:
-            self._lock.close()
-            raise self._unwritable(error) from error
+        super().__init__(path, "--out")
         try:
             self._repair()
             self._begin(retry)
         except BaseException:
             self.close()
             raise
-
-    def _locked(self) -> IO[str]:
-        where = f"--out {str(self.path)!r}"
-        if self.path.is_dir():
-            raise UsageError(f"{where} is a folder; name a file")
-        if not self.path.absolute().parent.is_dir():
-            raise UsageError(
-                f"{where}: the folder {str(self.path.parent)!r} does not exist; create it first"
-            )
-        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-            raise UsageError(
-                f"{where} is not a regular file; name a regular file, from which a batch can resume"
-            )
-        if files.is_database(self.path):
-            raise UsageError(f"{where} is a database, such as a journal; name another file")
-        try:
-            return files.lock_beside(self.path)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"{where} is being written by another process; wait until that process ends, or "
-                "name another file"
-            ) from error
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> UsageError:
-        reason = (error.strerror or str(error)).lower()
-        return UsageError(f"--out {str(self.path)!r} cannot be written: {reason}")
 
     def _repair(self) -> None:
         """Remove a last line that is incomplete, because its process was killed while writing."""
@@ -278,36 +249,23 @@ class ResultFile(LineFile):
         self._unscored.pop(key_of(result.id, result.sample), None)
         self._ended[key_of(result.id, result.sample)] = -1
 
+    def kept(self) -> Iterator[Result]:
+        """Yield the results in the file that are not repeated."""
+        for start, result in _lines(self.path):
+            if self._ended.get(key_of(result.id, result.sample)) == start:
+                yield result
+
+    def all(self) -> Iterator[Result]:
+        """Yield all results in the file, also those that are repeated or replaced."""
+        for _, result in _lines(self.path):
+            yield result
+
     def finish(self) -> None:
         """End the round of a retry after all inputs have ended, and remove the replaced lines."""
         if self._round is not None or self._retry_file.exists():
             self._retry_file.unlink(missing_ok=True)
             self._round = None
-            self._compact()
-
-    def _compact(self) -> None:
-        folder = self.path.absolute().parent
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=folder, prefix=f".{self.path.name}.", delete=False
-        ) as copy:
-            try:
-                for result in read_results(self.path):
-                    copy.write(result.to_line())
-                copy.flush()
-                os.fsync(copy.fileno())
-                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._descriptor).st_mode))
-                os.replace(copy.name, self.path)
-            except BaseException:
-                Path(copy.name).unlink(missing_ok=True)
-                raise
-        sync(folder)
-        os.close(self._descriptor)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        """Close the file and release its lock. Idempotent."""
-        super().close()
-        self._lock.close()
+            self.replace(result.to_line() for result in read_results(self.path))
 
 
 _BEGINNING = b'{"id": '

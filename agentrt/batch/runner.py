@@ -29,6 +29,7 @@ from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
+from agentrt.batch.tokens import TokenFile, check_executor, recorded_tokens
 from agentrt.errors import (
     AgentrtError,
     ConfigError,
@@ -46,6 +47,7 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.tokens import TokenLog
 
 DEFAULT_LIVE = 256
 """Default number of programs of a batch that are live at once. The engine decides by its memory how
@@ -65,7 +67,8 @@ class BatchSettings:
     """The settings of a batch.
 
     With ``skips``, values that cannot be recorded are left out of the journal. ``price`` is the
-    price of a million prompt tokens and of a million output tokens.
+    price of a million prompt tokens and of a million output tokens. With ``tokens``, the runs
+    record what their calls read and wrote.
     """
 
     samples: int = 1
@@ -74,6 +77,7 @@ class BatchSettings:
     stop_when: float | None = None
     price: tuple[float, float] | None = None
     skips: bool = False
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_live"):
@@ -123,13 +127,16 @@ class Batch:
         *,
         scores: Sequence[Score] = (),
         out: ResultFile | None = None,
+        tokens: TokenFile | None = None,
         total: int | None = None,
     ) -> None:
+        if settings.tokens:
+            check_executor(runtime.executor.info)
         self.total, self.ended = total, 0
         self._target, self._runtime, self._settings = target, runtime, settings
         self._scores = tuple(scores)
         self._judges = {score.name: score.program() for score in scores if score.uses_model}
-        self._out = out
+        self._out, self._tokens = out, tokens
         self._live: dict[str, _Live] = {}
         self.scoring = 0
         self._draining = self._stopping = False
@@ -183,10 +190,15 @@ class Batch:
                 running.exception()  # mark it as retrieved; it was raised above or is not needed
             self._runtime.registry.unlisten(self._on_event)
             await work.aclose()
+            if self._tokens is not None:
+                await self._tokens.flush()
             if self._out is not None:
                 await self._out.flush()
         if self._out is not None and not self._draining:
             self._out.finish()
+            self._target.finish()
+            if self._tokens is not None:
+                await asyncio.to_thread(self._tokens.finish, self._out)
 
     # -- the work to do ----------------------------------------------------------------
 
@@ -212,6 +224,8 @@ class Batch:
                     result = self._out.read(item.id, sample)
                     check_program(result, self._target.name, self._out.path)
                     if done is not None:
+                        if self._tokens is not None:
+                            result = replace(result, recorded=self._tokens.read(result))
                         await done.put(result)
                     self._stop_stragglers()
         self.total = count
@@ -258,13 +272,15 @@ class Batch:
         run_id, began = f"{name}.{digest[:6]}-{work.attempt}", time.monotonic()
         try:
             accepted = self._target.accept(item.input)
+            settings = self._settings
             run = await self._target.start(
-                self._runtime, accepted, run_id, skips=self._settings.skips
+                self._runtime, accepted, run_id, skips=settings.skips, tokens=settings.tokens
             )
         except UsageError as error:
             error_text = _message_of(error)
             result = Result(item.id, work.sample, "failed", error=error_text, program=run_id)
-            return await self._ended(replace(result, attempt=work.attempt, digest=digest))
+            result = replace(result, attempt=work.attempt, digest=digest)
+            return await self._ended(self._with_tokens(result, TokenLog()))
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
         if self._stopping:
@@ -278,7 +294,8 @@ class Batch:
             del self._live[run.id]
         if (fatal := fatal_in(run.error)) is not None:
             raise fatal
-        return await self._ended(await self._scored(await self._read(live, work, run_id), item))
+        result = self._with_tokens(await self._read(live, work, run_id), run.tokens)
+        return await self._ended(await self._scored(result, item))
 
     async def _until_ended(self, live: _Live) -> None:
         assert live.run.task is not None
@@ -337,6 +354,12 @@ class Batch:
             reason = _message_of(run.error)
         return replace(result, state="failed", error=reason)
 
+    def _with_tokens(self, result: Result, log: TokenLog | None) -> Result:
+        if log is None or not self._settings.tokens:
+            return result
+        path = None if self._out is None else self._out.path
+        return replace(result, recorded=recorded_tokens(result, log, path))
+
     def _cost(self, run: Run) -> float | None:
         if self._settings.price is None:
             return None
@@ -344,6 +367,8 @@ class Batch:
         return (usage.prompt_tokens * prompt + usage.output_tokens * output) / 1e6
 
     async def _ended(self, result: Result) -> Result:
+        if self._tokens is not None and result.recorded is not None:
+            await self._tokens.put(result.recorded)
         if self._out is not None:
             await self._out.put(result)
         await self._target.forget(result.program)
@@ -524,6 +549,7 @@ async def batch(
     timeout: float | None = None,
     stop_when: str | float | None = None,
     price: tuple[float, float] | None = None,
+    tokens: str | Path | bool = False,
     seed: int = 0,
 ) -> AsyncGenerator[Result, None]:
     """Run a program or a LangGraph graph on each input, and yield each `Result` as it ends.
@@ -545,6 +571,10 @@ async def batch(
     ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped.
     ``price`` is the price of a million prompt tokens and of a million output tokens.
 
+    With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of what
+    the model wrote. If it is the name of a file, they are written there, too, and ``out`` must name
+    the file of the results.
+
     Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError` or
     `JournalWriteError` if the batch cannot continue. An error of a program is in its result.
     """
@@ -555,6 +585,7 @@ async def batch(
         read_share(stop_when),
         price,
         skips=True,
+        tokens=tokens is not False,
     )
     async with AsyncExitStack() as stack:
         path = None if out is None else Path(out)
@@ -564,13 +595,22 @@ async def batch(
             stack.callback(file.close)
         elif retry is not None:
             raise ConfigError(f"retry={retry!r} needs a file of results; name it with out=")
-        target = await stack.enter_async_context(opened_target(program, beside=path))
+        token_file = None
+        if not isinstance(tokens, bool):
+            if file is None:
+                raise ConfigError(f"tokens={tokens!r} needs a file of results; name it with out=")
+            token_file = TokenFile(Path(tokens), file)
+            stack.callback(token_file.close)
+        opening = opened_target(program, beside=path, tokens_of=file if settings.tokens else None)
+        target = await stack.enter_async_context(opening)
         if runtime is None:
             journal = await _journal_beside(stack, path, target)
             runtime = Runtime(executor or _engine(model), seed=seed, journal=journal)
             await stack.enter_async_context(runtime)
         total = len(inputs) * samples if isinstance(inputs, Sized) else None
-        whole = Batch(target, runtime, settings, scores=scores, out=file, total=total)
+        whole = Batch(
+            target, runtime, settings, scores=scores, out=file, tokens=token_file, total=total
+        )
         async with aclosing(
             whole.results(items_of(inputs, Fields(input_field, id_field)))
         ) as results:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentrt.batch.calls import CallFile
+from agentrt.batch.results import ResultFile
 from agentrt.errors import UsageError
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
+from agentrt.runtime.tokens import TokenLog
 
 
 class Target(Protocol):
@@ -24,9 +28,12 @@ class Target(Protocol):
     def accept(self, raw_value: Any) -> Any:
         """Return the input in the form for the program. Raises `UsageError` for a wrong input."""
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
         """Start the run of an accepted input, or resume the run with this id. With ``skips``,
-        values that cannot be recorded are left out of the journal.
+        values that cannot be recorded are left out of the journal. With ``tokens``, the run records
+        its tokens.
         """
 
     async def partial(self, run_id: str) -> Any:
@@ -34,6 +41,9 @@ class Target(Protocol):
 
     async def forget(self, run_id: str) -> None:
         """Release the memory of a run that has ended."""
+
+    def finish(self) -> None:
+        """Remove what only a batch that goes on would need."""
 
 
 class ProgramTarget:
@@ -52,8 +62,11 @@ class ProgramTarget:
             )
         return raw_value
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
-        return runtime.start(self._program, raw_value, durable=Durable(id=run_id, skips=skips))
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
+        durable = Durable(id=run_id, skips=skips)
+        return runtime.start(self._program, raw_value, durable=durable, tokens=tokens)
 
     async def partial(self, run_id: str) -> Any:
         return None
@@ -61,12 +74,18 @@ class ProgramTarget:
     async def forget(self, run_id: str) -> None:
         """Do nothing, because the run of a program leaves nothing in memory."""
 
+    def finish(self) -> None:
+        """Do nothing, because the journal also explains the results."""
+
 
 class GraphTarget:
     """A LangGraph graph. Each item is a thread, which is resumed from its last checkpoint."""
 
-    def __init__(self, graph: Any, name: str, threads: Any, *, forgets: bool) -> None:
+    def __init__(
+        self, graph: Any, name: str, threads: Any, *, forgets: bool, calls: CallFile | None = None
+    ) -> None:
         self._graph, self._threads, self._forgets = graph, threads, forgets
+        self._calls = calls
         self.name = name
 
     def accept(self, raw_value: Any) -> Any:
@@ -82,16 +101,20 @@ class GraphTarget:
             raw_value = {key: value for key, value in raw_value.items() if key in fields}
         return graph_input(self._graph, self.name, raw_value)
 
-    async def start(self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool) -> Run:
+    async def start(
+        self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
+    ) -> Run:
         from agentrt.integrations.langgraph.graphs import graph_program, program_terms
         from agentrt.integrations.langgraph.threads import standing_of, thread_config
 
         terms = program_terms(self._graph)
+        is_new = True
         if self._threads is None:
             program = graph_program(self._graph, self.name, {})
         else:
             config = thread_config(run_id)
             standing = await standing_of(self._graph, run_id)
+            is_new = not standing.exists
             program = graph_program(self._graph, self.name, config, self._threads.durability)
             if standing.exists and not standing.next:
                 program, raw_value = self._ended(run_id), None
@@ -99,7 +122,28 @@ class GraphTarget:
                 raw_value = None
         # A graph resumes from its checkpointer. The runtime's journal is only for programs.
         durable = None if runtime.journal is not None else Durable(id=run_id)
-        return runtime.start(program, raw_value, **terms, session=run_id, durable=durable)
+        if tokens and is_new and self._calls is not None:
+            await self._calls.begin(run_id)
+        run = runtime.start(
+            program, raw_value, **terms, session=run_id, durable=durable, tokens=tokens
+        )
+        if run.tokens is not None:
+            self._record(run.tokens, run_id, is_new=is_new)
+        return run
+
+    def _record(self, tokens: TokenLog, run_id: str, *, is_new: bool) -> None:
+        """Record the tokens of a run whose code has not begun, and restore those of the calls
+        before its checkpoint.
+        """
+        from agentrt.integrations._compat.langgraph import current_namespace
+
+        if self._calls is None:
+            tokens.complete = is_new
+            return
+        if not is_new:
+            tokens.complete = run_id in self._calls
+            tokens.restore_tasks(self._calls.take(run_id))
+        tokens.task, tokens.keep = current_namespace, partial(self._calls.keep, run_id)
 
     def _ended(self, thread: str) -> Program:
         """Return a program whose result is that of a thread that has ended."""
@@ -120,6 +164,10 @@ class GraphTarget:
             return values.get(names) if isinstance(values, dict) else values
         return {name: values[name] for name in names if name in values}
 
+    def finish(self) -> None:
+        if self._calls is not None:
+            self._calls.remove()
+
     async def forget(self, run_id: str) -> None:
         if self._forgets:
             await self._threads.saver.adelete_thread(run_id)
@@ -132,12 +180,14 @@ async def opened_target(
     name: str | None = None,
     checkpointer: str | None = None,
     beside: Path | None = None,
+    tokens_of: ResultFile | None = None,
 ) -> AsyncIterator[Target]:
     """Open the target for a program or a graph. Raises `UsageError` for anything else.
 
     A graph keeps its threads in ``checkpointer`` (``memory`` or ``sqlite:FILE``). Without it they
     are in the graph's own checkpointer, or in a file next to ``beside``, the file of the results,
-    or in memory until they end.
+    or in memory until they end. With ``tokens_of``, the tokens of its calls are in a file next to
+    these results, until the batch has ended.
     """
     if isinstance(program, Program):
         yield ProgramTarget(program)
@@ -162,7 +212,12 @@ async def opened_target(
         elif threads is None:
             threads, forgets = in_memory(), True
             graph = graph.copy(update={"checkpointer": threads.saver})
-        yield GraphTarget(graph, graph_name(graph, name or "graph"), threads, forgets=forgets)
+        calls = None
+        if tokens_of is not None and threads is not None:
+            calls = CallFile(tokens_of)
+            stack.callback(calls.close)
+        name = graph_name(graph, name or "graph")
+        yield GraphTarget(graph, name, threads, forgets=forgets, calls=calls)
 
 
 def lent(runtime: Runtime) -> Any:

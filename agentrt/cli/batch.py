@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from signal import SIGTERM
@@ -30,6 +30,7 @@ from agentrt.batch.runner import (
 from agentrt.batch.scores import Score, score_process, scores_among
 from agentrt.batch.statistics import summarize
 from agentrt.batch.targets import ProgramTarget, Target, opened_target
+from agentrt.batch.tokens import TokenFile, check_executor
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import NOTES, check_kind, engine_options, make_executor, read_fleet
 from agentrt.cli.execute import make_room, shown
@@ -82,6 +83,7 @@ class _BatchJob:
     program: LoadedTarget
     inputs: InputFile
     out: ResultFile
+    tokens: TokenFile | None
     settings: BatchSettings
     scores: Sequence[Score]
     engine: EngineOptions
@@ -112,24 +114,33 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     fields = Fields(options["input_field"], options["id_field"])
     inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
     names = [score.name for score in scores]
-    out = ResultFile(options["out"], retry=options["retry"], scores=names)
-    job = _BatchJob(
-        program,
-        inputs,
-        out,
-        settings,
-        scores,
-        engine,
-        tools,
-        journal,
-        options["checkpointer"],
-        options["seed"],
-        traces,
-        options["dashboard"],
-    )
-    try:
+    with ExitStack() as stack:
+        stack.callback(inputs.close)
+        out = ResultFile(options["out"], retry=options["retry"], scores=names)
+        stack.callback(out.close)
+        token_file = None
+        if options["tokens"] is not None:
+            token_file = TokenFile(options["tokens"], out)
+            stack.callback(token_file.close)
+        job = _BatchJob(
+            program,
+            inputs,
+            out,
+            token_file,
+            settings,
+            scores,
+            engine,
+            tools,
+            journal,
+            options["checkpointer"],
+            options["seed"],
+            traces,
+            options["dashboard"],
+        )
         with opened_output(verbose=engine.verbose) as (log, screen, last_words):
             executor = make_executor(engine, fleet, screen.progress, restarts=True)
+            if settings.tokens:
+                check_executor(executor.info)
             if note := NOTES.get(fleet.kind):
                 screen.announce(note)
             drain = Drain(SIGTERM)
@@ -140,9 +151,6 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
                 say(f"results so far: {out.path}; the same command resumes the batch")
                 raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
-    finally:
-        inputs.close()
-        out.close()
 
 
 def _settings(options: Mapping[str, Any]) -> BatchSettings:
@@ -164,6 +172,7 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
         read_share(options["stop_when"]),
         price,
         skips=options["journal"] is None and source is not click.core.ParameterSource.COMMANDLINE,
+        tokens=options["tokens"] is not None,
     )
 
 
@@ -226,6 +235,7 @@ async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
                 name=program.name,
                 checkpointer=job.checkpointer,
                 beside=job.out.path,
+                tokens_of=None if job.tokens is None else job.out,
             )
         try:
             opened = await stack.enter_async_context(opening)
@@ -252,6 +262,8 @@ async def _execute(
         await stack.enter_async_context(screen.showing())
         if not left:
             screen.announce(f"all {total} results are in {job.out.path} already")
+            if job.tokens is not None:
+                job.tokens.finish(job.out)
             return True
         if left < total:
             screen.announce(f"{total - left} of {total} results are in {job.out.path} already")
@@ -276,7 +288,15 @@ async def _execute(
         await describe_engine(runtime, job.engine.scheduler)
         await stack.enter_async_context(shown(runtime, job.dashboard, screen.announce))
         await stack.enter_async_context(job.tools.asking(ServerQuestions(runtime)))
-        batch = Batch(target, runtime, job.settings, scores=job.scores, out=job.out, total=total)
+        batch = Batch(
+            target,
+            runtime,
+            job.settings,
+            scores=job.scores,
+            out=job.out,
+            tokens=job.tokens,
+            total=total,
+        )
         return await _play(job, batch, screen, drain, left)
 
 

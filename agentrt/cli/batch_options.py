@@ -23,6 +23,7 @@ _NAMES = {
     "max_calls": "--max-calls",
     "stop_when": "--stop-when",
     "price": "--price",
+    "tokens": "--tokens",
 }
 
 inputs_options = together(
@@ -82,6 +83,12 @@ inputs_options = together(
         "--price",
         "IN,OUT",
         "The price of a million tokens, of prompts and of outputs: results have their cost.",
+    ),
+    _batch.file(
+        "--tokens",
+        "Write the token ids, log probabilities and a mask of what the model wrote: one line of "
+        "JSON for each result, or at the end a .parquet or .arrow file.",
+        dir_okay=True,
     ),
 )
 

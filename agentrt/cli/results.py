@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.plots import check_plot, draw_scores
 from agentrt.cli.streams import counted, printable
 from agentrt.errors import UsageError
 
@@ -19,6 +21,12 @@ _COMMANDS = {
     "diff": ("agentrt.cli.results:diff", "Compare the results of two runs, input by input."),
 }
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+_plot = click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the scores with their intervals: .svg, .png or .pdf.",
+)
 _CHANGED = 20
 
 
@@ -37,8 +45,9 @@ def results() -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@_plot
 @_json
-def show(file: Path, as_json: bool) -> None:
+def show(file: Path, plot: Path | None, as_json: bool) -> None:
     """Show the scores, costs and failures of results.
 
     A score's mean is over inputs, with its 95% interval by bootstrap. pass@k is
@@ -48,7 +57,9 @@ def show(file: Path, as_json: bool) -> None:
     from agentrt.batch.results import read_results
     from agentrt.batch.statistics import summarize
 
+    check_plot(plot)
     summary = summarize(read_results(file))
+    _draw({file: summary["scores"]}, plot)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -74,6 +85,7 @@ def show(file: Path, as_json: bool) -> None:
     metavar="FILE",
     help="With --id, write both execution graphs: .json for data, .mmd for a Mermaid drawing.",
 )
+@_plot
 @_json
 def diff(
     before: Path,
@@ -83,6 +95,7 @@ def diff(
     first_journal: str | None,
     second_journal: str | None,
     dag: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Compare the results of two runs, input by input.
@@ -90,21 +103,43 @@ def diff(
     p is that of a two-sided sign test over the inputs whose score changed.
     """
     from agentrt.batch.results import read_results
-    from agentrt.batch.statistics import compare
+    from agentrt.batch.statistics import compare, summarize
 
     if item is not None:
+        if plot is not None:
+            raise UsageError("--plot draws the scores of all inputs; leave out --plot or --id")
         places = (before, first_journal), (after, second_journal)
         _diff_programs(places, item, sample, dag, as_json=as_json)
         return
     if dag is not None or first_journal is not None or second_journal is not None:
         raise UsageError("--dag, --journal-a and --journal-b are for one input: give its --id")
+    check_plot(plot)
     comparison = compare(read_results(before), read_results(after))
     if not comparison["both"]:
         raise UsageError(f"{before} and {after} have no input in common; compare runs of one file")
+    if plot is not None:
+        _draw({file: summarize(read_results(file))["scores"] for file in (before, after)}, plot)
     if as_json:
         click.echo(json.dumps(comparison))
     else:
         _print_comparison(comparison, Console(markup=False, emoji=False))
+
+
+def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
+    """Draw the scores of files of results. Raises `UsageError` if there are none."""
+    if plot is None:
+        return
+    if not any(scores.values()):
+        files = " and ".join(map(str, scores))
+        raise UsageError(f"{files} has no scores to draw; add @score functions to the program")
+    same = len({file.name for file in scores}) < len(scores)
+    labels = {str(file) if same else file.name: each for file, each in scores.items()}
+    try:
+        draw_scores(labels, plot)
+    except OSError as error:
+        raise UsageError(
+            f"--plot {str(plot)!r}: {(error.strerror or str(error)).lower()}"
+        ) from error
 
 
 def _diff_programs(

@@ -35,13 +35,15 @@ class Chunk:
 
     ``output`` is the piece in the form that the front end reads: a ``chat.completion`` or a
     ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the
-    tokens of the piece, if the executor reports them.
+    tokens of the piece, if the executor reports them, and ``logprobs`` their log probabilities, if
+    the call is one ``with_logprobs``.
     """
 
     text: str
     reply: Reply | None = None
     output: Any = None
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
 
 
 async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:

@@ -25,6 +25,8 @@ class ExecutorInfo:
             or "" if it can.
         history_key: The key of the engine's history file (`engine_key`); "" if nothing is learned.
         history: The path of the engine's history file; "" if there is none.
+        logprobs: Whether its calls are token ids, and it reports the token ids and the log
+            probabilities of each output: those of the model itself, before sampling changes them.
     """
 
     models: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ class ExecutorInfo:
     logits: tuple[tuple[str, str], ...] = ()
     history_key: str = ""
     history: str = ""
+    logprobs: bool = False
 
     @property
     def model(self) -> str:

@@ -117,6 +117,15 @@ class Past:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def done(self, kind: str) -> list[PastNode]:
+        """Return the nodes of a kind that have a value, in the order in which they ended."""
+        ended = [
+            (node.end.place, node)
+            for node in self._nodes.values()
+            if node.start.kind == kind and node.end is not None and node.state == DONE
+        ]
+        return [node for _, node in sorted(ended, key=lambda each: each[0])]
+
     def take(self, place: str) -> PastNode | None:
         """Remove and return the node that is recorded at a place; None if there is none."""
         return self._nodes.pop(place, None)

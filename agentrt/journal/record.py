@@ -96,6 +96,7 @@ class ProgramRecord:
     - ``listens`` says whether the program has subscribed to events, so that it cannot be parked.
     - ``parked``: the program is parked, and its code must not reach another node.
     - ``skips``: leave out values that cannot be recorded. Without it, they are errors.
+    - ``left`` is called with the places of nodes that the code has left for good.
     - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read, even
       if the code of the program has caught the error.
     """
@@ -107,6 +108,7 @@ class ProgramRecord:
         self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
+        self.left: Callable[[Sequence[str]], None] = lambda places: None
         self.skips = sink.skips
         self._sink = sink
         self.now = sink.clock.now  # seconds of the journal's clock
@@ -202,7 +204,9 @@ class ProgramRecord:
             raise self.diverged
         self.order.drop(start.node)
         # The old rows stay, because later requests may build on them.
-        for row in (start, *self.past.forget_after(at.path, number, at.forks)):
+        rows = start, *self.past.forget_after(at.path, number, at.forks)
+        self.left([row.node for row in rows])
+        for row in rows:
             self._gone[row.node] = row.attempt + 1
             empty = "", "", "", "", ""
             self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, self.now()))

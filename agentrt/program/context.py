@@ -296,6 +296,16 @@ class Context:
         """Return a random UUID. A resumed program gets the recorded UUID."""
         return self._emitter.value("uuid", uuid.uuid4)
 
+    def reward(self, value: float) -> None:
+        """Add a reward for what the program has done, for training. A batch with ``tokens`` writes
+        the rewards beside the program's tokens; elsewhere they have no effect.
+
+        Raises `ConfigError` for a number that is not finite.
+        """
+        if not math.isfinite(value):
+            raise ConfigError(f"reward() takes a finite number, got {value!r}")
+        self._emitter.reward(float(value))
+
     def patched(self, name: str) -> bool:
         """Return whether to run the code after the change ``name``.
 

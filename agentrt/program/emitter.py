@@ -59,6 +59,8 @@ class Emitter(Protocol):
 
     def value(self, name: str, make: Callable[[], T]) -> T: ...
 
+    def reward(self, value: float) -> None: ...
+
     def patched(self, name: str) -> bool: ...
 
     def checkpoint(self) -> Callable[[T], T]: ...
@@ -115,6 +117,9 @@ class ForwardingEmitter:
 
     def value(self, name: str, make: Callable[[], T]) -> T:
         return self.inner.value(name, make)
+
+    def reward(self, value: float) -> None:
+        self.inner.reward(value)
 
     def patched(self, name: str) -> bool:
         return self.inner.patched(name)

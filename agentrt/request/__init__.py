@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrt.request.sampling import Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
+from agentrt.request.tokens import CallTokens
 
 Message = Mapping[str, Any]
 """A chat message in OpenAI's form: ``{"role": …, "content": …}``."""
@@ -85,7 +86,8 @@ class CallSpec:
     chooses one and records it, so that the call can be repeated with the same result.
     ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
     different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
-    None is the first.
+    None is the first. With ``with_logprobs``, the engine's reply has ``token_logprobs`` for each
+    output token, also where the program did not request them.
     """
 
     prompt_token_ids: tuple[int, ...] | None = None
@@ -98,6 +100,7 @@ class CallSpec:
     request: Mapping[str, Any] | None = None
     rendered: RenderedCall | None = None
     sampling: Sampling | None = None
+    with_logprobs: bool = False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -239,7 +242,8 @@ class Reply(ReadsAsText):
 
     ``logprobs`` has an entry for each token if the call requested them. A call of token ids has
     them in ``token_logprobs``, for each output token, and in ``prompt_logprobs``, for each scored
-    token of the prompt.
+    token of the prompt. ``tokens`` are the recorded tokens of the engine's calls, if the program
+    runs in a batch with ``tokens``.
 
     In a prompt, a reply stands for its ``text``: in an f-string, with ``str()``, and in a list,
     where it has quotes like a string. So ``repr()`` returns the text, too; ``to_dict()`` returns
@@ -260,6 +264,7 @@ class Reply(ReadsAsText):
     choices: tuple[Reply, ...] = ()
     token_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    tokens: tuple[CallTokens, ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:

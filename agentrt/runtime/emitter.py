@@ -41,9 +41,11 @@ from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.questions import Question
 from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request.tokens import CallTokens
 from agentrt.runtime.registry import RunRegistry, identity_of, registry_of
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import ClientCall, Services
+from agentrt.runtime.tokens import WRITING, TokenLog, node_of_key
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
@@ -135,12 +137,18 @@ class LiveEmitter:
         name: str = "llm",
         replies: list[Reply] | None = None,
         client: ClientCall | None = None,
+        probes: bool = False,
     ) -> AsyncGenerator[Chunk, None]:
         """Make a call and yield its chunks. Read them outside the scope of any program.
 
-        The reply is added to ``replies``. ``client`` is given for a call of a client program.
+        The reply is added to ``replies``. ``client`` is given for a call of a client program. A
+        call that ``probes`` asks for log probabilities, and its output is not used.
         """
         over, loop = False, asyncio.get_running_loop()
+        recorder = None
+        if self.run.tokens is not None and not probes and not is_pooled(spec):
+            spec = dataclasses.replace(spec, with_logprobs=True)
+            recorder = _CallRecorder(self.run.tokens, scope, spec)
         try:
             node, call = self._begin(spec, scope, name, after)
             made = self.services.executor.generate(call, stream=stream)
@@ -152,6 +160,8 @@ class LiveEmitter:
                     async for chunk in chunks:
                         if client is not None:
                             client.task = None
+                        if recorder is not None:
+                            await recorder.saw(chunk)
                         if chunk.reply is not None:
                             over = True
                             self.registry.end_call(self.run, scope, node, chunk.reply.report)
@@ -162,7 +172,7 @@ class LiveEmitter:
                             client.task = asyncio.current_task(loop)
             except BaseException as error:
                 if not over:
-                    await self._failed(call, scope, node, error)
+                    await self._failed(call, scope, node, error, recorder)
                 raise
         finally:
             if client is not None:
@@ -202,8 +212,17 @@ class LiveEmitter:
             replies.append(reply)
         return reply
 
-    async def _failed(self, call: Call, scope: Scope, node: Node, error: BaseException) -> None:
+    async def _failed(
+        self,
+        call: Call,
+        scope: Scope,
+        node: Node,
+        error: BaseException,
+        recorder: _CallRecorder | None,
+    ) -> None:
         report = CallReport()
+        if recorder is not None and isinstance(error, GeneratorExit):
+            recorder.closed()
         if isinstance(error, Exception):
             self.registry.end_call(self.run, scope, node, report, error=error)
             return
@@ -357,6 +376,11 @@ class LiveEmitter:
     def value(self, name: str, make: Callable[[], T]) -> T:
         return make()
 
+    def reward(self, value: float) -> None:
+        self.own_scope("reward")
+        if self.run.tokens is not None:
+            self.run.tokens.rewards[f"{len(self.run.tokens.rewards)}"] = value
+
     def patched(self, name: str) -> bool:
         self.own_scope("patched")
         return True
@@ -407,8 +431,9 @@ class RunCaller(Caller):
         if not self.replies:
             return reply
         last = self.replies[-1]
+        tokens = tuple(itertools.chain.from_iterable(each.tokens for each in self.replies))
         return dataclasses.replace(
-            reply, report=last.report, node=last.node, program_id=last.program_id
+            reply, report=last.report, node=last.node, program_id=last.program_id, tokens=tokens
         )
 
 
@@ -428,7 +453,8 @@ class LiveContexts:
         """
         scope = self.emitter.own_scope(name)
         spec = (await self.frontend()).addressed(spec)
-        made = self.emitter.make(spec, scope, (), stream=stream, name=name)
+        probes = name not in WRITING
+        made = self.emitter.make(spec, scope, (), stream=stream, name=name, probes=probes)
         async with contextlib.aclosing(made) as chunks:
             while (chunk := await _next_outside(chunks)) is not None:
                 yield chunk
@@ -462,6 +488,48 @@ class LiveContexts:
         """
         program_id = call.rpartition("/")[0]
         self.emitter.services.executor.notify(Notification(program_id, "dropped", call, shared))
+
+
+class _CallRecorder:
+    """Adds the tokens of one call to the log of its run, when the call ends."""
+
+    def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec) -> None:
+        self._log, self._place, self._prompt = log, scope.place, spec.prompt_token_ids
+        # With a journal, the key is the place in the code, which is the same after a resume.
+        self._at = log.begin_task() if scope.place is None else scope.place.path
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    async def saw(self, chunk: Chunk) -> None:
+        """Note a piece of the output. At the end of the output, add its tokens to the log and to
+        the reply. Raises `JournalWriteError` if they cannot be recorded.
+        """
+        if (reply := chunk.reply) is None:
+            self._ids += chunk.token_ids
+            self._logprobs += chunk.logprobs
+            return
+        logprobs = [position[0][1] for position in reply.token_logprobs]
+        if (call := self._add(reply.token_ids, logprobs)) is not None:
+            if self._log.keep is not None:
+                await self._log.keep(call)
+            chunk.reply = dataclasses.replace(reply, tokens=(call,))
+
+    def closed(self) -> None:
+        """Add the pieces that the program has read of a stream that it closed."""
+        call = self._add(self._ids, self._logprobs) if self._ids else None
+        if call is not None and self._place is not None:
+            self._log.closed[node_of_key(call.key)] = call
+
+    def _add(self, written: Sequence[int], logprobs: Sequence[float]) -> CallTokens | None:
+        if self._prompt is None or len(logprobs) != len(written):
+            self._log.complete = False
+            return None
+        return self._log.add(self._log.key(self._at), self._prompt, written, logprobs)
+
+
+def is_pooled(spec: CallSpec) -> bool:
+    """Return whether a call computes an embedding or a score, and writes no tokens."""
+    return spec.rendered is not None and spec.rendered.pooled
 
 
 class LoopCheckpoint:

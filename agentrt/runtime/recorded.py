@@ -45,7 +45,9 @@ from agentrt.journal.record import NodeRecord, ProgramRecord
 from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST, OPEN, Rest
 from agentrt.program.results import Takes
 from agentrt.request import CallReport, CallSpec, Reply, ToolSpec
+from agentrt.request.tokens import CallTokens
 from agentrt.runtime.emitter import LiveContexts, LiveEmitter, LoopCheckpoint, node_of
+from agentrt.runtime.tokens import WRITING, TokenLog
 from agentrt.tracking.place import Place
 from agentrt.tracking.scope import Scope
 
@@ -54,7 +56,27 @@ _RUN_AGAIN: Any = object()
 """The node is recorded, but its answer is not: the node must run again."""
 _LATER_S = 1.0
 """Seconds that a resumed program gets, in addition to the recorded ones, to cancel a node again."""
-_CHECKPOINT = "checkpoint"
+_CHECKPOINT, REWARD = "checkpoint", "reward"
+
+
+def restore_tokens(log: TokenLog, record: ProgramRecord) -> None:
+    """Restore the tokens and rewards that earlier processes have recorded of a program.
+
+    All recorded calls count, also those that a resumed program does not reach again: the calls of
+    tools that are answered from the journal, and those before the last state of a loop. When the
+    program leaves recorded nodes for good, their tokens are dropped.
+    """
+    for node in record.past.done("call"):
+        value = record.value_of(node)
+        for call in value.tokens:
+            log.restore(call)
+        if node.start.name in WRITING and not value.tokens:
+            # A stream that was closed before its first token has none.
+            log.complete &= isinstance(value, Broken) and not value.pieces
+    for node in record.past.done("value"):
+        if node.start.name == REWARD:
+            log.rewards[node.start.node] = record.value_of(node)
+    record.left = log.drop
 
 
 class Recorded:
@@ -222,6 +244,18 @@ class Recorded:
     def value(self, name: str, make: Callable[[], T]) -> T:
         return self.at_once("value", name, None, make)
 
+    def reward(self, value: float) -> None:
+        place, tokens = self._live.own_scope(REWARD).place, self._live.run.tokens
+        key = None if place is None else f"{place.path}#{place.nodes}"
+
+        def make() -> float:
+            if tokens is not None and key is not None:
+                tokens.rewards[key] = value
+            return value
+
+        # Restored at the start of a resumed program, because a loop with a checkpoint skips nodes.
+        self.at_once("value", REWARD, {"value": value}, make)
+
     def patched(self, name: str) -> bool:
         scope = self._live.own_scope("patched")
         if scope.place is None:
@@ -365,7 +399,10 @@ class Recorded:
             await node.delivered()
         except GeneratorExit:
             if node.kept and not node.program.stopping():
-                node.program.ended(node.start, Broken(seen), None, None, waits=False)
+                log = self._live.run.tokens
+                call = None if log is None else log.closed.pop(node.place, None)
+                broken = Broken(seen, () if call is None else (call,))
+                node.program.ended(node.start, broken, None, None, waits=False)
             raise
         except BaseException as error:
             await _fail_in_turn(node, error)
@@ -647,11 +684,12 @@ class Broken:
     """The stored form of a streamed call that its program stopped reading: the pieces it read."""
 
     pieces: list[Any]
+    tokens: tuple[CallTokens, ...] = ()
 
 
 def kept_chunk(chunk: Chunk) -> Chunk:
     """Return a piece without the engine's own output object."""
-    return dataclasses.replace(chunk, output=None)
+    return dataclasses.replace(chunk, output=None, logprobs=())
 
 
 def chunks_of(recorded: Reply | Broken) -> Iterator[Chunk]:

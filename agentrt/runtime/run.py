@@ -11,6 +11,7 @@ from typing import Any
 from agentrt.graph import ExecutionDAG, to_svg
 from agentrt.journal import ProgramRecord
 from agentrt.request import CallReport
+from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.programs import ProgramStats
 
 
@@ -88,6 +89,8 @@ class Run:
     """The first words of its input, by which people recognize it."""
     recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
     """The part of the costs in ``row`` that was paid before the program was resumed."""
+    tokens: TokenLog | None = field(default=None, repr=False)
+    """The tokens of its calls; None for a run whose tokens are not recorded."""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once without a journal."""
 

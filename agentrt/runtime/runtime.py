@@ -30,10 +30,11 @@ from agentrt.runtime.durable import Durable, begin
 from agentrt.runtime.emitter import LiveEmitter
 from agentrt.runtime.events import Event, RunEnded, notification_of
 from agentrt.runtime.first_words import first_words
-from agentrt.runtime.recorded import Recorded
+from agentrt.runtime.recorded import Recorded, restore_tokens
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
+from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.steady import SteadyClock
@@ -247,12 +248,14 @@ class Runtime:
         session: str | None = None,
         size_hint: float | None = None,
         durable: Durable | None = None,
+        tokens: bool = False,
     ) -> Run:
         """Start a program as a task of its own. Await `Run.wait` for its result.
 
         ``size_hint`` is an estimate of the program's size for a policy that learns, such as a
         budget of tokens. It may be in any unit, but in the same unit for all programs of one type.
-        With a journal, ``durable`` says how the program is recorded; None is not at all.
+        With a journal, ``durable`` says how the program is recorded; None is not at all. With
+        ``tokens``, the tokens of its calls are recorded in `Run.tokens`.
         """
         record = durable or Durable()
         run = self.registry.open(
@@ -264,6 +267,7 @@ class Runtime:
             named=record.id,
         )
         run.draws_as, run.options = record.draws_as, record.options
+        run.tokens = TokenLog() if tokens else None
         run.first_words = first_words(input)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
@@ -288,6 +292,8 @@ class Runtime:
                 await begin(self.journal, run, program, input, self._services.seed, durable)
             run.begun.set()
             record = run.record
+            if record is not None and run.tokens is not None:
+                restore_tokens(run.tokens, record)
             if record is not None and record.has_result:
                 run.result = record.result()
             else:

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from agentrt.cli.plots import check_matplotlib, new_figure
 from agentrt.errors import ConfigError
 from agentrt.lab.outcome import RunOutcome
-from agentrt.lab.reports.plots import check_matplotlib, new_figure
 from agentrt.lab.reports.standard import Metrics, short_table
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.contenders import STOCK

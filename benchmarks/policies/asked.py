@@ -10,8 +10,8 @@ import click
 
 import benchmarks.rivals
 import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import check_plot
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
 from agentrt.lab.runs.grid import RunResult, Source
 from agentrt.lab.workloads.arrivals import Pressure

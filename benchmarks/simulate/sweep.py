@@ -10,10 +10,10 @@ import click
 
 import benchmarks.rivals
 import benchmarks.workloads  # noqa: F401  # makes their names known
+from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    check_plot,
     counts,
     file,
     json_flag,

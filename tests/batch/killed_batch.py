@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import agentrt.executors.vllm.engine as engine
 from agentrt.cli.app import call as run
 from agentrt.engines import EngineOptions
+from agentrt.executors.replicas.set import RestartedEngine
 from agentrt.request import Call
+from tests.doubles.letters import LettersEngine
 from tests.doubles.scripted import ScriptedExecutor
 
 
@@ -31,6 +34,24 @@ class Engine(ScriptedExecutor):
         return f"said {text}"
 
 
+class Letters(LettersEngine):
+    """Repeats the last message of the prompt, and reports token ids and log probabilities."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(self.say)
+        self.file = os.open(os.environ["CALLS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def say(self, prompt: str, call: Call) -> str:
+        self.calls.clear()
+        text = re.findall("<user: (.*?)>", prompt)[-1]
+        os.write(self.file, f"{text}\n".encode())
+        return f"said {text}"
+
+
 if __name__ == "__main__":
-    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]  # in its place
+    if "--tokens" in sys.argv:
+        engine.VLLMEngine = Letters  # type: ignore[misc, assignment]  # in its place
+        RestartedEngine.own_frontend = Letters.own_frontend  # type: ignore[assignment]
+    else:
+        engine.VLLMEngine = Engine  # type: ignore[misc, assignment]
     sys.exit(run(sys.argv[1:]))

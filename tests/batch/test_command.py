@@ -369,3 +369,36 @@ def test_results_of_what_is_no_file_of_results(command: Run, tmp_path: Path) -> 
     for file in ("x", "none", "."):
         ran = command("results", "show", tmp_path / file)
         assert (ran.code, "name a file of results" in ran.said) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["scores.svg", "scores.png"])
+def test_scores_are_drawn_with_their_intervals(
+    name: str, write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    first, second, plot = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / name
+    arguments = ("run", write(ASK), "--inputs", records(QUESTIONS[:2]), "--input-field", "question")
+    for out in (first, second):
+        assert command(*arguments, "--out", out).code == 0
+    shown = command("results", "show", first, "--plot", plot, "--json")
+    assert (shown.code, shown.json["scores"]["right"]["mean"]) == (0, 0.5)
+    alone = plot.read_bytes()
+    assert command("results", "diff", first, second, "--plot", plot).code == 0
+    assert len(plot.read_bytes()) > len(alone) > 1000
+
+
+@pytest.mark.parametrize(
+    ("plot", "says"),
+    [("plot.txt", "must end in .png or .svg or .pdf"), ("none/plot.svg", "does not exist")],
+)
+def test_a_drawing_that_cannot_be_made_is_one_line(
+    plot: str, says: str, write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.jsonl"
+    source = "@program\nasync def ask(ctx, question): return question"
+    command("run", write(source), "--inputs", records([{"input": "a"}]), "--out", out)
+    for arguments in (("show", out), ("diff", out, out)):
+        ran = command("results", *arguments, "--plot", tmp_path / plot)
+        assert (ran.code, says in ran.err, "Traceback" in ran.err) == (2, True, False)
+        ran = command("results", *arguments, "--plot", tmp_path / "plot.svg")
+        assert (ran.code, "no scores to draw" in ran.err) == (2, True)

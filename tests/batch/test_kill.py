@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.batch import read_tokens
 from tests.batch.conftest import lines
+from tests.doubles.letters import logprob, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -147,11 +149,72 @@ def test_killed_at_random_moments_each_result_is_there_once(
     assert again <= deaths * live
 
 
-def test_memory_does_not_grow_with_the_inputs(tmp_path: Path) -> None:
+CHAT = """
+from agentrt import program
+
+@program
+async def ask(ctx, question):
+    chat = [{"role": "user", "content": f"first {question}"}]
+    first = await ctx.llm(chat)
+    chat += [first.message, {"role": "user", "content": f"second {question}"}]
+    second = await ctx.llm(chat)
+    ctx.reward(1)
+    return f"{first.text}; {second.text}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "field", "count", "calls", "live"),
+    [
+        pytest.param(CHAT, "input", 400, 90, 64, id="program"),
+        pytest.param(GRAPH, "question", 100, 30, 16, id="graph"),
+    ],
+)
+def test_killed_at_random_moments_each_result_has_its_tokens(
+    source: str, field: str, count: int, calls: int, live: int, tmp_path: Path
+) -> None:
+    """The turns of the program are one sequence; the graph begins a new chat for its second call,
+    which another process may have made than the first.
+    """
+    file = tmp_path / "tokens.jsonl"
+    options = ("--max-live", str(live), "--tokens", str(file))
+    batch = Lives(tmp_path, source, count, field, *options)
+    rng = random.Random(4)
+    deaths = sum(
+        batch.killed(rng.randrange(calls // 2, calls), rng.uniform(0, 0.02)) for _ in range(4)
+    )
+    batch.ended()
+    assert deaths == 4
+    assert Counter(each["id"] for each in lines(batch.out)) == {f"q{n}": 1 for n in range(count)}
+    every = [*read_tokens(file)]
+    assert Counter(each.id for each in every) == {f"q{n}": 1 for n in range(count)}
+    for each in every:
+        question, marked = f"what {each.id[1:]}", list[str]()
+        assert each.complete
+        for sequence in each.sequences:
+            ids = list(sequence.token_ids)
+            written = [token if sequence.mask[at] else 0 for at, token in enumerate(ids)]
+            marked += text_of(written).strip("\0").split("\0")
+            for at, token in enumerate(ids):
+                exact = logprob(ids[:at], token) if sequence.mask[at] else 0.0
+                assert sequence.logprobs[at] == pytest.approx(exact, rel=1e-6)
+        assert sorted(filter(None, marked)) == [
+            f"said first {question}>",
+            f"said second {question}>",
+        ]
+        assert len(each.sequences) == (1 if source == CHAT else 2)
+        assert each.reward == (1.0 if source == CHAT else None)
+    assert not batch.out.with_name("results.jsonl.calls").exists()
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_memory_does_not_grow_with_the_inputs(tokens: bool, tmp_path: Path) -> None:
     """The peak of a process with 2,000 inputs is at most 1.2 times that with 200."""
     peaks = []
     for count in (200, 2000):
-        process = Lives(tmp_path / str(count), PROGRAM, count, "input").start()
+        options = ("--tokens", str(tmp_path / f"{count}.tokens.jsonl")) if tokens else ()
+        source = CHAT if tokens else PROGRAM
+        process = Lives(tmp_path / str(count), source, count, "input", *options).start()
         assert process.stderr is not None
         said = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)

@@ -24,7 +24,7 @@ from agentrt.executors.outbox import Outbox
 from agentrt.executors.ray.actor import PROGRESS, EngineActor, PromptRestorer, without_copies
 from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.calls import BlockHasher
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.vllm.options import EngineOptions, reports_logprobs
 from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.request import Call, CallReport, CallSpec
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
@@ -51,7 +51,9 @@ class RayEngine(Executor):
     def __init__(self, options: EngineOptions, cluster: Cluster) -> None:
         self.options = options
         models = (options.model,) if options.model else ()
-        self._info = ExecutorInfo(models, options.max_num_seqs, cached_blocks=True)
+        self._info = ExecutorInfo(
+            models, options.max_num_seqs, cached_blocks=True, logprobs=reports_logprobs(options)
+        )
         self._cluster = cluster
         self._joined = False
         self._actor: ActorHandle[Any] | None = None

@@ -185,7 +185,8 @@ class CallOutput:
             return chunk
         if output is None and not (text or ids or last):
             return None
-        return replace(chunk, text=text, output=output, token_ids=ids)
+        logprobs = chunk.logprobs[len(chunk.token_ids) - len(ids) :]
+        return replace(chunk, text=text, output=output, token_ids=ids, logprobs=logprobs)
 
     def _new_output(self, output: Any, text: str) -> Any:
         """Return the new part of an output: the output itself if all is new, None if nothing is."""

@@ -115,6 +115,7 @@ class ReplicaSet(Executor):
             len(self.replicas),
             images=first.images,
             logits=logits,
+            logprobs=all(replica.executor.info.logprobs for replica in self.replicas),
             history_key=common_key(replica.info.history_key for replica in self.replicas),
             history=str(self._history.path or ""),
         )

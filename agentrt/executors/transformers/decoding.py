@@ -111,6 +111,9 @@ class Decoding:
         self.text = self.reason = ""
         self.token_logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self._top = self.sampling.logprobs
+        if self._top is None and call.spec.with_logprobs:
+            self._top = 0
         self._model, self._prefixes, self._call_id = model, prefixes, call.call_id
         self._empty = model.start(self.sampling.attention)
         self._whole = not (stream or self.sampling.stop)
@@ -195,9 +198,9 @@ class Decoding:
     def _add_token(self, token: int, logits: Tensor, output: OutputText) -> StepOutput:
         """Add a token to the output, and set ``reason`` if it is the last."""
         self.ids.append(token)
-        if self.sampling.logprobs is not None:
-            most, allowed = self.sampling.logprobs, self.sampling.allowed_token_ids
-            self.token_logprobs.append(logprobs_of(logits, token, most, allowed))
+        if self._top is not None:
+            allowed = self.sampling.allowed_token_ids
+            self.token_logprobs.append(logprobs_of(logits, token, self._top, allowed))
         ends = token in self._ends
         text = "" if ends else output.add(token)
         if ends or output.stopped:

@@ -54,7 +54,8 @@ class TransformersExecutor(Executor):
 
     @property
     def info(self) -> ExecutorInfo:
-        return ExecutorInfo((self.model_name,) if self.model_name else (), self.slots)
+        models = (self.model_name,) if self.model_name else ()
+        return ExecutorInfo(models, self.slots, logprobs=True)
 
     # -- life --------------------------------------------------------------------------
 
@@ -114,7 +115,9 @@ class TransformersExecutor(Executor):
                         ids = step.token_ids if stream else tuple(decoding.ids)
                         yield Chunk(text, turn.reply(), token_ids=ids)
                     elif stream and step.token_ids:
-                        yield Chunk(step.text, token_ids=step.token_ids)
+                        own = decoding.token_logprobs[-1:] if call.spec.with_logprobs else ()
+                        logprobs = tuple(position[0][1] for position in own)
+                        yield Chunk(step.text, token_ids=step.token_ids, logprobs=logprobs)
         finally:
             del self._turns[call.call_id]
             if not decoding.reason:

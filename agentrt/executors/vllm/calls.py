@@ -9,7 +9,7 @@ from typing import Any
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm.compiling import LONGEST_S
-from agentrt.executors.vllm.logprobs import COMPUTE_FROM
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.request.sampling import Sampling
 from agentrt.router.kv_events import short
@@ -41,6 +41,10 @@ def engine_input(
     params.extra_args = {**(params.extra_args or {}), **to_extra_args(call.identity)}
     params.seed, params.ignore_eos = spec.seed, spec.ignore_eos
     params.max_tokens = min(spec.max_tokens, params.max_tokens or spec.max_tokens)
+    if spec.with_logprobs:
+        params.extra_args[OF_MODEL] = True
+        if params.logprobs is None and not params.logprob_token_ids:
+            params.logprobs = 0  # only those of the output's own tokens
     return prompt, params, rendered.options
 
 

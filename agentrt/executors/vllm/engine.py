@@ -41,6 +41,7 @@ from agentrt.executors.vllm.options import (
     config_fault,
     engine_args,
     prepare_environment,
+    reports_logprobs,
 )
 from agentrt.executors.vllm.processes import (
     cpu_seconds,
@@ -89,6 +90,7 @@ class VLLMEngine(CoreClient):
             logits=self._logits,
             history_key=self._history_key,
             history=self._history,
+            logprobs=reports_logprobs(self.options),
         )
 
     # -- life --------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class VLLMEngine(CoreClient):
         prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
         text = ""
         ids: list[int] = []
-        logprobs = None if call.spec.sampling is None else LogprobCollector(call.spec)
+        logprobs = LogprobCollector.of(call.spec)
         try:
             await self._grammars.check(llm, params, call.identity.tenant)
             is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
@@ -235,10 +237,9 @@ class VLLMEngine(CoreClient):
                     check_compiled(call, params, last)
                     text += last.text
                     ids += last.token_ids
-                    if logprobs is not None:
-                        logprobs.add(output)
+                    added = () if logprobs is None else logprobs.add(output)
                     reply = self._reply(output, text, ids, logprobs) if output.finished else None
-                    yield Chunk(last.text, reply, output, tuple(last.token_ids))
+                    yield Chunk(last.text, reply, output, tuple(last.token_ids), added)
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:

@@ -12,6 +12,11 @@ from agentrt.request.sampling import TokenLogprobs
 COMPUTE_FROM = "agentrt_compute_from"
 """The key in a request's ``extra_args`` of the position from which tokens are always computed."""
 
+OF_MODEL = "agentrt_of_model"
+"""The key in a request's ``extra_args`` that asks for the model's own log probabilities of an
+output that a grammar constrains, not those relative to the allowed tokens.
+"""
+
 
 class LogprobCollector:
     """The log probabilities of a call, collected from the pieces of its output."""
@@ -23,12 +28,19 @@ class LogprobCollector:
         self._output: list[TokenLogprobs] = []
         self._prompt: tuple[TokenLogprobs, ...] = ()
 
-    def add(self, output: Any) -> None:
-        """Add a piece of vLLM's output."""
-        self._output += map(_listed, output.outputs[0].logprobs or ())
+    @classmethod
+    def of(cls, spec: CallSpec) -> LogprobCollector | None:
+        """Return the collector of a call; None if nobody reads its log probabilities."""
+        return cls(spec) if spec.with_logprobs or spec.sampling is not None else None
+
+    def add(self, output: Any) -> tuple[float, ...]:
+        """Add a piece of vLLM's output, and return the log probabilities of its own tokens."""
+        added = [*map(_listed, output.outputs[0].logprobs or ())]
+        self._output += added
         if self._scored and output.prompt_logprobs:
             # Tokens before these were cached: vLLM leaves their entries out, or empty.
             self._prompt = tuple(map(_listed, output.prompt_logprobs[-self._scored :]))
+        return tuple(position[0][1] for position in added)
 
     def added_to(self, reply: Reply) -> Reply:
         """Return ``reply`` with the log probabilities."""

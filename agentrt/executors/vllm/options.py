@@ -35,6 +35,7 @@ _HOST_TIER = {
     "offload_prompt_only": False,
 }
 
+RAW_LOGPROBS = "raw_logprobs"
 _ON_CPU_CONTEXT = 4096
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -94,6 +95,15 @@ class EngineOptions:
     learned: dict[str, Any] | None = None
     metrics: bool = False
     served_model_name: str | None = None
+
+
+def reports_logprobs(options: EngineOptions) -> bool:
+    """Return whether the engine's log probabilities are those of the model itself. The flag
+    ``--logprobs-mode`` of `vllm serve` can change them.
+    """
+    if not any("logprobs" in flag for flag in options.flags):  # parsing the flags takes a second
+        return True
+    return given_flags(options.flags).get("logprobs_mode", RAW_LOGPROBS) == RAW_LOGPROBS
 
 
 def prepare_environment(options: EngineOptions) -> None:

@@ -28,6 +28,7 @@ from agentrt.executors.vllm._compat.pool import (
     running_needs,
 )
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
+from agentrt.executors.vllm._compat.raw_logprobs import correct_constrained_logprobs
 from agentrt.executors.vllm._compat.requests import (
     Request,
     compiles_grammar,
@@ -50,7 +51,7 @@ from agentrt.executors.vllm._compat.slots import shorten_allocation
 from agentrt.executors.vllm.accounts import CallNotes
 from agentrt.executors.vllm.control import answer
 from agentrt.executors.vllm.kv_events import KVEventLog
-from agentrt.executors.vllm.logprobs import COMPUTE_FROM
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
 from agentrt.executors.vllm.processes import (
     die_with_parent,
     keep_heap_frozen,
@@ -103,6 +104,7 @@ class ProgramScheduler(AsyncScheduler):
             leave_interrupts_to_parent()
             die_with_parent()
             keep_heap_frozen()
+        correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
         take_samples_back_by_state()
         shorten_allocation(self)
         compute_from(self, COMPUTE_FROM)

@@ -101,6 +101,12 @@ def thread_of(metadata: Mapping[str, Any]) -> str | None:
     return None if thread is None else str(thread)
 
 
+def current_namespace() -> str:
+    """Return the LangGraph checkpoint namespace of the code that runs now; "" outside any node."""
+    config = var_child_runnable_config.get() or {}
+    return namespace_of(config.get("metadata") or {})
+
+
 def namespace_of(metadata: Mapping[str, Any]) -> str:
     """Return the LangGraph checkpoint namespace of a run; "" outside any node."""
     return str(metadata.get("langgraph_checkpoint_ns", ""))

@@ -16,9 +16,7 @@ import click
 from agentrt.cli.lazy import REMOVED_IN
 from agentrt.cli.options import Options
 from agentrt.cli.streams import say
-from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
-from agentrt.lab.reports.plots import SUFFIXES, check_matplotlib
 
 Option = Callable[[Any], Any]
 
@@ -183,13 +181,6 @@ def note(message: str) -> None:
 
 
 # -- output files, checked before anything runs ----------------------------------------------
-
-
-def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` if a drawing cannot be made."""
-    if path is not None:
-        check_output("--plot", path, SUFFIXES)
-        check_matplotlib()
 
 
 def write(path: Path | None, text: str) -> None:

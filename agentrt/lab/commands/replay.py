@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from agentrt.cli.options import RunCommand
+from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
 from agentrt.lab.commands.options import (
     ManyCommand,
-    check_plot,
     count_option,
     file,
     json_flag,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrt.cli.plots import MARKERS, new_figure
 from agentrt.lab.reports.compare import Series, as_dicts, cells
-from agentrt.lab.reports.plots import MARKERS, new_figure
 from agentrt.lab.reports.standard import short_table, standard
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.replays import RECORDED, Replayed, same_order

@@ -1,0 +1,87 @@
+"""The tokens of the calls of graphs that have not ended.
+
+A graph goes on from its checkpointer, which knows nothing of calls. So the tokens of each call are
+in a file beside the results before the graph gets the reply. When the graph goes on, they are those
+of the tasks that the checkpointer does not run again. The file is removed when the batch has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agentrt import files
+from agentrt.batch.inputs import key_of
+from agentrt.batch.lines import LineFile
+from agentrt.batch.results import ResultFile
+from agentrt.errors import JournalWriteError, UsageError
+from agentrt.journal.codec import dumps, loads
+from agentrt.request.tokens import CallTokens
+
+
+class CallFile(LineFile):
+    """The file with the calls of runs without a result in ``results``, whose lock it shares.
+
+    Each line is a call, or the beginning of a run, after which earlier lines of the run do not
+    count. Raises `UsageError` for a file that cannot be read or written.
+    """
+
+    def __init__(self, results: ResultFile) -> None:
+        path = results.path.with_name(f"{results.path.name}.calls")
+        try:
+            super().__init__(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        try:
+            self.drop(len(self.incomplete()))
+            ended = {key_of(result.program) for result in results.all()}
+            self.replace(line for key, line in self._lines() if key not in ended)
+            self._calls: dict[str, list[CallTokens]] = {}
+            for _, line in self._lines():
+                value = files.parse_json(line.decode())
+                if "call" in value:
+                    call = loads(json.dumps(value["call"]))
+                    self._calls[value["program"]].append(call)
+                else:
+                    self._calls[value["program"]] = []
+        except (ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise UsageError(
+                f"{path}: not the calls of a batch; remove the file, and make the results again"
+            ) from error
+
+    def _lines(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each line with the key of its run."""
+        with self.path.open("rb") as file:
+            for line in file:
+                yield key_of(files.parse_json(line.decode())["program"]), line
+
+    def __contains__(self, run_id: str) -> bool:
+        """Return whether the file has all calls of a run."""
+        return run_id in self._calls
+
+    def take(self, run_id: str) -> list[CallTokens]:
+        """Return the calls of a run, and forget them."""
+        return self._calls.pop(run_id, [])
+
+    async def begin(self, run_id: str) -> None:
+        """Record that a run begins anew. Raises `JournalWriteError`."""
+        await self._put({"program": run_id})
+
+    async def keep(self, run_id: str, call: CallTokens) -> None:
+        """Record a call. It is on the disk when this returns. Raises `JournalWriteError`."""
+        await self._put({"program": run_id, "call": json.loads(dumps(call))})
+
+    async def _put(self, value: dict[str, Any]) -> None:
+        try:
+            await self.put_line(json.dumps(value).encode() + b"\n")
+        except OSError as error:
+            raise JournalWriteError(
+                f"{self.path} cannot be written: {error.strerror or error}; the batch goes on once "
+                "the cause is gone"
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the file, because the batch has ended."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""The tokens of one run for training, and the forms in which they are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentrt import files
+from agentrt.batch.lines import sync
+from agentrt.errors import UsageError
+from agentrt.runtime.tokens import TokenSequence
+
+_ROWS = 64
+"""Number of results in a row group of a Parquet file, and in a batch of an Arrow file."""
+SEQUENCES = b', "sequences": '
+"""Separates the head of a line from its sequences. JSON escapes the quotes inside of texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTokens:
+    """The tokens of one sample of one input: a group of sequences from one run.
+
+    ``sequences`` hold each token that the model wrote exactly once. ``reward`` is the sum of the
+    ``rewards`` that the program gave with `Context.reward`, in their order; None if it gave none.
+    ``complete`` is false if calls of the run are missing, because a process before a resume did not
+    record their tokens. ``id``, ``sample``, ``attempt`` and ``program`` are those of the `Result`,
+    and ``batch`` is a fingerprint of the place of its file; "" if there is none.
+    """
+
+    id: str
+    sample: int
+    attempt: int
+    program: str
+    batch: str
+    complete: bool
+    reward: float | None
+    rewards: tuple[float, ...]
+    sequences: tuple[TokenSequence, ...]
+
+    def to_line(self) -> bytes:
+        """Return the line of these tokens in a file."""
+        names = [entry.name for entry in dataclasses.fields(self) if entry.name != "sequences"]
+        head = json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False)
+        each = ", ".join(map(_sequence_text, self.sequences))
+        text = f"{head[:-1]}{SEQUENCES.decode()}[{each}]}}\n"
+        return text.encode("utf-8", "replace")
+
+
+def _sequence_text(sequence: TokenSequence) -> str:
+    """Return a sequence as JSON. Nine digits give back a number of 32 bits exactly."""
+    logprobs = ", ".join(f"{logprob:.9g}" for logprob in sequence.logprobs)
+    fields = (
+        f'"token_ids": {json.dumps(list(sequence.token_ids))}',
+        f'"logprobs": [{logprobs}]',
+        f'"mask": {json.dumps(list(sequence.mask))}',
+        f'"versions": {json.dumps(list(sequence.versions))}',
+    )
+    return "{" + ", ".join(fields) + "}"
+
+
+def from_line(line: bytes) -> RecordedTokens:
+    """Read a line. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for others."""
+    value = files.parse_json(line.decode())
+    sequences = tuple(TokenSequence(**each) for each in value.pop("sequences"))
+    return RecordedTokens(**{**value, "rewards": tuple(value["rewards"])}, sequences=sequences)
+
+
+def read_tokens(path: str | Path) -> Iterator[RecordedTokens]:
+    """Yield the tokens in a file of lines, one run at a time. Raises `UsageError` for a file that
+    cannot be read, or that has no tokens.
+    """
+    path = Path(path)
+    for number, line in enumerate(complete_lines(path), 1):
+        try:
+            yield from_line(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(
+                f"{path}, line {number}: not the tokens of a result; name a file that a batch has "
+                "written with --tokens"
+            ) from error
+
+
+def complete_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a file."""
+    try:
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{path}: {reason}; name a file of tokens") from error
+
+
+# -- Parquet and Arrow -----------------------------------------------------------------------
+
+
+def check_pyarrow() -> Any:
+    """Return the package pyarrow. Raises `UsageError` if it is not installed."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UsageError(
+            "--tokens: Parquet and Arrow files need pyarrow; install agentrt[parquet], or name a "
+            "file that ends in .jsonl"
+        ) from error
+    return pyarrow
+
+
+def _schema() -> Any:
+    arrow = check_pyarrow()
+    sequence = arrow.struct(
+        {
+            "token_ids": arrow.list_(arrow.int32()),
+            "logprobs": arrow.list_(arrow.float32()),
+            "mask": arrow.list_(arrow.int8()),
+            "versions": arrow.list_(arrow.int32()),
+        }
+    )
+    return arrow.schema(
+        {
+            "id": arrow.string(),
+            "sample": arrow.int32(),
+            "attempt": arrow.int32(),
+            "program": arrow.string(),
+            "batch": arrow.string(),
+            "complete": arrow.bool_(),
+            "reward": arrow.float64(),
+            "rewards": arrow.list_(arrow.float64()),
+            "sequences": arrow.list_(sequence),
+        }
+    )
+
+
+def write_table(path: Path, kind: str, lines: Path) -> None:
+    """Convert the file ``lines``. An old file stays until the new one is complete."""
+    arrow, schema = check_pyarrow(), _schema()
+    folder = path.absolute().parent
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as copy:
+        try:
+            if kind == "parquet":
+                import pyarrow.parquet
+
+                writer = pyarrow.parquet.ParquetWriter(copy, schema)
+            else:
+                import pyarrow.ipc
+
+                writer = pyarrow.ipc.new_file(copy, schema)
+            with writer:
+                for rows in _groups(read_tokens(lines)):
+                    writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
+            os.fsync(copy.fileno())
+            mode = stat.S_IMODE(lines.stat().st_mode)
+            os.fchmod(copy.fileno(), mode)
+            os.replace(copy.name, path)
+        except BaseException:
+            Path(copy.name).unlink(missing_ok=True)
+            raise
+    sync(folder)
+
+
+def _groups(every: Iterator[RecordedTokens]) -> Iterator[list[dict[str, Any]]]:
+    while rows := [dataclasses.asdict(each) for each in islice(every, _ROWS)]:
+        yield rows

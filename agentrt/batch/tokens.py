@@ -1,0 +1,178 @@
+"""The tokens of a batch for training: a file with a line for each result, beside the results.
+
+A line has the sequences of one run, as the engine read and wrote them. It is on the disk before the
+line of its result, so that each result has its tokens; lines without a result, of a process that
+was killed between the two, are removed when the file is opened again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrt import files
+from agentrt.batch.inputs import key_of
+from agentrt.batch.lines import OutputFile
+from agentrt.batch.recorded import (
+    SEQUENCES,
+    RecordedTokens,
+    check_pyarrow,
+    complete_lines,
+    from_line,
+    write_table,
+)
+from agentrt.batch.results import Result, ResultFile
+from agentrt.errors import ConfigError, UsageError
+from agentrt.executors.info import ExecutorInfo
+from agentrt.runtime.tokens import TokenLog
+
+_TABLES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
+"""The formats of pyarrow by the suffixes of files."""
+
+
+def batch_of(results: Path) -> str:
+    """Return a fingerprint of the place of a file of results."""
+    return key_of(results.absolute()).hex()[:12]
+
+
+def recorded_tokens(result: Result, log: TokenLog, results: Path | None) -> RecordedTokens:
+    """Return the tokens of a run whose result goes to the file ``results``."""
+    rewards = tuple(log.rewards.values())
+    return RecordedTokens(
+        result.id,
+        result.sample,
+        result.attempt,
+        result.program,
+        "" if results is None else batch_of(results),
+        log.complete,
+        math.fsum(rewards) if rewards else None,
+        rewards,
+        tuple(log.sequences()),
+    )
+
+
+def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
+    """Raise `ConfigError` for an executor that does not report exact tokens."""
+    if not info.logprobs:
+        raise ConfigError(
+            f"{option} needs an engine that reports token ids and the model's own log "
+            "probabilities, and this one does not; use --engine vllm or --engine transformers, and "
+            "leave out vLLM's flag --logprobs-mode"
+        )
+
+
+class TokenFile(OutputFile):
+    """The file with the tokens of the results in ``results``. Only this process writes it.
+
+    A file of pyarrow's, such as ``.parquet``, cannot be written line by line. The lines are then in
+    a file beside it, whose name has ``.jsonl`` at its end, and `finish` converts them.
+
+    Raises `UsageError` for a file that cannot be written, that does not contain tokens, that lacks
+    those of a result, or that has those of another batch.
+    """
+
+    def __init__(self, path: Path, results: ResultFile) -> None:
+        self._table = _TABLES.get(path.suffix.lower())
+        self._target = path
+        if self._table is not None:
+            check_pyarrow()
+            if path.is_dir():
+                raise UsageError(f"--tokens {str(path)!r} is a folder; name a file")
+            path = path.with_name(f"{path.name}.jsonl")
+        if path.absolute() == results.path.absolute():
+            raise UsageError("--tokens and --out name the same file; name another file for tokens")
+        super().__init__(path, "--tokens")
+        try:
+            self._check(results)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, results: ResultFile) -> None:
+        """Remove lines without a result, and check that all other results have lines."""
+        if rest := self.incomplete():
+            if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
+                raise self._not_tokens("the last line")
+            self.drop(len(rest))
+        there = {head.key for head, _ in self._lines()}
+        missing = [result for result in results.kept() if _key(result) not in there]
+        if missing:
+            raise UsageError(
+                f"{self._named} lacks the tokens of {len(missing)} results in {results.path}, the "
+                f"first of them {missing[0].id!r}, because they were made without --tokens; make "
+                "all results again with --retry all, or name another file with --out"
+            )
+        self._prune(results)
+        self._starts, start = dict[bytes, int](), 0
+        for head, line in self._lines():
+            self._starts[head.key] = start
+            start += len(line)
+
+    def _lines(self) -> Iterator[tuple[_Head, bytes]]:
+        """Yield each line with its head."""
+        for number, line in enumerate(complete_lines(self.path), 1):
+            head, mark, _ = line.partition(SEQUENCES)
+            try:
+                value = files.parse_json(f"{head.decode()}}}")
+                key = key_of(value["id"], value["sample"], value["attempt"])
+                parsed = _Head(key, value["batch"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise self._not_tokens(f"line {number}") from error
+            if not mark:
+                raise self._not_tokens(f"line {number}")
+            yield parsed, line
+
+    def _not_tokens(self, where: str) -> UsageError:
+        return UsageError(
+            f"{self._named}: {where} is not the tokens of a result; name a file of tokens, or a "
+            "new file"
+        )
+
+    def _prune(self, results: ResultFile) -> None:
+        """Remove lines of runs without a result, and earlier lines of the same run."""
+        wanted = {_key(result) for result in results.all()}
+        count, last, own = 0, dict[bytes, int](), batch_of(results.path)
+        for number, (head, _) in enumerate(self._lines()):
+            count += 1
+            if head.key in wanted:
+                last[head.key] = number
+            elif head.batch != own:
+                raise UsageError(
+                    f"{self._named} has tokens of another batch, whose results are not in "
+                    f"{results.path}; name another file, or remove this one"
+                )
+        if len(last) < count:
+            every = enumerate(self._lines())
+            self.replace(line for number, (head, line) in every if last.get(head.key) == number)
+
+    def read(self, result: Result) -> RecordedTokens:
+        """Return the tokens of a result that was in its file before this process began."""
+        with self.path.open("rb") as file:
+            file.seek(self._starts[_key(result)])
+            return from_line(file.readline())
+
+    async def put(self, tokens: RecordedTokens) -> None:
+        """Add a line; it is on the disk when this returns. Raises `OSError`."""
+        await self.put_line(tokens.to_line())
+
+    def finish(self, results: ResultFile) -> None:
+        """Remove the lines of results that a retry has replaced, and write pyarrow's file."""
+        self._prune(results)
+        if self._table is not None:
+            write_table(self._target, self._table, self.path)
+
+
+_BEGINNING = b'{"id": '
+
+
+class _Head(NamedTuple):
+    """The beginning of a line: the key of its result, and its batch."""
+
+    key: bytes
+    batch: str
+
+
+def _key(result: Result) -> bytes:
+    return key_of(result.id, result.sample, result.attempt)

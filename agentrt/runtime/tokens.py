@@ -1,0 +1,240 @@
+"""Records the tokens of a run: what the engine read and wrote, as sequences for training.
+
+The ids and log probabilities are those of the engine's own calls; nothing is tokenized again. A
+call whose prompt begins with a whole sequence extends that sequence. Any other call, such as the
+second call of a fork or a call after the chat was shortened, begins a new sequence. Each token that
+the model wrote is marked in exactly one sequence.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+from agentrt.request.tokens import CallTokens, pack, unpack
+
+_ID = "I"
+"""Type code of a token id in memory."""
+WRITING = ("llm", "generate")
+"""Names of the nodes whose calls write tokens. The calls of `score` and `next_tokens` of a context
+only read log probabilities.
+"""
+_CANDIDATES = 8
+"""Number of latest sequences among which a new sequence looks for a common beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """A sequence of tokens. All fields have an entry for each token.
+
+    ``mask`` is 1 for tokens that the model wrote, and 0 for all others: prompts, results of tools,
+    and tokens that are marked in another sequence. ``logprobs`` are natural log probabilities, 0.0
+    where the mask is 0. ``versions`` are the versions of the weights, -1 where the mask is 0.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    mask: Sequence[int]
+    versions: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Span:
+    """The tokens that one call wrote, at a place of a sequence."""
+
+    key: str
+    start: int
+    end: int
+    logprobs: bytes
+    version: int
+
+
+@dataclass(slots=True, eq=False)
+class _Growing:
+    """A sequence that later calls may extend. ``ends`` has the key and the end of each call, also
+    of calls whose span was dropped.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array(_ID))
+    spans: list[_Span] = field(default_factory=list)
+    ends: list[tuple[int, str]] = field(default_factory=list)
+
+
+class TokenLog:
+    """The tokens of one run. Used on the event loop of its runtime.
+
+    ``complete`` is false if calls of the run are missing, because an earlier process did not record
+    their tokens. ``rewards`` are the rewards that the program gave itself, by their keys.
+    ``closed`` has the calls whose streams the program closed before their ends, by the places of
+    their nodes, until the journal takes them.
+
+    Without a journal, ``keep`` may record each call; it is awaited before the program gets the
+    reply. ``task`` returns the name of the task that runs now, which is run again as a whole when
+    a process is killed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.complete = True
+        self.keep: Callable[[CallTokens], Awaitable[None]] | None = None
+        self.task: Callable[[], str] = lambda: ""
+        self._earlier: set[str] = set()
+        self.closed: dict[str, CallTokens] = {}
+        self.rewards: dict[str, float] = {}
+        self._sequences: list[_Growing] = []
+        self._places: dict[str, tuple[_Growing, int]] = {}
+
+    # -- calls -------------------------------------------------------------------------
+
+    def begin_task(self) -> str:
+        """Return the name of the task that makes a call now. If an earlier process recorded calls
+        of the same task, forget what they wrote, because the task runs again.
+        """
+        task = self.task()
+        if task in self._earlier:
+            self._earlier.discard(task)
+            self._drop_task(task)
+        return task
+
+    def restore_tasks(self, calls: Iterable[CallTokens]) -> None:
+        """Restore the calls of tasks that earlier processes recorded, in the order they ended."""
+        for call in calls:
+            task = task_of_key(call.key)
+            if call.key in self._places:  # the task began again in another process
+                self._drop_task(task)
+            self.restore(call)
+            self._earlier.add(task)
+
+    def _drop_task(self, task: str) -> None:
+        self._drop([key for key in self._places if task_of_key(key) == task])
+
+    def key(self, at: str) -> str:
+        """Return the key of the next call at a place of the program's code."""
+        return next(key for number in count() if (key := f"{at}/{number}") not in self._places)
+
+    def add(
+        self, key: str, prompt: Sequence[int], written: Sequence[int], logprobs: Iterable[float]
+    ) -> CallTokens:
+        """Add the tokens of a call that has ended, and return them in their recorded form."""
+        ids = array(_ID, prompt)
+        sequence = self._extended_by(ids)
+        shared, base = self._longest_beginning(ids, sequence)
+        call = CallTokens(key, base, shared, tuple(ids[shared:]), tuple(written), pack(logprobs))
+        self._put(call, ids, sequence)
+        return call
+
+    def restore(self, call: CallTokens) -> None:
+        """Add the recorded tokens of a call. Calls are restored in the order of their ends."""
+        if not call.base:
+            ids = array(_ID, call.prompt)
+        elif call.base in self._places:
+            base, end = self._places[call.base]
+            ids = base.ids[: min(end, call.shared)]
+            ids.extend(call.prompt)
+        else:
+            self.complete = False
+            return
+        self._put(call, ids, self._extended_by(ids))
+
+    def _put(self, call: CallTokens, ids: array[int], sequence: _Growing | None) -> None:
+        if sequence is None:
+            sequence = _Growing(ids)
+            self._sequences.append(sequence)
+        else:
+            sequence.ids.extend(ids[len(sequence.ids) :])
+        start = len(sequence.ids)
+        sequence.ids.extend(call.written)
+        end = len(sequence.ids)
+        sequence.spans.append(_Span(call.key, start, end, call.logprobs, call.version))
+        sequence.ends.append((end, call.key))
+        self._places[call.key] = sequence, end
+
+    def _extended_by(self, ids: array[int]) -> _Growing | None:
+        """Return the longest sequence with which a prompt begins."""
+        longest: _Growing | None = None
+        for sequence in self._sequences:
+            length = len(sequence.ids)
+            if (
+                0 < length <= len(ids)
+                and (longest is None or length > len(longest.ids))
+                and sequence.ids[-1] == ids[length - 1]
+                and sequence.ids == ids[:length]
+            ):
+                longest = sequence
+        return longest
+
+    def _longest_beginning(self, ids: array[int], extended: _Growing | None) -> tuple[int, str]:
+        """Return the length of the longest common beginning with the sequence that is extended, or
+        with a late sequence, and the key of a call whose tokens have that beginning.
+        """
+        shared, base = 0, ""
+        late = islice(reversed(self._sequences), _CANDIDATES)
+        for sequence in late if extended is None else (extended,):
+            length = _common(sequence.ids, ids)
+            if length > shared and (key := self._call_with(sequence, length)):
+                shared, base = length, key
+        return shared, base
+
+    def _call_with(self, sequence: _Growing, length: int) -> str:
+        """Return the key of a call whose tokens have the first ``length`` tokens of a sequence; ""
+        if all such calls were dropped.
+        """
+        calls = ((end, key) for end, key in sequence.ends if end >= length)
+        return next((key for end, key in calls if self._places.get(key) == (sequence, end)), "")
+
+    def drop(self, places: Iterable[str]) -> None:
+        """Forget what the model wrote in calls of these nodes, because the program runs them again.
+        Their tokens stay only where they precede those of other calls.
+        """
+        gone = set(places)
+        self._drop([key for key in self._places if node_of_key(key) in gone])
+        for key in gone.intersection(self.rewards):
+            del self.rewards[key]
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            sequence, _ = self._places.pop(key)
+            sequence.spans = [span for span in sequence.spans if span.key != key]
+
+    # -- results -----------------------------------------------------------------------
+
+    def sequences(self) -> list[TokenSequence]:
+        """Return the sequences, each up to the last token that the model wrote."""
+        return [_finished(sequence) for sequence in self._sequences if sequence.spans]
+
+
+def task_of_key(key: str) -> str:
+    """Return the name of the task, or the place in the code, that made the call with this key."""
+    return key.rpartition("/")[0]
+
+
+def node_of_key(key: str) -> str:
+    """Return the place of the node to which the call with this key belongs: of a call, or of a
+    choice of several.
+    """
+    before, mark, number = task_of_key(key).rpartition("#")
+    return f"{before}{mark}{number.partition('.')[0]}"
+
+
+def _finished(sequence: _Growing) -> TokenSequence:
+    length = sequence.spans[-1].end
+    logprobs, mask = unpack(bytes(4 * length)), bytearray(length)
+    versions = array("i", [-1]) * length
+    for span in sequence.spans:
+        logprobs[span.start : span.end] = unpack(span.logprobs)
+        mask[span.start : span.end] = b"\1" * (span.end - span.start)
+        versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
+    return TokenSequence(sequence.ids[:length], logprobs, mask, versions)
+
+
+def _common(first: array[int], second: array[int]) -> int:
+    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,181 @@
+"""Recorded log probabilities are those of one forward pass, whatever the engine did meanwhile.
+
+The forward pass is that of transformers, in 32 bits, over the ids of each sequence. They may differ
+by `TOLERANCE`: both sum 32-bit numbers, in other orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Runtime, program, tool
+from agentrt.batch import RecordedTokens, Result, batch, read_tokens
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.executors.vllm.engine import VLLMEngine
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.runtime.events import Event, NodeEnded
+from tests.doubles.tinymodel import tiny_model
+
+pytestmark = pytest.mark.engine
+
+TOLERANCE = 1e-3
+"""In natural log units. The logits of the tiny model reach 50, and 32 bits hold seven digits."""
+EXACT = ("--dtype", "float32")
+BLOCKS = 14
+"""Of 32 tokens: room for three of the calls of `long`, while six want to run."""
+NUMBER: Any = {
+    "type": "object",
+    "properties": {"number": {"type": "integer"}},
+    "required": ["number"],
+    "additionalProperties": False,
+}
+
+
+@tool
+async def weather(city: str) -> str:
+    """The weather in a city.
+
+    city: its name
+    """
+    return f"It rains in {city}."
+
+
+@program
+async def agent(ctx: Context, question: str) -> int:
+    """Turns of a chat, choices, structured output, a tool, a context and its forks."""
+    chat: list[Any] = [{"role": "user", "content": question}]
+    for text in ("And why?", "Are you sure?"):
+        reply = await ctx.llm(chat, max_tokens=24, temperature=1.0)
+        chat += [reply.message, {"role": "user", "content": text}]
+    await asyncio.gather(
+        ctx.llm(chat, max_tokens=16, temperature=0.7, top_p=0.8, n=2),
+        ctx.llm(chat, max_tokens=32, schema=NUMBER, temperature=1.0),
+        ctx.step(chat, tools=[weather], tool_choice="required", max_tokens=48),
+    )
+    context = await ctx.context(f"{question} It is said that")
+    await context.generate(max_tokens=12, temperature=1.0)
+    fork = context.fork()
+    await asyncio.gather(
+        context.generate(max_tokens=20, temperature=1.0, ignore_eos=True),
+        fork.generate(max_tokens=9, allowed=[*range(100, 140)], temperature=1.0),
+    )
+    ctx.reward(1)
+    return len(fork)
+
+
+@program
+async def long(ctx: Context, question: str) -> int:
+    context = await ctx.context(f"{question} " * 6)
+    await context.generate(max_tokens=70, temperature=1.0, ignore_eos=True)
+    await context.fill(" and then")
+    await context.generate(max_tokens=30, temperature=1.0, ignore_eos=True)
+    return len(context)
+
+
+INPUTS = [f"Question {number}?" for number in range(6)]
+
+
+def engine_of(model: str, *flags: str) -> VLLMEngine:
+    return VLLMEngine(EngineOptions(model, 6, flags=(*EXACT, *flags)))
+
+
+@cache
+def forward(model: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def furthest(model: str, tokens: RecordedTokens) -> float:
+    """The largest difference of a recorded log probability from that of one forward pass."""
+    import torch
+
+    worst = 0.0
+    for sequence in tokens.sequences:
+        ids = torch.tensor([list(sequence.token_ids)])
+        with torch.inference_mode():
+            every = forward(model)(ids).logits[0, :-1].log_softmax(-1)
+        exact = every.gather(1, ids[0, 1:, None])[:, 0]
+        own = torch.tensor(list(sequence.logprobs))[1:]
+        written = torch.tensor(list(sequence.mask))[1:] == 1
+        assert bool(written.any())
+        worst = max(worst, float((exact - own)[written].abs().max()))
+    return worst
+
+
+def check(model: str, every: list[Result], *, resumed: bool = False) -> None:
+    assert [(each.state, each.error) for each in every] == [("done", None)] * 6
+    worst = 0.0
+    for each in every:
+        assert each.recorded is not None
+        assert each.recorded.complete
+        written = sum(sum(sequence.mask) for sequence in each.recorded.sequences)
+        # Of several choices, the journal counts the tokens of the last.
+        assert written == each.output_tokens or (resumed and written > each.output_tokens)
+        worst = max(worst, furthest(model, each.recorded))
+    print(f"\nlargest difference from one forward pass: {worst:.1e}")  # noqa: T201
+    assert worst < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return str(tiny_model(folder, says_blanks=False))
+
+
+async def test_turns_choices_schemas_tools_and_forks(tiny: str) -> None:
+    made = batch(agent, INPUTS, executor=engine_of(tiny), tokens=True)
+    check(tiny, [each async for each in made])
+
+
+async def test_preempted_calls(tiny: str) -> None:
+    engine = engine_of(tiny, "--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "256")
+    preemptions = 0
+
+    def count(event: Event) -> None:
+        nonlocal preemptions
+        if isinstance(event, NodeEnded) and event.node.report is not None:
+            preemptions += event.node.report.preemptions
+
+    async with Runtime(engine) as runtime:
+        runtime.listen(count)
+        every = [each async for each in batch(long, INPUTS, runtime=runtime, tokens=True)]
+    check(tiny, every)
+    assert preemptions > 0
+
+
+async def test_a_batch_that_was_broken_off(tiny: str, tmp_path: Path) -> None:
+    """1. The batch is cancelled after its second result. 2. Another engine goes on with it."""
+    file, ended = tmp_path / "t.jsonl", 0
+    options: dict[str, Any] = {"out": tmp_path / "r.jsonl", "tokens": file, "max_live": 3}
+    async with aclosing(batch(agent, INPUTS, executor=engine_of(tiny), **options)) as first:
+        async for _ in first:
+            ended += 1
+            if ended == 2:
+                break
+    every = [each async for each in batch(agent, INPUTS, executor=engine_of(tiny), **options)]
+    kept = {each.id: each for each in read_tokens(file)}
+    assert len(kept) == len(every)
+    check(tiny, [replace(each, recorded=kept[each.id]) for each in every], resumed=True)
+
+
+async def test_a_trained_model_with_turns_that_extend_each_other() -> None:
+    model = str(embedded_model(lambda message: None))
+    made = batch(agent, INPUTS, executor=engine_of(model), tokens=True)
+    every = [each async for each in made]
+    check(model, every)
+    spans = [
+        sum(1 for before, now in zip([0, *each.mask], each.mask, strict=False) if now > before)
+        for result in every
+        if result.recorded is not None
+        for each in result.recorded.sequences
+    ]
+    assert max(spans) >= 3  # the turns of a chat, in one sequence
