@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
-_HOST_TIER = {
+HOST_TIER = {
     "eviction_policy": "ProgramCachePolicy",
     "cache_policy_module_path": "agentrt.executors.vllm.host_tier",
     "offload_prompt_only": False,
@@ -189,7 +189,7 @@ def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
     if not by_size and (transfer is None or transfer.kv_connector != "OffloadingConnector"):
         return {}
     transfer = KVTransferConfig() if transfer is None else transfer
-    transfer.kv_connector_extra_config = {**_HOST_TIER, **transfer.kv_connector_extra_config}
+    transfer.kv_connector_extra_config = {**HOST_TIER, **transfer.kv_connector_extra_config}
     return {"kv_transfer_config": transfer}
 
 
