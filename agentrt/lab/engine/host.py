@@ -92,24 +92,24 @@ class Link(OffloadingWorker):
     waited_s: float = 0.0
     """Seconds for which steps waited for copies out of blocks that they were about to overwrite."""
     copies: dict[str, Copies] = field(default_factory=lambda: {LOAD: Copies(), STORE: Copies()})
-    _submitted: int = 0
+    _step_s: float = 0.0
     _free_at: dict[str, float] = field(default_factory=lambda: {LOAD: 0.0, STORE: 0.0})
     _ends: dict[int, float] = field(default_factory=dict)
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        return self._submit(STORE, job_id, len(src_spec.block_ids))
+        return self._submit(STORE, job_id, len(src_spec.block_ids), self.memory.store_step_s)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        return self._submit(LOAD, job_id, len(dst_spec.block_ids))
+        return self._submit(LOAD, job_id, len(dst_spec.block_ids), self.memory.load_step_s)
 
-    def _submit(self, direction: str, job_id: int, blocks: int) -> bool:
+    def _submit(self, direction: str, job_id: int, blocks: int, step_s: float) -> bool:
         used_s = blocks * self.block_size * self.memory.token_s
         free_at = max(self.now, self._free_at[direction]) + used_s
         self._free_at[direction] = free_at
         self._ends[job_id] = free_at + self.memory.latency_s
-        self._submitted += blocks
+        self._step_s += blocks * self.block_size * step_s
         self.copies[direction].jobs += 1
         self.copies[direction].blocks += blocks
         return True
@@ -133,8 +133,8 @@ class Link(OffloadingWorker):
 
     def take_step_s(self) -> float:
         """Return the seconds by which the copies submitted since the last call lengthen a step."""
-        submitted, self._submitted = self._submitted, 0
-        return submitted * self.block_size * self.memory.step_token_s
+        step_s, self._step_s = self._step_s, 0.0
+        return step_s
 
 
 class HostEngine(HeadlessEngine):

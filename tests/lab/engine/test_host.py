@@ -30,8 +30,8 @@ OPTIONS = VirtualOptions(
     max_num_seqs=4, kv_blocks=40, max_num_batched_tokens=128, max_model_len=600
 )
 TIMES = StepTimeModel(0.01, 1e-3, 0.0, 0.0)
-FAST = HostMemory(4.0, token_s=1e-6, latency_s=0.0, step_token_s=0.0)
-SLOW = HostMemory(4.0, token_s=0.01, latency_s=0.0, step_token_s=0.0)
+FAST = HostMemory(4.0, token_s=1e-6, latency_s=0.0, load_step_s=0.0, store_step_s=0.0)
+SLOW = HostMemory(4.0, token_s=0.01, latency_s=0.0, load_step_s=0.0, store_step_s=0.0)
 
 
 def away(name: str, arrives_s: float, gap_s: float = 5.0) -> ProgramShape:
@@ -74,12 +74,21 @@ def test_a_copied_token_lengthens_the_step_in_which_its_copy_begins() -> None:
     """A single program never loads, so storing its tokens is the whole difference."""
     alone = [away("alone", 0.0)]
     free, costly = (
-        run("stock+offload", replace(FAST, step_token_s=cost), alone) for cost in (0.0, 1e-3)
+        run("stock+offload", replace(FAST, store_step_s=cost), alone) for cost in (0.0, 1e-3)
     )
     assert free.counts.loaded_tokens == costly.counts.loaded_tokens == 0
     assert 0 < free.counts.stored_tokens == costly.counts.stored_tokens
     took = max(finish_s(costly)) - max(finish_s(free))
     assert 0.4 <= took <= free.counts.stored_tokens * 1e-3 + 1e-6
+
+
+def test_a_loaded_token_costs_its_own_share_of_the_step() -> None:
+    link = Link(replace(SLOW, load_step_s=0.5, store_step_s=0.25), block_size=2)
+    link.submit_load(1, CPULoadStoreSpec([0, 1, 2]), gpu_blocks(3))
+    assert link.take_step_s() == 3.0
+    link.submit_store(2, gpu_blocks(2), CPULoadStoreSpec([0, 1]))
+    assert link.take_step_s() == 1.0
+    assert link.take_step_s() == 0.0
 
 
 def gpu_blocks(count: int) -> GPULoadStoreSpec:
@@ -220,7 +229,7 @@ def test_host_memory_without_a_size_is_refused(value: float) -> None:
         HostMemory(value)
 
 
-@pytest.mark.parametrize("field", ["token_s", "latency_s", "step_token_s"])
+@pytest.mark.parametrize("field", ["token_s", "latency_s", "load_step_s", "store_step_s"])
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
 def test_copies_with_impossible_times_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match="give 0 or more"):
