@@ -7,7 +7,7 @@ unchanged. Only the worker that would copy bytes is replaced: `Link` says when a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -41,8 +41,7 @@ class HostSpec(CPUOffloadingSpec):
     """vLLM's host memory, with its size in blocks in place of bytes."""
 
     def __init__(self, config: OffloadingConfig) -> None:
-        # The router of virtual engines reads the events of the GPU's KV cache alone.
-        super().__init__(replace(config, enable_kv_cache_events=False))
+        super().__init__(config)
         self.num_chunks = int(self.extra_config[_BLOCKS])
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
