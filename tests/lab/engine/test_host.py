@@ -218,7 +218,7 @@ def test_a_call_that_is_aborted_during_a_load_leaks_no_block(scheduler: str, loa
 def test_the_scheduler_measures_what_a_lost_context_costs() -> None:
     """Contexts of a program that alternates between two come back over the link each time."""
     virtual = engine("agentrt", FAST, host_blocks=160)
-    learned = virtual.scheduler.core.learned  # type: ignore[attr-defined]
+    learned = virtual.scheduler.core.learned
     for turn in range(3):
         for name in ("a", "b"):
             serve(virtual, f"{name} {turn}", text(name, 500))
@@ -226,8 +226,8 @@ def test_the_scheduler_measures_what_a_lost_context_costs() -> None:
             assert learned.lost_token_s == learned.costs.token_s > 0
     assert virtual.link.copies["load"].jobs >= 3
     assert 0 < learned.lost_token_s < 0.2 * learned.costs.token_s
-    assert not virtual.scheduler._loads  # type: ignore[attr-defined]
-    assert not virtual.scheduler._loaded  # type: ignore[attr-defined]
+    assert not virtual.scheduler._loads
+    assert not virtual.scheduler._loaded
 
 
 @BOTH
