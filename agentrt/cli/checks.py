@@ -179,6 +179,17 @@ def _memory(options: DoctorOptions) -> CheckResult:
     return CheckResult(OK, f"{_gib(free)} free")
 
 
+def _host_memory(options: DoctorOptions) -> CheckResult:
+    from agentrt.executors.vllm.host_memory import HostRoom
+
+    if _is_for_cpus() is not False:
+        return CheckResult(OK, "none: vLLM's build for CPUs offloads no KV cache")
+    room = HostRoom.of_machine()
+    size = room.gib()
+    observation = f"an engine takes {size} GiB for KV cache with --host-memory auto ({room})"
+    return CheckResult(OK, observation) if size else CheckResult(WARNING, observation, room.advice)
+
+
 def _gib(size: float) -> str:
     return f"{size / _GIB:.1f} GiB"
 
@@ -342,6 +353,7 @@ CHECKS: dict[str, Check] = {
     "CPU": _cpu,
     "memory": _memory,
     "shared memory": _shared_memory,
+    "host memory": _host_memory,
     "open files": _open_files,
     "model cache": _model_cache,
     "model": _model,

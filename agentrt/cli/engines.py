@@ -59,6 +59,7 @@ _MEMORY_AND_SEVERAL = {
     "others": "--replica",
     "router": "--router",
     "cluster": "--cluster",
+    "host_memory": "--host-memory",
 }
 _LACKS = {
     "vllm": {},
@@ -251,6 +252,7 @@ def engine_options(
         replicas=options["replicas"],
         metrics=metrics,
         served_model_name=options.get("served_model_name"),
+        host_memory=options["host_memory"],
     )
 
 

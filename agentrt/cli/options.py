@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrt.scheduler.config import DEFAULT_POLICY
 ARGUMENTS = "agentrt.arguments"
 """The key of the context's ``meta`` that holds a command's arguments unchanged."""
 DEFAULT_ROUTER = "agentix"
+AUTO_HOST_MEMORY = "auto"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -144,6 +146,28 @@ class _FileOrNone(click.Path):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
+class _HostMemory(click.FloatRange):
+    """The type of a number of GiB or the word auto."""
+
+    name = "host memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == AUTO_HOST_MEMORY:
+            return value
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            self.fail(
+                f"{value!r} is not a size of host memory; use {AUTO_HOST_MEMORY}, a number of GiB "
+                "such as 64, or 0 for no offload",
+                param,
+                ctx,
+            )
+        return number
+
+
 def _and(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
@@ -173,6 +197,15 @@ model_option = engine.text(
 )
 batch_option = engine.count(
     "--max-num-seqs", "Maximum number of calls in one batch.  [default: vLLM's]", metavar="B"
+)
+host_memory_option = engine.text(
+    "--host-memory",
+    "auto|GIB|0",
+    "Size of the host memory to which a GPU's KV cache is offloaded, for all ranks of an engine "
+    "together. auto: what is free within the container's limits, with a quarter left, shared by "
+    "the engines; 0: no offload. On a CPU nothing is offloaded.",
+    type=_HostMemory(),
+    default=AUTO_HOST_MEMORY,
 )
 seed_option = Options("Program").text(
     "--seed", "N", "Seed that makes sampled calls repeatable.", type=int, default=0

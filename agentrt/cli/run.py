@@ -18,6 +18,7 @@ from agentrt.cli.options import (
     dashboard_option,
     fleet_options,
     graph_options,
+    host_memory_option,
     journal_options,
     kind_option,
     model_option,
@@ -83,7 +84,7 @@ human_options = together(
     ),
     _program.seconds("--timeout", "Cancel each program that takes longer.  [default: no limit]"),
 )
-engine_group = together(kind_option, model_option, batch_option, fleet_options)
+engine_group = together(kind_option, model_option, batch_option, host_memory_option, fleet_options)
 output_group = together(
     output.file(
         "--dag",

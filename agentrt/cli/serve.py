@@ -14,6 +14,7 @@ from agentrt.cli.options import (
     batch_option,
     engine,
     fleet_options,
+    host_memory_option,
     journal_options,
     model_option,
     output,
@@ -216,6 +217,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @model_option
 @batch_option
+@host_memory_option
 @fleet_options
 @traces_option
 @output.flag("--verbose", "Show vLLM's own log on stderr.")

@@ -262,7 +262,9 @@ class GpuBench:
 
 
 def _contender(name: str) -> Contender:
-    """Return the contender of a name. In virtual time, an offload is memory for all at no cost."""
+    """Return the contender of a name. In virtual time, an offload is memory for all at no cost,
+    because the real engine's bytes of a token are not known before it has started.
+    """
     return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
 
 

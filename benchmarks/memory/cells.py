@@ -207,7 +207,7 @@ def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
 
 def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
     """Return the figures of a run. ``recomputed`` is the prefill beyond that of the run with ample
-    memory.
+    memory; ``loaded`` and ``stored`` are tokens that were copied from and to host memory.
 
     The ideal time of a program is that of virtual time, because a real engine does not know it.
     """
@@ -218,6 +218,8 @@ def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
         **standard(jobs),
         "prefill": prefill,
         "recomputed": max(0, prefill - least.uncached_tokens - least.recomputed_tokens),
+        "loaded": ran.counts.loaded_tokens,
+        "stored": ran.counts.stored_tokens,
         "delay_s": max(one.latency_s - one.ideal_s for one in jobs),
     }
 

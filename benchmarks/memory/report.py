@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +56,7 @@ def table(seeds: Sequence[Found]) -> str:
     """
     measured = Results({"contender": "contender"})
     _add(measured, (), seeds)
-    return measured.table(_columns(len(seeds)))
+    return measured.table(_columns(seeds, len(seeds)))
 
 
 def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
@@ -66,7 +67,8 @@ def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
     measured = Results(dict(zip(names, names, strict=True)))
     for key, seeds in cells.items():
         _add(measured, key, seeds)
-    return measured.table(_columns(max(map(len, cells.values()))))
+    every_seed = list(chain.from_iterable(cells.values()))
+    return measured.table(_columns(every_seed, max(map(len, cells.values()))))
 
 
 def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> None:
@@ -80,14 +82,18 @@ def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> No
                 measured.add(*key, name, figures={**mine, **over})
 
 
-def _columns(seeds: int) -> list[Column]:
-    form = SPREAD if seeds > 1 else _PLAIN
+def _columns(seeds: Sequence[Found], most: int) -> list[Column]:
+    """Return the columns for these figures; ``most`` is the largest number of seeds in a cell."""
+    form = SPREAD if most > 1 else _PLAIN
+    copied = {"loaded": "loaded tokens", "stored": "stored tokens"}
+    offloads = any(figures.get("stored") for found in seeds for figures in found.values())
     return [
         Column("ms/token", "ms_per_token", "{:.1f}"),
         Column("hits", HITS, "{:.0%}"),
         Column("at best", "infinite_cache_hit_rate", "{:.0%}", "-"),
         Column("TTFT P99, ms", "p99_ttft_ms", "{:,.0f}", "-"),
         Column("prefill tokens", "prefill", "{:,.0f}", "-"),
+        *(Column(head, name, "{:,.0f}", "-") for name, head in copied.items() if offloads),
         *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in RATIOS.items()),
     ]
 

@@ -11,14 +11,16 @@ import pytest
 from agentrt.lab.engine.step_time import StepWork
 from benchmarks.__main__ import call
 from benchmarks.cells import Cell, Measured
-from benchmarks.external import FITTED, GPUS, Jobs, cells, errors, figures, table, verdict
+from benchmarks.external import GPUS, Jobs, cells, errors, figures, table, verdict
 from benchmarks.workloads import agents
 from benchmarks.workloads.agents import LONGEST
 
 PREDICTED = {
-    FITTED: [39.0],
+    ("H200", 1, "stock"): [39.0],
     ("H100", 3.0, "stock"): [200.0, 210.0, 190.0],
     ("H100", 3.0, "continuum-preview"): [69.0],
+    ("H100", 3.0, "stock+offload-128gb"): [80.0],
+    ("H100", 3.0, "stock+offload-16gb"): [209.07],
     ("H100", 3.0, "default"): [70.0],
 }
 
@@ -49,12 +51,20 @@ def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
     assert off == {
         ("H100", 3.0, "stock"): pytest.approx(200 / 232.9 - 1),
         ("H100", 3.0, "continuum-preview"): 0.0,
+        ("H100", 3.0, "stock+offload-16gb"): pytest.approx(-0.1),
     }
     rows = table(PREDICTED).splitlines()[2:]
     assert "39.6 / 39.0 (fitted)" in rows[0]
     assert "232.9 / 200.0 [190-210] (-14%)" in rows[1]
-    assert rows[1].rstrip(" |").endswith("70.0")
-    assert verdict(PREDICTED) == "median error of 2 cells: 7% (FCFS 14%, Continuum 0%)"
+    assert "79.8 / 80.0 (fitted)" in rows[1]
+    assert "232.3 / 209.1 (-10%)" in rows[1]
+    assert " 70.0 " in rows[1]
+    assert verdict(PREDICTED).splitlines() == [
+        "median error of 3 cells: 10% (FCFS 14%, Continuum 0%, offload 16 GB 10%)",
+        "of 1 cells with offloading: 10% in the median, 10% at most",
+    ]
+    without = {key: PREDICTED[key] for key in PREDICTED if "offload" not in key[2]}
+    assert "offloading" not in verdict(without)
 
 
 def test_cells_have_the_figures_of_their_seeds_in_order() -> None:
@@ -78,12 +88,18 @@ def test_a_cell_by_the_command(
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]
     found = {one["who"]: one["predicted"][0] for one in json.loads(last)["cells"]}
-    names = ["stock", "continuum-preview", "stock+ample", "continuum", "default"]
-    assert list(found) == names
+    assert list(found) == [
+        *("stock", "continuum-preview", "stock+offload-128gb", "stock+offload-16gb"),
+        *("stock+ample", "continuum", "default", "default+offload-128gb"),
+    ]
     assert found["stock"] == found["stock+ample"]
     assert found["continuum-preview"] == pytest.approx(found["stock"], rel=0.01)
     assert found["continuum"] == pytest.approx(found["stock"], rel=0.01)
     assert found["default"] == pytest.approx(found["stock"], rel=0.02)
+    # Nothing is loaded, but storing lengthens steps.
+    for name in ("stock+offload-128gb", "stock+offload-16gb"):
+        assert found["stock"] < found[name] < 1.05 * found["stock"]
+    assert found["default"] < found["default+offload-128gb"] < 1.05 * found["default"]
 
 
 @pytest.mark.engine

@@ -79,6 +79,33 @@ def test_one_cell_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.engine
+def test_an_offload_loads_what_stock_computes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--workload", "chat", "--programs", "30", "--kv-blocks", "300", "--seeds", "1"]
+    policies = "stock+offload,stock+offload:0.25,default+offload,stock+ample"
+    assert call(["memory", *size, "--caps", "0", "--policy", policies, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (cell,) = json.loads(lines[-1])["cells"]
+    head = next(line for line in lines if line.startswith("| contender"))
+    assert "loaded tokens" in head
+    assert "stored tokens" in head
+    assert cell["stock"]["loaded"] == cell["stock"]["stored"] == 0
+    stock, large = cell["stock"], cell["stock+offload"]
+    small = cell["stock+offload:0.25"]
+    assert large["loaded"] > 0 < large["stored"]
+    assert large["recomputed"] < 0.5 * stock["recomputed"]
+    assert large[HITS] > small[HITS]  # a full host memory evicts what would have been loaded
+    assert cell["stock+ample"]["mean_jct_s"] < large["mean_jct_s"]  # copies are not free
+    assert cell["default+offload"]["loaded"] > 0
+
+
+def test_an_offload_in_virtual_time_is_refused_on_real_engines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(["memory", "--real", "--policy", "stock+offload"]) == 2
+    assert "'stock+offload' runs in virtual time only" in capsys.readouterr().err
+
+
+@pytest.mark.engine
 def test_real_engines_and_then_virtual_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, CheckResult
 from agentrt.cli.doctor import examine
 from agentrt.cli.installed import installed
 from agentrt.errors import ModelLoadError
+from agentrt.executors.vllm.host_memory import HostRoom
 from tests.cli.conftest import Invoke, Refused
 from tests.doubles.ports import reserved_port
 from tests.integrations.mqtt.mosquitto import Mosquitto
@@ -155,6 +156,32 @@ def test_a_gpu_that_the_build_for_cpus_leaves_idle(
     assert found is not None
     assert (found.state, found.observation) == (WARNING, "NVIDIA H100, 81559 MiB")
     assert "agentrt[engine]" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("shared", "state", "says", "advice"),
+    [
+        (200, OK, "takes 96 GiB for KV cache with --host-memory auto", ""),
+        (0, WARNING, "takes 0 GiB", "enlarge /dev/shm, such as by docker run --shm-size 96g"),
+    ],
+)
+def test_on_a_gpu_the_host_memory_that_an_engine_takes(
+    shared: int, state: str, says: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = HostRoom(128 << 30, shared << 30)
+    monkeypatch.setattr(HostRoom, "of_machine", classmethod(lambda cls: room))
+    monkeypatch.setattr("agentrt.cli.checks._is_for_cpus", lambda: False)
+    result = CHECKS["host memory"]({})
+    assert result is not None
+    assert (result.state, result.advice) == (state, advice)
+    assert says in result.observation
+
+
+def test_on_a_cpu_no_engine_takes_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrt.cli.checks._is_for_cpus", lambda: True)
+    result = CHECKS["host memory"]({})
+    assert result is not None
+    assert (result.state, result.observation.partition(":")[0]) == (OK, "none")
 
 
 def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:

@@ -15,6 +15,8 @@ ASKS = "@program\nasync def asks(ctx): return str(await ctx.llm('Hello.'))\n"
     [
         ("simulated", ["--model", "tiny"], "--model"),
         ("simulated", ["--replicas", "2"], "--replicas"),
+        ("simulated", ["--host-memory", "8"], "--host-memory"),
+        ("transformers", ["--host-memory", "auto"], "--host-memory"),
         ("simulated", ["--", "--dtype", "float32"], "-- --dtype float32"),
         ("transformers", ["--policy", "atlas"], "--policy"),
         ("transformers", ["--quanta", "1,2"], "--quanta"),
@@ -47,3 +49,12 @@ def test_it_runs_and_says_that_it_is_slower(
     assert (said["results"], said["policy"]) == (["Hello."], "fcfs")
     assert (said["engine"]["model"], said["engine"]["settings"]["max_num_seqs"]) == ("default", 3)
     assert "it is slower than vLLM" in ran.err
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+@pytest.mark.parametrize("size", ["much", "-1", "nan", "inf", "8g", ""])
+def test_a_host_memory_without_a_size_is_refused(
+    command: str, size: str, write: Write, refused: Refused
+) -> None:
+    says = ["--host-memory", f"{size!r} is not a size of host memory", "auto", "GiB", "0 for no"]
+    refused(command, write(ASKS), "--host-memory", size, says=says)

@@ -142,3 +142,24 @@ def test_what_is_learned_is_kept_unless_it_shall_not_be(
 def test_a_policy_that_learns_nothing_may_be_told_to_keep_nothing(policy: str) -> None:
     context = run.make_context("run", ["program.py", "--policy", policy, "--history", "none"])
     assert engine_options(context.params, ()).scheduler.history == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [((), "auto"), (("auto",), "auto"), (("0",), 0.0), (("64",), 64.0), (("0.5",), 0.5)],
+)
+@pytest.mark.parametrize("command", [run, serve])
+def test_an_engine_takes_host_memory_unless_it_shall_not(
+    command: click.Command, words: tuple[str, ...], size: object
+) -> None:
+    targets = ["program.py"] if command is run else []
+    options = [word for value in words for word in ("--host-memory", value)]
+    context = command.make_context("agentrt", [*targets, *options])
+    assert engine_options(context.params, ()).host_memory == size
+
+
+def test_replicas_share_what_is_free() -> None:
+    context = run.make_context("run", ["program.py", "--replicas", "2"])
+    options = engine_options(context.params, ())
+    each = module.each_engine(options, Fleet(replicas=2))
+    assert [(one.host_memory, one.replicas) for one in each] == [("auto", 2)] * 2

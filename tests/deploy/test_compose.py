@@ -92,5 +92,6 @@ def test_the_file_for_gpus_changes_the_engine() -> None:
     server = composed("-f", "compose.yaml", "-f", "compose.gpu.yaml")["server"]
     assert server["build"]["args"]["ENGINE"] == "engine"
     assert server["gpus"]
+    assert int(server["shm_size"]) == 64 << 30
     dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
     assert all(f"ARG {name}" in dockerfile for name in server["build"]["args"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import (
@@ -36,6 +38,7 @@ from agentrt.executors.vllm.lifetime import (
 from agentrt.executors.vllm.logits import offer_processors
 from agentrt.executors.vllm.logprobs import LogprobCollector
 from agentrt.executors.vllm.options import (
+    AUTO,
     EngineOptions,
     check_model,
     config_fault,
@@ -56,8 +59,11 @@ from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+_LOG = logging.getLogger(__name__)
 
 
 class VLLMEngine(CoreClient):
@@ -129,11 +135,7 @@ class VLLMEngine(CoreClient):
         import torch
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        args = engine_args(self.options, self.model, on_gpu=torch.cuda.is_available())
-        try:
-            config = args.create_engine_config()
-        except Exception as error:
-            raise config_fault(self.model, error) from error
+        args, config = self._configured(on_gpu=torch.cuda.is_available())
         # Small models may fill a JSON value with endless blanks. The option is set here, because
         # vLLM ignores it in a call, and as a flag refuses it with the backend "auto". Not for
         # multimodal models: they are larger, and vLLM validates their configuration once more in
@@ -160,6 +162,29 @@ class VLLMEngine(CoreClient):
                 f"the engine did not start with model {self.model!r}: {error} "
                 "(run again with --verbose for vLLM's own log)"
             ) from error
+
+    def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
+        """Return vLLM's arguments and its configuration. If vLLM refuses the automatic host memory,
+        the engine goes on without it.
+        """
+        args = engine_args(self.options, self.model, on_gpu=on_gpu)
+        try:
+            return args, args.create_engine_config()
+        except Exception as error:
+            if self.options.host_memory != AUTO or not args.kv_offloading_size:
+                raise config_fault(self.model, error) from error
+            refusal = error
+        without = engine_args(replace(self.options, host_memory=0.0), self.model, on_gpu=on_gpu)
+        try:
+            config = without.create_engine_config()
+        except Exception as error:
+            raise config_fault(self.model, error) from error
+        _LOG.warning(
+            "no KV cache is offloaded to host memory, because vLLM refuses it here (%s); "
+            "--host-memory 0 turns this message off",
+            str(refusal).splitlines()[0] if str(refusal) else type(refusal).__name__,
+        )
+        return without, config
 
     def _keep_history(self, config: VllmConfig) -> None:
         """Configure the history file that the engine core reads at its start and writes.

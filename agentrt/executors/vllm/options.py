@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
-_HOST_TIER = {
+HOST_TIER = {
     "eviction_policy": "ProgramCachePolicy",
     "cache_policy_module_path": "agentrt.executors.vllm.host_tier",
     "offload_prompt_only": False,
 }
 
 RAW_LOGPROBS = "raw_logprobs"
+AUTO = "auto"
+_HOST_FLAGS = ("kv_offloading_size", "kv_transfer_config")
+"""Options of vLLM by which users set host memory themselves."""
+_LOG = logging.getLogger(__name__)
+
 _ON_CPU_CONTEXT = 4096
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -82,6 +87,8 @@ class EngineOptions:
         learned: The content of a history file that the engine starts with.
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
         served_model_name: The model's name in these metrics; None is its own name.
+        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 is none, and
+            ``auto`` takes what is free on the machine, with room left (`HostRoom`).
     """
 
     model: str | None = None
@@ -95,6 +102,7 @@ class EngineOptions:
     learned: dict[str, Any] | None = None
     metrics: bool = False
     served_model_name: str | None = None
+    host_memory: float | Literal["auto"] = 0.0
 
 
 def reports_logprobs(options: EngineOptions) -> bool:
@@ -169,6 +177,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     values.pop("reasoning_parser", None)  # `VLLMEngine` sets it with the model's other parsers
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
+    values |= _host_memory(options, flags, on_gpu=on_gpu)
     if options.scheduler.retention != "lru":
         values |= _offloading(values)
     return AsyncEngineArgs(**values)
@@ -187,6 +196,49 @@ def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
     return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
 
 
+def _host_memory(
+    options: EngineOptions, flags: Mapping[str, Any], *, on_gpu: bool
+) -> dict[str, Any]:
+    """Return the setting for the size of host memory; empty without host memory.
+
+    Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
+    ``options`` and ``flags`` set it.
+    """
+    from agentrt.executors.vllm.host_memory import HostRoom  # it imports this module
+
+    size = options.host_memory
+    if not size:
+        return {}
+    own = next((name for name in _HOST_FLAGS if name in flags), None)
+    if own is not None:
+        if size == AUTO:
+            return {}
+        raise ConfigError(
+            f"--host-memory {size:g} and --{own.replace('_', '-')} after --: both set where vLLM "
+            "offloads the KV cache; give one of them"
+        )
+    if not on_gpu:
+        if size != AUTO:
+            _LOG.warning(
+                "--host-memory %g has no effect: this engine runs on the CPU, and vLLM offloads "
+                "the KV cache of GPUs only",
+                size,
+            )
+        return {}
+    if size == AUTO:
+        room = HostRoom.of_machine()
+        size = float(room.gib(options.replicas))
+        if not size:
+            _LOG.warning(
+                "no KV cache is offloaded to host memory, because too little is free (%s): %s; "
+                "--host-memory 0 turns this message off",
+                room,
+                room.advice,
+            )
+            return {}
+    return {"kv_offloading_size": size}
+
+
 def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for offloading to host memory; empty if vLLM does not offload.
 
@@ -200,7 +252,7 @@ def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
     if not by_size and (transfer is None or transfer.kv_connector != "OffloadingConnector"):
         return {}
     transfer = KVTransferConfig() if transfer is None else transfer
-    transfer.kv_connector_extra_config = {**_HOST_TIER, **transfer.kv_connector_extra_config}
+    transfer.kv_connector_extra_config = {**HOST_TIER, **transfer.kv_connector_extra_config}
     return {"kv_transfer_config": transfer}
 
 

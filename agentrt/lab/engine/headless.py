@@ -248,8 +248,8 @@ class HeadlessEngine:
         self._scheduled(output)
         computed = computed_before(output)
         scheduled = dict(output.num_scheduled_tokens)
-        seconds = self.step_s(StepWork.of(scheduled, computed))
-        self._busy_until = max(self.now, self._busy_until) + seconds
+        starts_at = max(self.now, self._busy_until)
+        self._busy_until = self._ends_at(output, starts_at, StepWork.of(scheduled, computed))
         self._queue.append((output, computed, self._busy_until))
         step = StepDecisions(scheduled, [])
         while self._queue and (len(self._queue) >= self.in_flight or not scheduled):
@@ -267,6 +267,10 @@ class HeadlessEngine:
 
     def _scheduled(self, output: Any) -> None:
         """Handle a step that was scheduled and has no output yet. For subclasses."""
+
+    def _ends_at(self, output: Any, starts_at: float, work: StepWork) -> float:
+        """Return the moment at which a step ends that begins at ``starts_at``."""
+        return starts_at + self.step_s(work)
 
     def _complete(
         self, step: StepDecisions, output: Any, computed: Mapping[str, int], ends_at: float

@@ -23,6 +23,7 @@ from agentrt.lab.engine.headless import (
     make_scheduler,
     stock_scheduler,
 )
+from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.request import Call, CallReport, Usage
 from agentrt.router.kv_events import KVEventBatch
@@ -33,6 +34,7 @@ from agentrt.scheduler.table import ProgramTotals
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from agentrt.lab.engine.host import HostEngine, Link
     from agentrt.lab.engine.probe import Probe
 
 _STOP = 2**41
@@ -61,6 +63,7 @@ class VirtualOptions:
 
     The KV cache has ``kv_blocks`` blocks of ``block_size`` tokens, of which vLLM reserves one.
     ``in_flight`` is the number of steps that are scheduled at a time; 2 is async scheduling.
+    ``host`` is the host memory to which vLLM offloads; None without offloading.
     """
 
     max_num_seqs: int = 64
@@ -69,10 +72,12 @@ class VirtualOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 32768
     in_flight: int = 1
+    host: HostMemory | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            if getattr(self, option.name) < 1:
+            value = getattr(self, option.name)
+            if isinstance(value, int) and value < 1:
                 raise ConfigError(f"the virtual engine's {option.name} must be at least 1")
         room = (self.kv_blocks - 1) * self.block_size
         if room < self.max_model_len:
@@ -88,12 +93,14 @@ class EngineCounts:
     """The number of steps, and the usage of finished calls.
 
     ``cpu_us`` is the scheduler's CPU time over all steps in microseconds; None if it was not
-    measured.
+    measured. ``loaded_tokens`` were copied from host memory, and ``stored_tokens`` to it.
     """
 
     steps: int = 0
     usage: Usage = field(default_factory=Usage)
     cpu_us: float | None = None
+    loaded_tokens: int = 0
+    stored_tokens: int = 0
 
     @property
     def hit_share(self) -> float:
@@ -108,7 +115,12 @@ def sum_counts(each: Iterable[EngineCounts]) -> EngineCounts:
     """Return the sum of the counts of several engines, without CPU times."""
     counts = list(each)
     usage = sum((item.usage for item in counts), Usage())
-    return EngineCounts(sum(item.steps for item in counts), usage)
+    return EngineCounts(
+        sum(item.steps for item in counts),
+        usage,
+        loaded_tokens=sum(item.loaded_tokens for item in counts),
+        stored_tokens=sum(item.stored_tokens for item in counts),
+    )
 
 
 class VirtualEngine:
@@ -137,9 +149,18 @@ class VirtualEngine:
         self.busy_s = 0.0
         self.counts = EngineCounts()
         self._empty_steps = 0
-        self._engine = HeadlessEngine(
-            self.scheduler, options.in_flight, step_time.seconds, self._token
-        )
+        how: dict[str, Any] = {
+            "in_flight": options.in_flight,
+            "step_s": step_time.seconds,
+            "token": self._token,
+        }
+        self._host: HostEngine | None = None
+        if options.host is None:
+            self._engine = HeadlessEngine(self.scheduler, **how)
+        else:
+            from agentrt.lab.engine.host import with_host
+
+            self._engine = self._host = with_host(self.scheduler, options.host, **how)
         self._outputs: dict[str, Sequence[int]] = {}
         self._stops_after: dict[str, int] = {}
         self._probe = None if isinstance(scheduling, SchedulerConfig) else self._watch()
@@ -177,6 +198,8 @@ class VirtualEngine:
         if self.busy and self.stands_until is None:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
+        if self._host is not None and not self.busy and self._host.link.next_end is not None:
+            self._host.settle()
 
     def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
         """Return the call as a request of vLLM, with the hashes of its blocks.
@@ -224,7 +247,8 @@ class VirtualEngine:
         self.busy_s += self.now - before
         self.events = [KVEventBatch.from_wire(note) for note in step.kv_events]
         self.counts.steps += bool(step.scheduled)
-        self._empty_steps = 0 if step.scheduled or step.finished else self._empty_steps + 1
+        progress = step.scheduled or step.finished or self.now > before
+        self._empty_steps = 0 if progress else self._empty_steps + 1
         if self._empty_steps > _STUCK_STEPS:
             raise InvariantError(f"{len(self._engine.requests)} calls wait and none can run")
         reports = {name: self._report(name, step.reports[name]) for name in step.finished}
@@ -232,7 +256,16 @@ class VirtualEngine:
             self._outputs.pop(name, None)
             self._stops_after.pop(name, None)
             self.counts.add(report)
+        if self._host is not None:
+            if not self.busy:
+                self._host.settle()
+            self._count_copies(self._host.link)
         return reports
+
+    def _count_copies(self, link: Link) -> None:
+        size = self.options.block_size
+        self.counts.loaded_tokens = size * link.copies["load"].blocks
+        self.counts.stored_tokens = size * link.copies["store"].blocks
 
     def _report(self, call_id: str, own: Mapping[str, Any]) -> CallReport:
         return read_report(own) if self._probe is None else self._probe.take(call_id)
@@ -273,11 +306,26 @@ def _scheduler(
         max_model_len=options.max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         kv_events=kv_events,
+        vllm=_offloading(scheduling, options),
         **how,
     )
     if policy is not None:
         scheduler.use(scheduling, policy)
     return scheduler
+
+
+def _offloading(
+    scheduling: SchedulerConfig | StockPolicy, options: VirtualOptions
+) -> dict[str, Any]:
+    """Return the fields of vLLM's configuration for host memory; empty without host memory."""
+    if options.host is None:
+        return {}
+    from agentrt.executors.vllm.options import HOST_TIER
+    from agentrt.lab.engine.host import transfer_config
+
+    ours = isinstance(scheduling, SchedulerConfig) and scheduling.retention != "lru"
+    blocks = options.host.blocks(options.kv_blocks)
+    return {"kv_transfer_config": transfer_config(blocks, HOST_TIER if ours else {})}
 
 
 def output_token(call_id: str, index: int) -> int:

@@ -11,6 +11,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
+from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import KNOWING, check_policy, is_policy, policy_names
@@ -25,11 +26,17 @@ _STOCKS = {
     "priority-service": Stock("service"),
     "priority-path": Stock("path"),
 }
-HINTED, AMPLE = "hints", "ample"
-"""Suffixes of a name after a plus: with size hints, and with much more memory."""
+HINTED, AMPLE, OFFLOADED = "hints", "ample", "offload"
+"""Suffixes of a name after a plus: with size hints, with much more memory, and with vLLM's offload
+to host memory.
+"""
 DEFAULT_HINTS = 0.5
 """Default correlation between size hints and true sizes: see `with_hints`."""
 _TIMES_AMPLE = 16
+_HOST_SIZE = 2.0
+"""The default size of host memory as a multiple of the KV cache. A GPU with 80 GB, an 8B model in
+16 bits and 128 GB for offloading have about this ratio.
+"""
 _OURS = SchedulerConfig()
 
 
@@ -41,7 +48,9 @@ def how() -> str:
         f"fcfs+cost or adaptive+memory, or with +{HINTED} for size hints; {DEFAULT}, the policy of "
         f"agentrt run and serve ({'+'.join(_named(_OURS).values())}); {', '.join(_STOCKS)}, which "
         f"are vLLM's own; {f'the rivals {rivals}; ' if rivals else ''}"
-        f"or any of these with +{AMPLE} for {_TIMES_AMPLE} times the memory"
+        f"or any of these with +{AMPLE} for {_TIMES_AMPLE} times the memory, or with +{OFFLOADED} "
+        f"for vLLM's offload to host memory of {_HOST_SIZE:g} times the KV cache, +{OFFLOADED}:X "
+        "for X times"
     )
 
 
@@ -56,7 +65,7 @@ class Contender:
 
     ``hints`` is the correlation between size hints and true sizes; None for no hints. ``gate``
     makes the gate in front of an engine of a given size. ``scheduler`` names a subclass of our
-    scheduler to use in its place (``module:class``).
+    scheduler to use in its place (``module:class``). ``host`` is host memory to offload to.
     """
 
     name: str
@@ -65,6 +74,7 @@ class Contender:
     gate: Callable[[VirtualOptions], Gate] | None = None
     memory: int = 1
     scheduler: str = ""
+    host: HostMemory | None = None
 
     @property
     def stock(self) -> Stock | None:
@@ -77,13 +87,15 @@ class Contender:
     @property
     def on_engines(self) -> bool:
         """Whether a real engine can run this contender. It cannot run policies that know the true
-        sizes, or a rival's scheduler.
+        sizes, a rival's scheduler, or the modelled host memory.
         """
+        if self.host is not None:
+            return False
         return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
 
     def sized(self, options: VirtualOptions) -> VirtualOptions:
-        """Return the sizes of the engine with this contender's factor of memory."""
-        return replace(options, kv_blocks=self.memory * options.kv_blocks)
+        """Return the sizes of the engine with this contender's memory."""
+        return replace(options, kv_blocks=self.memory * options.kv_blocks, host=self.host)
 
     def make_gate(self, options: VirtualOptions) -> Gate | None:
         """Return the gate in front of an engine of this size; None for no gate."""
@@ -128,11 +140,13 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
     """
     first, *suffixes = name.split("+")
     is_hinted, ample = (_taken(suffixes, [suffix]) for suffix in (HINTED, AMPLE))
+    host = _host(suffixes)
     result = Contender(
         name,
         _STOCKS.get(first) or _OURS,
         hints if is_hinted else None,
         memory=_TIMES_AMPLE if ample else 1,
+        host=host,
     )
     kind, _, number = first.partition(":")
     if kind in RIVALS:
@@ -140,7 +154,7 @@ def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_H
         if rival is None:
             suffixes = [name]
         else:
-            result = replace(rival, hints=result.hints, memory=result.memory)
+            result = replace(rival, hints=result.hints, memory=result.memory, host=host)
     elif first == DEFAULT:
         result = replace(result, scheduling=replace(ours, **_named(_OURS)))
     elif is_policy(first):
@@ -181,6 +195,22 @@ def check_on_one_engine(contenders: Sequence[Contender]) -> None:
             f"{ample!r} needs an engine with more memory, but all contenders share one here; leave "
             "it out, or use python -m benchmarks memory"
         )
+
+
+def _host(suffixes: list[str]) -> HostMemory | None:
+    """Remove the suffix for offloading from ``suffixes``, and return the host memory."""
+    match = next((word for word in suffixes if word.partition(":")[0] == OFFLOADED), None)
+    if match is None:
+        return None
+    suffixes.remove(match)
+    _, colon, number = match.partition(":")
+    try:
+        return HostMemory(float(number) if colon else _HOST_SIZE)
+    except ValueError:
+        raise ConfigError(
+            f"+{match}: {number!r} is not a number; give the size of host memory as a multiple of "
+            f"the KV cache, as in +{OFFLOADED}:2"
+        ) from None
 
 
 def _taken(words: list[str], known: Sequence[str]) -> str | None:

@@ -24,6 +24,8 @@ from agentrt.executors.vllm._compat.prefixes import cached_keys
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, _hash_function, make_scheduler
+from agentrt.lab.engine.host import transfer_config, with_host
+from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.request import Call, CallSpec, Identity, RenderedCall
 from agentrt.router.cached_blocks import ReplicaBlockIndex
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
@@ -71,7 +73,9 @@ class Reader:
         return self.index.blocks(0)
 
 
-def engine(*, events: bool = True) -> HeadlessEngine:
+def engine(*, events: bool = True, host: bool = False) -> HeadlessEngine:
+    """With ``host``, the cache is offloaded to host memory of twice its size."""
+    offload = {"kv_transfer_config": transfer_config(2 * BLOCKS, {})} if host else {}
     scheduler = make_scheduler(
         ProgramScheduler,
         max_num_seqs=4,
@@ -79,8 +83,9 @@ def engine(*, events: bool = True) -> HeadlessEngine:
         max_model_len=512,
         kv_events=events,
         settings={"policy": "fcfs"},
+        vllm=offload,
     )
-    return HeadlessEngine(scheduler)
+    return with_host(scheduler, HostMemory(2.0)) if host else HeadlessEngine(scheduler)
 
 
 def add(
@@ -98,13 +103,14 @@ def truth(engine: HeadlessEngine) -> set[int]:
     return set(map(short, cached_keys(engine.scheduler)))
 
 
+@pytest.mark.parametrize("host", [False, True])
 @pytest.mark.parametrize("losing", [0.0, 0.5])
-def test_notes_add_up_to_the_cache(losing: float) -> None:
+def test_notes_add_up_to_the_cache(losing: float, host: bool) -> None:
     """A cache that is too small: blocks are stored, shared, there twice, and evicted. After each
     call that ends the index is the cache; with every second note lost, after a question.
     """
     rng = Random(f"held/{losing}")
-    tiny = engine()
+    tiny = engine(host=host)
     reader = Reader(tiny, lambda: rng.random() < losing)
     prompts = [[rng.randrange(1000) + 10 * family for _ in range(150)] for family in range(4)]
     checked = number = 0

@@ -205,6 +205,6 @@ def test_a_call_that_does_not_fit_is_named_with_the_way_out() -> None:
         ({"kv_blocks": 20, "max_model_len": 1000}, "20 blocks holds 304 tokens, less than the"),
     ],
 )
-def test_an_engine_that_cannot_be_is_refused(values: dict[str, int], message: str) -> None:
+def test_an_engine_that_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VirtualOptions(**values)

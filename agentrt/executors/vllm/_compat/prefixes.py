@@ -8,7 +8,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.distributed.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.multimodal.utils import argsort_mm_positions
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -139,11 +139,14 @@ def on_events(scheduler: Scheduler, listener: Callable[[Iterable[Any]], None]) -
 def event_blocks(event: Any) -> list[bytes] | None:
     """Return the cache keys of the blocks in a KV event; None if the event is about all blocks.
 
-    Only blocks of the first cache group are reported.
+    Only blocks of the first cache group are reported, and no blocks in host memory, which may be
+    stored and evicted there while the GPU has them or not.
     """
     if isinstance(event, AllBlocksCleared):
         return None
     if not isinstance(event, BlockStored | BlockRemoved) or event.group_idx:
+        return []
+    if event.medium not in (None, MEDIUM_GPU):
         return []
     return [make_block_hash_with_group_id(value, 0) for value in event.block_hashes]
 

@@ -1,0 +1,63 @@
+"""Host memory for KV cache that a GPU evicts: how much of the machine's memory an engine takes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrt.executors.vllm.footprint import free_memory
+
+_GIB = 1 << 30
+_KEPT_SHARE, _KEPT_LEAST = 0.25, 4 * _GIB
+"""The part of the free memory that is left to everything else, and its minimum in bytes: weights
+that are being loaded, programs, tools, and the system's cache of files.
+"""
+_SHARED = Path("/dev/shm")
+_KEPT_SHARED = _GIB // 2
+"""Bytes that are left in shared memory, which vLLM's processes use for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """The memory from which engines may take host memory, in bytes.
+
+    ``free`` is the machine's free memory, within the limits of the control group. ``shared`` is the
+    room in ``/dev/shm``, where vLLM puts host memory.
+    """
+
+    free: int
+    shared: int
+
+    @classmethod
+    def of_machine(cls) -> HostRoom:
+        """Return the room on this machine."""
+        shared = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0
+        return cls(free_memory(), shared)
+
+    @property
+    def _of_free(self) -> int:
+        return self.free - max(_KEPT_LEAST, int(_KEPT_SHARE * self.free))
+
+    @property
+    def _of_shared(self) -> int:
+        return self.shared - _KEPT_SHARED
+
+    def gib(self, engines: int = 1) -> int:
+        """Return the whole GiB that each of ``engines`` engines takes with ``auto``."""
+        return max(0, min(self._of_free, self._of_shared) // max(1, engines) // _GIB)
+
+    @property
+    def is_limited_by_shared_memory(self) -> bool:
+        """Whether more would be taken if ``/dev/shm`` were larger."""
+        return self._of_shared // _GIB < self._of_free // _GIB
+
+    def __str__(self) -> str:
+        return f"{self.free / _GIB:.1f} GiB of memory free, {self.shared / _GIB:.1f} in {_SHARED}"
+
+    @property
+    def advice(self) -> str:
+        """What to do to have more host memory."""
+        if self.is_limited_by_shared_memory:
+            return f"enlarge {_SHARED}, such as by docker run --shm-size {self._of_free // _GIB}g"
+        return "free memory, or raise the container's memory limit"

@@ -1,0 +1,45 @@
+"""The size of host memory behind a virtual engine's KV cache, and the cost of copies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agentrt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory for KV cache that the GPU evicts. Times are in seconds.
+
+    ``size`` is its size as a multiple of the KV cache. A copy of one token occupies the link, in
+    its direction, for ``token_s``; the copy ends ``latency_s`` after its last token has left the
+    link. Each token whose copy begins in a step lengthens this step, by ``load_step_s`` or
+    ``store_step_s``, because the engine submits the copies and its memory serves them.
+
+    The defaults are those of an 8B model (128 KiB a token) on an H100 or H200 with vLLM 0.19. The
+    costs for steps were fitted to two published runs (``benchmarks.external``). The runs do not
+    determine the bandwidth, here half of what PCIe 5.0 has nominally, or the latency: with half of
+    this bandwidth the seconds of the run that loads the most grow by 0.5%.
+    """
+
+    size: float
+    token_s: float = 4e-6
+    latency_s: float = 1e-3
+    load_step_s: float = 3.4e-6
+    store_step_s: float = 2.4e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size < math.inf:
+            raise ConfigError(
+                f"host memory of {self.size:g} times the KV cache; give a multiple above 0"
+            )
+        for cost in (self.token_s, self.latency_s, self.load_step_s, self.store_step_s):
+            if not 0 <= cost < math.inf:
+                raise ConfigError(
+                    f"a copy to host memory that takes {cost:g} seconds; give 0 or more"
+                )
+
+    def blocks(self, kv_blocks: int) -> int:
+        """Return its size in blocks, for a KV cache of ``kv_blocks`` blocks."""
+        return max(1, round(self.size * kv_blocks))
