@@ -31,6 +31,7 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from agentrt.executors.vllm._compat.complete_calls import completing
+from agentrt.executors.vllm._compat.event_order import keep_order
 from agentrt.executors.vllm._compat.held_calls import (
     BEGINNINGS,
     MARKS,
@@ -129,12 +130,16 @@ class _Alike(_Base):
 
     def __init__(self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(tokenizer, chat_tools(tools) if self.is_legacy else tools, *args, **kwargs)
+        parts = (self._reasoning_parser, self._tool_parser) if self.is_delegating else (self,)
+        for part in parts:
+            keep_order(part)
         self._again = partial(type(self), tokenizer, tools, *args, **kwargs)
         self._is_used = False
         self._texts: TokenTexts | None = None
         self._chat_form: InChatForm | None = None
         self._read = super().parse_delta
         self._by_token: tuple[bool, bool] | None = None
+        self._reasoning_ends: frozenset[int] = frozenset()
         self._is_begun = _name(self.tool_parser_cls) in _FRAMED
         self._names: set[int] = set()
         self._unnamed: dict[int, list[DeltaToolCall]] = {}
@@ -213,7 +218,7 @@ class _Alike(_Base):
             delta = self._read(
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
             )
-        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text):
+        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text, delta_token_ids):
             texts.undecoded += delta_token_ids
             delta = self._read(
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
@@ -251,19 +256,27 @@ class _Alike(_Base):
             if not request.tools and getattr(self._tool_parser, "needs_tools", False):
                 # This stream needs no correction.
                 self.parse_delta = self._read  # type: ignore[method-assign]
-            return False, False
+                return False, False
+            self._reasoning_ends = getattr(
+                self._reasoning_parser, "reasoning_end_token_ids", frozenset()
+            )
+            if self._reasoning_ends:
+                self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+            return bool(self._reasoning_ends), False
         self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
         after = reads_calls and self.tool_parser is not None and not is_held
         return after or self._reasoning_parser is not None, after
 
-    def _needs_tokens(self, text: str) -> bool:
-        """Return whether several tokens with this ``text`` must be read one at a time."""
+    def _needs_tokens(self, text: str, ids: list[int]) -> bool:
+        """Return whether the tokens ``ids``, with this ``text``, must be read one at a time."""
         assert self._by_token is not None
         has_ended = self._stream_state.reasoning_ended
         if not self._by_token[has_ended]:
             return False
+        if self._reasoning_ends:
+            return not self._reasoning_ends.isdisjoint(ids)
         if has_ended and self.beginning is not None and not self._is_begun:
             recent = self._stream_state.previous_text[-_LONGEST:] + text
             mark = self.beginning.search(recent, partial=True)
