@@ -65,6 +65,13 @@ _READ_AS_STREAMED = (
 )
 """Parsers that return reasoning, or its header, as text when a whole output was cut off in it."""
 
+_ANSWERS_AT_ONCE: dict[str, Any] = {
+    "KimiK3ReasoningParser": regex.compile(r"\s*<\|open\|>\s*(?:response|tools)\s*<\|sep\|>"),
+}
+"""A pattern for the beginning of an output without reasoning, for parsers whose streams would read
+all of such an output as reasoning.
+"""
+
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
     """Make all APIs in ``state``, the state of vLLM's application, parse an output that was cut off
@@ -146,6 +153,8 @@ class _Alike(_Base):
         self._blank = ""
         self._has_text = self._has_calls = self._holds_blanks = False
         self._is_by_token = self.is_delegating and not self._engine_based
+        self._answer_mark = _ANSWERS_AT_ONCE.get(_name(self.reasoning_parser_cls))
+        self._first: tuple[str, list[int]] = "", []
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
         self._prompt = prompt_token_ids
@@ -169,12 +178,9 @@ class _Alike(_Base):
                 or _MAY_CALL.search(model_output) is not None
                 or (bool(prompt) and self.is_reasoning_end(prompt))
             )
-        elif may_call and self.tool_parser is not None:
-            is_streamed = is_cut
         else:
-            has_call = self.beginning is not None and self.beginning.search(model_output)
-            is_named = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED
-            is_streamed = is_named and bool(is_cut or has_call)
+            may_stream = may_call and self.tool_parser is not None
+            is_streamed = self._is_by_token and bool(self._reasoning_parser or may_stream)
         if not ids or not is_streamed:
             reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
             is_missed = may_call and not calls and self.beginning is not None
@@ -211,6 +217,20 @@ class _Alike(_Base):
         finished: bool,
     ) -> Any:
         """Read the next piece of a stream, one token at a time if the parser needs it."""
+        if self._answer_mark is not None:
+            delta_text, delta_token_ids = (
+                self._first[0] + delta_text,
+                [
+                    *self._first[1],
+                    *delta_token_ids,
+                ],
+            )
+            mark = self._answer_mark.match(delta_text, partial=True)
+            if mark is not None and mark.partial and not finished:
+                self._first = delta_text, delta_token_ids
+                return None
+            self._answer_mark = None
+            self._stream_state.reasoning_ended = mark is not None and not mark.partial
         if self._by_token is None:
             self._by_token = self._begin_stream(request, prompt_token_ids)
         texts = self._texts
@@ -260,9 +280,10 @@ class _Alike(_Base):
             self._reasoning_ends = getattr(
                 self._reasoning_parser, "reasoning_end_token_ids", frozenset()
             )
-            if self._reasoning_ends:
-                self._texts = TokenTexts(self.model_tokenizer, prompt, request)
-            return bool(self._reasoning_ends), False
+            if self._reasoning_parser is None:
+                return False, False
+            self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+            return True, False
         self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
