@@ -202,7 +202,8 @@ async def _call(hook: Any, **arguments: Any) -> Any:
         raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
+    # Async, because FastAPI would run a plain function in another thread.
     caller: Caller = request.state.caller
     return caller
 
