@@ -122,13 +122,14 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
 
 
 # Statements that each run needs are built once: building them takes as long as executing them.
-_KEY = "of_thread"
+_KEY = "key"  # the parameter's name
 _ACTIVE_IN = (
     sa.select(runs.c.run_id, runs.c.kwargs)
     .where(runs.c.thread_id == sa.bindparam(_KEY), runs.c.status.in_(ACTIVE))
     .order_by(runs.c.number)
 )
-_INSERT = sa.insert(runs).returning(*runs.c)
+_INSERT = sa.insert(runs)  # not RETURNING, as in `add_thread`
+_STORED = sa.select(runs).where(runs.c.run_id == sa.bindparam(_KEY))
 
 
 class Runs:
@@ -180,7 +181,8 @@ class Runs:
                 )
             if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
                 raise conflict("another server has started this run already")
-            stored = (await connection.execute(_INSERT, row)).one()
+            await connection.execute(_INSERT, row)
+            stored = (await connection.execute(_STORED, {_KEY: run_id})).one()
         if by_task:
             self._asks()
         return stored, others

@@ -152,7 +152,7 @@ _FIND = sa.select(threads).where(
     threads.c.tenant == sa.bindparam("tenant"), threads.c.thread_id == sa.bindparam(_KEY)
 )
 _FIND_LOCKED = _FIND.with_for_update()
-_INSERT = sa.insert(threads).returning(*threads.c)
+_INSERT = sa.insert(threads)
 _CHANGE = sa.update(threads).where(threads.c.thread_id == sa.bindparam(_KEY))
 _IS_BUSY = sa.exists().where(runs.c.thread_id == threads.c.thread_id, runs.c.status.in_(ACTIVE))
 _BEFORE = sa.select(_IS_BUSY, threads.c.interrupts).where(threads.c.thread_id == sa.bindparam(_KEY))
@@ -221,7 +221,10 @@ async def add_thread(
         "error": None,
         **dict.fromkeys(("created_at", "updated_at", "state_updated_at"), time.time()),
     }
-    return (await connection.execute(_INSERT, row)).one()
+    # Not RETURNING: a transaction that is cancelled before it has read the row would keep the
+    # statement open, and SQLite would refuse the next transaction of its group.
+    await connection.execute(_INSERT, row)
+    return (await connection.execute(_FIND, {_KEY: str(key), "tenant": tenant})).one()
 
 
 async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from agentrt.serving.langgraph.database._compat_sqlite import CommitGroups, WritingConnection
 from agentrt.serving.langgraph.database.connections import Address, Database, open_database
 from agentrt.serving.langgraph.database.storage import Storage, open_storage
-from agentrt.serving.langgraph.database.tables import about, threads
+from agentrt.serving.langgraph.database.tables import threads
 from agentrt.serving.langgraph.database.threads import add_thread
 
 
@@ -158,7 +158,7 @@ async def test_an_error_that_undoes_the_group_reaches_each_of_its_transactions(
 
     async def large() -> None:
         async with database.writing() as connection:
-            await connection.execute(sa.insert(about).values(key="large", value="x" * 2**20))
+            await add_thread(connection, "t", uuid4(), {"text": "x" * 2**20})
 
     writes: list[asyncio.Task[Any]] = []
 
