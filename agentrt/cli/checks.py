@@ -212,7 +212,9 @@ def _room(place: Path) -> int | None:
     """
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     can_write = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return shutil.disk_usage(there).free if can_write else None
+    usage = shutil.disk_usage(there)
+    # A file system without size, such as /proc, stores nothing, whatever its permissions say.
+    return usage.free if can_write and usage.total else None
 
 
 def _free(room: int | None) -> str:

@@ -52,7 +52,8 @@ def tenant_of(request: Request) -> str:
     return tenant
 
 
-def _visible_tenant(request: Request) -> str | None:
+async def _visible_tenant(request: Request) -> str | None:
+    # Async, because FastAPI would run a plain function in another thread.
     return None if request.state.operator else tenant_of(request)
 
 

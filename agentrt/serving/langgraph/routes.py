@@ -46,7 +46,8 @@ class Routes:
                 )
 
 
-def _path_thread(request: Request) -> UUID | None:
+async def _path_thread(request: Request) -> UUID | None:
+    # Async, because FastAPI would run a plain function in another thread.
     text = request.path_params.get("thread_id")
     try:
         return None if text is None else UUID(text)

@@ -31,6 +31,7 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from agentrt.executors.vllm._compat.complete_calls import completing
+from agentrt.executors.vllm._compat.event_order import keep_order
 from agentrt.executors.vllm._compat.held_calls import (
     BEGINNINGS,
     MARKS,
@@ -63,6 +64,13 @@ _READ_AS_STREAMED = (
     "MuseGlimmerReasoningParser",
 )
 """Parsers that return reasoning, or its header, as text when a whole output was cut off in it."""
+
+_ANSWERS_AT_ONCE: dict[str, Any] = {
+    "KimiK3ReasoningParser": regex.compile(r"\s*<\|open\|>\s*(?:response|tools)\s*<\|sep\|>"),
+}
+"""A pattern for the beginning of an output without reasoning, for parsers whose streams would read
+all of such an output as reasoning.
+"""
 
 
 def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
@@ -129,18 +137,24 @@ class _Alike(_Base):
 
     def __init__(self, tokenizer: Any, tools: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(tokenizer, chat_tools(tools) if self.is_legacy else tools, *args, **kwargs)
+        parts = (self._reasoning_parser, self._tool_parser) if self.is_delegating else (self,)
+        for part in parts:
+            keep_order(part)
         self._again = partial(type(self), tokenizer, tools, *args, **kwargs)
         self._is_used = False
         self._texts: TokenTexts | None = None
         self._chat_form: InChatForm | None = None
         self._read = super().parse_delta
         self._by_token: tuple[bool, bool] | None = None
+        self._reasoning_ends: frozenset[int] = frozenset()
         self._is_begun = _name(self.tool_parser_cls) in _FRAMED
         self._names: set[int] = set()
         self._unnamed: dict[int, list[DeltaToolCall]] = {}
         self._blank = ""
         self._has_text = self._has_calls = self._holds_blanks = False
         self._is_by_token = self.is_delegating and not self._engine_based
+        self._answer_mark = _ANSWERS_AT_ONCE.get(_name(self.reasoning_parser_cls))
+        self._first: tuple[str, list[int]] = "", []
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
         self._prompt = prompt_token_ids
@@ -164,12 +178,9 @@ class _Alike(_Base):
                 or _MAY_CALL.search(model_output) is not None
                 or (bool(prompt) and self.is_reasoning_end(prompt))
             )
-        elif may_call and self.tool_parser is not None:
-            is_streamed = is_cut
         else:
-            has_call = self.beginning is not None and self.beginning.search(model_output)
-            is_named = _name(self.reasoning_parser_cls) in _READ_AS_STREAMED
-            is_streamed = is_named and bool(is_cut or has_call)
+            may_stream = may_call and self.tool_parser is not None
+            is_streamed = self._is_by_token and bool(self._reasoning_parser or may_stream)
         if not ids or not is_streamed:
             reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
             is_missed = may_call and not calls and self.beginning is not None
@@ -206,6 +217,20 @@ class _Alike(_Base):
         finished: bool,
     ) -> Any:
         """Read the next piece of a stream, one token at a time if the parser needs it."""
+        if self._answer_mark is not None:
+            delta_text, delta_token_ids = (
+                self._first[0] + delta_text,
+                [
+                    *self._first[1],
+                    *delta_token_ids,
+                ],
+            )
+            mark = self._answer_mark.match(delta_text, partial=True)
+            if mark is not None and mark.partial and not finished:
+                self._first = delta_text, delta_token_ids
+                return None
+            self._answer_mark = None
+            self._stream_state.reasoning_ended = mark is not None and not mark.partial
         if self._by_token is None:
             self._by_token = self._begin_stream(request, prompt_token_ids)
         texts = self._texts
@@ -213,7 +238,7 @@ class _Alike(_Base):
             delta = self._read(
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
             )
-        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text):
+        elif len(delta_token_ids) < 2 or not self._needs_tokens(delta_text, delta_token_ids):
             texts.undecoded += delta_token_ids
             delta = self._read(
                 delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
@@ -251,19 +276,28 @@ class _Alike(_Base):
             if not request.tools and getattr(self._tool_parser, "needs_tools", False):
                 # This stream needs no correction.
                 self.parse_delta = self._read  # type: ignore[method-assign]
-            return False, False
+                return False, False
+            self._reasoning_ends = getattr(
+                self._reasoning_parser, "reasoning_end_token_ids", frozenset()
+            )
+            if self._reasoning_parser is None:
+                return False, False
+            self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+            return True, False
         self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
         after = reads_calls and self.tool_parser is not None and not is_held
         return after or self._reasoning_parser is not None, after
 
-    def _needs_tokens(self, text: str) -> bool:
-        """Return whether several tokens with this ``text`` must be read one at a time."""
+    def _needs_tokens(self, text: str, ids: list[int]) -> bool:
+        """Return whether the tokens ``ids``, with this ``text``, must be read one at a time."""
         assert self._by_token is not None
         has_ended = self._stream_state.reasoning_ended
         if not self._by_token[has_ended]:
             return False
+        if self._reasoning_ends:
+            return not self._reasoning_ends.isdisjoint(ids)
         if has_ended and self.beginning is not None and not self._is_begun:
             recent = self._stream_state.previous_text[-_LONGEST:] + text
             mark = self.beginning.search(recent, partial=True)

@@ -204,7 +204,8 @@ async def _call(hook: Any, **arguments: Any) -> Any:
         raise HTTPException(error.status_code, error.detail, dict(error.headers or {})) from error
 
 
-def _caller(request: Request) -> Requester:
+async def _caller(request: Request) -> Requester:
+    # Async, because FastAPI would run a plain function in another thread.
     caller: Requester = request.state.caller
     return caller
 

@@ -119,13 +119,18 @@ async def writes_since(
     return [Write(*row) for row in await connection.execute(query)]
 
 
-async def last_checkpoint(connection: AsyncConnection, thread: str, *, own: bool = False) -> str:
-    """Return the id of a thread's latest checkpoint, or "". ``own`` leaves out subgraphs."""
-    c = checkpoints.c
-    query = sa.select(sa.func.max(c.checkpoint_id)).where(c.thread_id == thread)
-    if own:
-        query = query.where(c.checkpoint_ns == "")
-    return (await connection.execute(query)).scalar() or ""
+async def last_checkpoints(connection: AsyncConnection, thread: str) -> tuple[str, str]:
+    """Return the ids of the latest checkpoint of a thread, and of the latest that is not of a
+    subgraph; "" if there is none.
+    """
+    latest, own = (await connection.execute(_LATEST, {"thread": thread})).one()
+    return latest or "", own or ""
+
+
+_LATEST = sa.select(
+    sa.func.max(checkpoints.c.checkpoint_id),
+    sa.func.max(sa.case((checkpoints.c.checkpoint_ns == "", checkpoints.c.checkpoint_id))),
+).where(checkpoints.c.thread_id == sa.bindparam("thread"))
 
 
 async def namespaces_since(connection: AsyncConnection, thread: str, after: str) -> set[str]:

@@ -121,6 +121,17 @@ def record_of(row: sa.Row[Any]) -> RunRecord:
     return RunRecord(**fields)
 
 
+# Statements that each run needs are built once: building them takes as long as executing them.
+_KEY = "key"  # the parameter's name
+_ACTIVE_IN = (
+    sa.select(runs.c.run_id, runs.c.kwargs)
+    .where(runs.c.thread_id == sa.bindparam(_KEY), runs.c.status.in_(ACTIVE))
+    .order_by(runs.c.number)
+)
+_INSERT = sa.insert(runs)  # not RETURNING, as in `add_thread`
+_STORED = sa.select(runs).where(runs.c.run_id == sa.bindparam(_KEY))
+
+
 class Runs:
     """The runs of all tenants; every method that serves a client takes the tenant.
 
@@ -142,9 +153,6 @@ class Runs:
         strategy is ``reject``, the interrupt to answer is not open, or the claim fails.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
-        active = sa.select(runs.c.run_id, runs.c.kwargs).where(
-            runs.c.thread_id == str(thread), runs.c.status.in_(ACTIVE)
-        )
         row = {
             **new.columns,
             "run_id": run_id,
@@ -160,7 +168,7 @@ class Runs:
             by_task = before._mapping["interrupts"]
             own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
             row["metadata"] = {**new.inherited, **own}
-            rows = (await connection.execute(active.order_by(runs.c.number))).all()
+            rows = (await connection.execute(_ACTIVE_IN, {_KEY: str(thread)})).all()
             others = [other.run_id for other in rows]
             if new.answers is not None and not is_open(
                 new.answers, by_task, [json.loads(other.kwargs) for other in rows]
@@ -173,10 +181,8 @@ class Runs:
                 )
             if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
                 raise conflict("another server has started this run already")
-            await connection.execute(sa.insert(runs).values(row))
-            stored = (
-                await connection.execute(sa.select(runs).where(runs.c.run_id == run_id))
-            ).one()
+            await connection.execute(_INSERT, row)
+            stored = (await connection.execute(_STORED, {_KEY: run_id})).one()
         if by_task:
             self._asks()
         return stored, others

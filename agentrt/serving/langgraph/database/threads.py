@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database.connections import Database
-from agentrt.serving.langgraph.database.filters import Filter
+from agentrt.serving.langgraph.database.filters import Filter, visible
 from agentrt.serving.langgraph.database.interrupts import Deadlines, deadline_of, interrupts_in
 from agentrt.serving.langgraph.database.quotas import Quotas
 from agentrt.serving.langgraph.database.tables import (
@@ -24,7 +24,6 @@ from agentrt.serving.langgraph.database.tables import (
     crons,
     events,
     lifetimes,
-    matching,
     runs,
     threads,
     webhooks,
@@ -77,13 +76,17 @@ class Threads:
         key = body.thread_id or uuid4()
         try:
             async with self._database.writing(rows=True) as connection:
-                await new_thread(connection, self._quotas, tenant, key, body.metadata, body.ttl)
+                row = await new_thread(
+                    connection, self._quotas, tenant, key, body.metadata, body.ttl
+                )
         except IntegrityError:
-            row = None if body.if_exists == "raise" else await self.get(tenant, key)
-            if row is None or (only is not None and not only.allows(row._mapping["metadata"])):
+            stored = None if body.if_exists == "raise" else await self.get(tenant, key)
+            if stored is None or (
+                only is not None and not only.allows(stored._mapping["metadata"])
+            ):
                 raise conflict(f"thread {key} exists already") from None
-            return thread_json(row), False
-        return thread_json(await self.get(tenant, key)), True
+            return thread_json(stored), False
+        return thread_json(row), True
 
     async def patch(
         self,
@@ -115,11 +118,8 @@ class Threads:
         async with self._database.writing(rows=True) as connection:
             for statement in run_end:
                 await connection.execute(statement)
-            active = sa.select(sa.func.count()).select_from(runs)
-            active = active.where(runs.c.thread_id == key, runs.c.status.in_(ACTIVE))
-            busy = (await connection.execute(active)).scalar_one() > 0
-            interrupts = sa.select(threads.c.interrupts).where(threads.c.thread_id == key)
-            before = (await connection.execute(interrupts)).scalar()
+            row = (await connection.execute(_BEFORE, {_KEY: key})).first()
+            busy, before = (False, None) if row is None else row
             status = "busy" if busy else state["status"]
             changed = {**state, "status": status, "updated_at": now, "state_updated_at": now}
             await change_thread(connection, UUID(key), changed)
@@ -146,6 +146,17 @@ class Threads:
 
 # -- inside a transaction -----------------------------------------------------------------
 
+# Statements that a run needs are built once: building them takes as long as executing them.
+_KEY = "of_thread"  # a parameter's name; a column's name would be a value to store
+_FIND = sa.select(threads).where(
+    threads.c.tenant == sa.bindparam("tenant"), threads.c.thread_id == sa.bindparam(_KEY)
+)
+_FIND_LOCKED = _FIND.with_for_update()
+_INSERT = sa.insert(threads)
+_CHANGE = sa.update(threads).where(threads.c.thread_id == sa.bindparam(_KEY))
+_IS_BUSY = sa.exists().where(runs.c.thread_id == threads.c.thread_id, runs.c.status.in_(ACTIVE))
+_BEFORE = sa.select(_IS_BUSY, threads.c.interrupts).where(threads.c.thread_id == sa.bindparam(_KEY))
+
 
 async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter | None, *, lock: bool = False
@@ -154,9 +165,10 @@ async def find_thread(
 
     ``lock`` keeps other transactions from changing the thread until this transaction's end.
     """
-    this = matching(threads, tenant, {"thread_id": str(key)}, only=only)
-    query = sa.select(threads).where(*this)
-    row = (await connection.execute(query.with_for_update() if lock else query)).first()
+    query = _FIND_LOCKED if lock else _FIND
+    if only is not None:
+        query = query.where(*visible(threads.c.metadata, only))
+    row = (await connection.execute(query, {_KEY: str(key), "tenant": tenant})).first()
     if row is None:
         raise not_found("thread", key)
     return row
@@ -171,16 +183,18 @@ async def new_thread(
     ttl: ThreadTtl | None = None,
     *,
     temporary: bool = False,
-) -> None:
-    """Insert a new thread with the lifetime ``ttl``; None is the server's default.
+) -> sa.Row[Any]:
+    """Insert a new thread with the lifetime ``ttl``, and return its row. None is the server's
+    default lifetime.
 
     Raises `IntegrityError` if the id is taken, and 507 if the tenant has reached its limit of
     threads.
     """
-    await add_thread(connection, tenant, key, metadata, temporary=temporary)
+    row = await add_thread(connection, tenant, key, metadata, temporary=temporary)
     if not temporary:
         await set_lifetime(connection, str(key), ttl or quotas.lifetime)
     await quotas.added(connection, threads, tenant)
+    return row
 
 
 async def add_thread(
@@ -190,8 +204,11 @@ async def add_thread(
     metadata: Mapping[str, Any],
     *,
     temporary: bool = False,
-) -> None:
-    """Insert a new, idle thread without a lifetime. Raises `IntegrityError` if the id is taken."""
+) -> sa.Row[Any]:
+    """Insert a new, idle thread without a lifetime, and return its row.
+
+    Raises `IntegrityError` if the id is taken.
+    """
     row = {
         "thread_id": str(key),
         "tenant": tenant,
@@ -204,13 +221,15 @@ async def add_thread(
         "error": None,
         **dict.fromkeys(("created_at", "updated_at", "state_updated_at"), time.time()),
     }
-    await connection.execute(sa.insert(threads).values(row))
+    # Not RETURNING: a transaction that is cancelled before it has read the row would keep the
+    # statement open, and SQLite would refuse the next transaction of its group.
+    await connection.execute(_INSERT, row)
+    return (await connection.execute(_FIND, {_KEY: str(key), "tenant": tenant})).one()
 
 
 async def change_thread(connection: AsyncConnection, key: UUID, values: Mapping[str, Any]) -> None:
     """Set the columns of a thread to ``values``."""
-    where = threads.c.thread_id == str(key)
-    await connection.execute(sa.update(threads).where(where).values(dict(values)))
+    await connection.execute(_CHANGE, {_KEY: str(key), **values})
 
 
 # -- lifetimes: a thread expires some minutes after its last change ------------------------

@@ -31,7 +31,7 @@ from agentrt.serving.langgraph.database._compat import (
     Task,
     Write,
     delete_after,
-    last_checkpoint,
+    last_checkpoints,
     namespaces_since,
     restore_writes,
     writes_since,
@@ -59,8 +59,7 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
     command = record.kwargs.get("command") or {}
     answered = _start_checkpoints(record.kwargs) if command.get("resume") is not None else set()
     async with database.reading(rows=True) as connection:
-        own = await last_checkpoint(connection, thread, own=True)
-        latest = await last_checkpoint(connection, thread)
+        latest, own = await last_checkpoints(connection, thread)
         since = min([own, *answered])
         rows = await writes_since(connection, database, thread, since)
     return Origin(checkpoint_id=own or None, latest=latest, since=since, rows=tuple(rows))
@@ -111,7 +110,7 @@ async def entry(storage: Storage, record: RunRecord) -> Entry:
     if origin is None:
         return as_requested
     async with storage.database.reading() as connection:
-        tip = await last_checkpoint(connection, record.thread_id, own=True)
+        _, tip = await last_checkpoints(connection, record.thread_id)
     if tip != (origin.checkpoint_id or ""):
         return Entry(True, None)
     if _starts_over(record.kwargs, tip):

@@ -4,7 +4,10 @@ tokens of it come together.
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -75,21 +78,37 @@ def pieces(ids: list[int]) -> list[str]:
     return found
 
 
+def uneven(rng: random.Random, count: int) -> list[int]:
+    """Where the pieces of a stream of ``count`` tokens begin, and the end of the last one."""
+    starts = [0]
+    while starts[-1] < count:
+        starts.append(min(count, starts[-1] + rng.choice((1, 1, 2, 3, 5, 8, 13, 40))))
+    return starts
+
+
 def streamed(family: str, request: Any, ids: list[int], texts: list[str], size: int = 1) -> Read:
     return read_stream(reader(family), request, ids, texts, size)
 
 
-def read_stream(of: Any, request: Any, ids: list[int], texts: list[str], size: int = 1) -> Read:
+def read_stream(
+    of: Any,
+    request: Any,
+    ids: list[int],
+    texts: list[str],
+    size: int = 1,
+    starts: Sequence[int] | None = None,
+) -> Read:
     parser = of(tokenizer(), request.tools)
+    starts = starts or [*range(0, len(ids), size), len(ids)]
     reasoning, text = "", ""
     calls: dict[int, list[str]] = {}
-    for at in range(0, len(ids), size):
+    for at, end in itertools.pairwise(starts):
         delta = parser.parse_delta(
-            "".join(texts[at : at + size]),
-            ids[at : at + size],
+            "".join(texts[at:end]),
+            ids[at:end],
             request,
             prompt_token_ids=[1],
-            finished=at + size >= len(ids),
+            finished=end == len(ids),
         )
         if delta is None:
             continue
@@ -132,6 +151,34 @@ def tokens(said: str) -> tuple[list[int], list[str]]:
 
 OUTPUTS = [(family, kind) for family, outputs in FAMILIES.items() for kind in outputs.items()]
 MARKS_OF_TEXT = [mark for mark in MARKS if mark != NAMESPACE]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_unusual_output_is_read_alike_whichever_tokens_come_together(family: str) -> None:
+    """Text after the calls, calls in two places, two thoughts and none, in uneven pieces."""
+    rng, outputs = random.Random(family), FAMILIES[family]
+    for said in (
+        f"{outputs.thought}{outputs.several}\nDone, 2 < 3.",
+        outputs.thought + outputs.one + outputs.several,
+        outputs.thought + outputs.answer + outputs.one,
+        outputs.thought * 2 + outputs.several,
+        outputs.one,
+    ):
+        ids, texts = tokens(said)
+        for end in (*rng.sample(range(1, len(ids)), 8), len(ids)):
+            read = whole(family, CHAT, ids[:end], texts[:end])
+            for _ in range(3):
+                starts = uneven(rng, end)
+                of = reader(family)
+                again = read_stream(of, CHAT, ids[:end], texts[:end], starts=starts)
+                assert again == read, (said, end, starts)
+
+
+def test_an_answer_without_a_thought_streams_its_text_and_calls() -> None:
+    ids, texts = tokens(FAMILIES["kimi_k3"].one)
+    for size in JOINED:
+        read = streamed("kimi_k3", CHAT, ids, texts, size)
+        assert read == ("", "Look:", [("weather", plain(TWO))])
 
 
 @pytest.mark.parametrize(("family", "kind"), OUTPUTS)

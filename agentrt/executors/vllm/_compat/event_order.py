@@ -1,0 +1,68 @@
+"""Keeps text and tool calls in order where vLLM's parser engine gets several tokens at once.
+
+vLLM's parser engine turns the events of a piece of a stream into one delta. If a piece has text
+and a call, the engine holds back blanks that came before this text until after it, and text that
+follows the call until the next piece, or drops it. The events of such a piece are read here in
+runs of text and runs of calls, as if the runs had arrived one after the other.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from vllm.parser.engine.events import EventType, SemanticEvent
+
+from agentrt.executors.vllm._compat.token_texts import Joined
+
+_CALL_EVENTS = frozenset(
+    (
+        EventType.TOOL_CALL_START,
+        EventType.TOOL_NAME,
+        EventType.ARG_VALUE_CHUNK,
+        EventType.TOOL_CALL_END,
+    )
+)
+
+
+def keep_order(parser: Any) -> None:
+    """Make the parser engine that ``parser`` is or wraps, if any, keep text and calls in order."""
+    engine = getattr(parser, "_parser_engine", parser)
+    if hasattr(engine, "_events_to_delta"):
+        engine._events_to_delta = partial(_read_in_runs, engine, engine._events_to_delta)
+
+
+def _read_in_runs(
+    engine: Any, read: Any, events: list[SemanticEvent], finished: bool = False
+) -> Any:
+    if engine._suppress_tool_calls:
+        return read(events, finished=finished)
+    if not any(event.type in _CALL_EVENTS for event in events):
+        return _read_text(engine, read, events, finished)
+    joined = Joined()
+    runs = [(key, list(run)) for key, run in groupby(events, _is_of_call)]
+    for number, (is_of_call, run) in enumerate(runs, 1):
+        is_last = finished and number == len(runs)
+        if not is_of_call:
+            joined.add(_read_text(engine, read, run, is_last))
+            continue
+        if engine._drop_ws_only_content_before_tools:
+            engine._deferred_content = ""  # at the beginning of a run, it has only blanks
+        joined.add(read(run, finished=is_last))
+    return joined.delta
+
+
+def _read_text(engine: Any, read: Any, events: list[SemanticEvent], finished: bool) -> Any:
+    """Read events without calls. Blanks between calls and the first text are dropped."""
+    is_after_calls = bool(engine._tool_slots) and not engine._content_has_nonws
+    delta = read(events, finished=finished)
+    if delta is None or not (is_after_calls and delta.content):
+        return delta
+    if engine._drop_ws_only_content_before_tools:
+        delta.content = delta.content.lstrip() or None
+    return delta if delta.content or delta.reasoning or delta.tool_calls else None
+
+
+def _is_of_call(event: SemanticEvent) -> bool:
+    return event.type in _CALL_EVENTS
