@@ -213,6 +213,9 @@ CALLED = {
         ),
         "reasoning.abs_reasoning_parsers:ReasoningParser.extract_content_ids": "self input_ids",
     },
+    "event_order": {
+        "parser.engine.parser_engine:ParserEngine._events_to_delta": "self events finished",
+    },
     "token_texts": {
         "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": "tokenizer request",
         "v1.engine.detokenizer:BaseIncrementalDetokenizer.decode_next": "self next_token_id",
