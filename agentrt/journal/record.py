@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentrt.errors import (
     DivergenceError,
@@ -38,6 +38,7 @@ from agentrt.journal.schema import (
     unparked,
 )
 from agentrt.journal.sketch import difference, digest_of, shown
+from agentrt.moments import moment
 from agentrt.request import Reply
 from agentrt.steady import SteadyClock
 
@@ -56,6 +57,16 @@ _FAULTS = (EngineError, ToolLostError)
 them; otherwise its node runs again when it resumes.
 """
 _log = logging.getLogger(__name__)
+
+
+class _WithheldEnd(NamedTuple):
+    """The end of a node that is written only if the program continues after it."""
+
+    row: EndRow
+    at: int
+    """The `moment` of the end."""
+    refused: UnrecordableError | None = None
+    """Set if the node's value cannot be recorded."""
 
 
 class Sink(Protocol):
@@ -115,8 +126,7 @@ class ProgramRecord:
         self.order = past.order
         self._rows = self._batch = 0
         self.group = past.order.last  # the group of the last recorded answer
-        # Ends that are written only if the program continues after them: it reaches another node.
-        self._withheld: list[tuple[EndRow, UnrecordableError | None]] = []
+        self._withheld: list[_WithheldEnd] = []
         self._streams: set[str] = set()  # places of streamed calls that this process made
         self._patches: dict[str, bool] = {}
         self._gone = past.gone  # attempts at places that the code left for good
@@ -147,7 +157,7 @@ class ProgramRecord:
         if self.stopping():
             start = StartRow(self.id, place, 0, kind, name, scope, "", "", "", self.now())
             return NodeRecord(self, start, None, kept=False)
-        self._flush()
+        self._write_withheld(at)
         full, kept = self._sink.content == "full", self._sink.content != "none"
         encoded = None
         if kind == "call" and full:
@@ -399,9 +409,8 @@ class ProgramRecord:
                 # If the program catches this error and continues, the error is the node's result.
                 # Otherwise the node stays lost, and runs again once the code is mended.
                 text_of_refused = self.text_of_error(refused)
-                self._withheld.append(
-                    (self._row(start, FAILED, text_of_refused, text, parents), refused)
-                )
+                row = self._row(start, FAILED, text_of_refused, text, parents)
+                self._withheld.append(_WithheldEnd(row, moment(), refused))
             self._skip(refused)
         else:
             self._end(start, DONE, outcome, (text, parents), waits=waits)
@@ -421,20 +430,30 @@ class ProgramRecord:
             return False
         text = "" if account is None else dumps(account)
         if not isinstance(error, Exception):
-            self._withheld.append((self._row(start, CANCELLED, "", text, waits=False), None))
+            row = self._row(start, CANCELLED, "", text, waits=False)
+            self._withheld.append(_WithheldEnd(row, moment()))
             return False
         row = self._row(start, FAILED, self.text_of_error(error), text)
         if isinstance(error, _FAULTS):
-            self._withheld.append((row, None))
+            self._withheld.append(_WithheldEnd(row, moment()))
             return False
         self.put(row)
         return True
 
-    def _flush(self) -> None:
-        """Write the withheld ends, because the program has continued after them."""
-        for row, _ in self._withheld:
-            self.put(row)
-        self._withheld.clear()
+    def _write_withheld(self, at: Place) -> None:
+        """Write the withheld ends after which the program has continued: code that may know of
+        them has reached a node at ``at``.
+
+        Other tasks of the program run on for a moment after an engine has died. The nodes that
+        these tasks reach do not show that the program has handled the failure.
+        """
+        if not self._withheld:
+            return
+        held = self._withheld
+        self._withheld = [end for end in held if not at.can_know(end.row.node, end.at)]
+        for end in held:
+            if at.can_know(end.row.node, end.at):
+                self.put(end.row)
 
     def _write_caught_refusals(self, error: BaseException | None) -> None:
         """Drop the withheld ends, because the program ended. Write only those of values that could
@@ -444,9 +463,9 @@ class ProgramRecord:
         while error is not None and id(error) not in causes:
             causes.add(id(error))
             error = error.__cause__ or error.__context__
-        for row, refused in self._withheld:
-            if refused is not None and id(refused) not in causes:
-                self.put(row)
+        for end in self._withheld:
+            if end.refused is not None and id(end.refused) not in causes:
+                self.put(end.row)
         self._withheld.clear()
 
     async def written(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import iscoroutine
 
+from agentrt.moments import moment
+
 
 class Place:
     """The place of a task. ``path`` is the path of the task that started it, and its number among
@@ -17,10 +19,11 @@ class Place:
 
     ``nodes`` and ``forks`` count the nodes that the task has emitted and the tasks that it has
     started. ``during`` is a call whose stream this task, or a task from which it descends, is
-    reading. ``last`` is the DAG's id of the last node that was emitted here.
+    reading. ``last`` is the DAG's id of the last node that was emitted here. ``began`` is the
+    `moment` at which the task started.
     """
 
-    __slots__ = ("_beside", "_first", "during", "forks", "last", "nodes", "path")
+    __slots__ = ("_beside", "_first", "began", "during", "forks", "last", "nodes", "path")
 
     def __init__(self, path: str = "0", during: str = "") -> None:
         self.path = path
@@ -28,6 +31,7 @@ class Place:
         self.nodes = 0
         self.forks = 0
         self.last: int | None = None
+        self.began = moment()
         self._beside: Sequence[object] = ()
         self._first = 0
 
@@ -46,6 +50,15 @@ class Place:
         else:
             self._beside = ()
         return Place(f"{self.path}.{number}", self.during)
+
+    def can_know(self, node: str, at: int) -> bool:
+        """Return whether the code here may have reacted to the end of a node at the moment ``at``.
+
+        The code of the node's task may have, and so may the tasks from which that task descends.
+        A task beside it may have only if it started after that moment.
+        """
+        here = self.path
+        return node.startswith((f"{here}#", f"{here}.")) or self.began > at
 
     def inside(self, node: str) -> Place:
         """Return the place of work that belongs to a node emitted here. Such work does not run when

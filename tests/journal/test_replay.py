@@ -191,6 +191,85 @@ async def test_an_engine_that_dies_ends_a_program_but_is_no_answer(tmp_path: Pat
     assert none.calls == []
 
 
+async def _first_dies(ctx: Context, died: asyncio.Event) -> str:
+    try:
+        return str(await ctx.llm("second"))
+    finally:
+        died.set()
+
+
+async def _works_on(ctx: Context, died: asyncio.Event) -> str:
+    """Reach a node after the call of another task has failed, and before the program knows."""
+    await died.wait()
+    return str(ctx.random() < 2)
+
+
+async def _gather(ctx: Context) -> str:
+    died = asyncio.Event()
+    works = asyncio.ensure_future(_works_on(ctx, died))
+    dies = asyncio.ensure_future(_first_dies(ctx, died))
+    await asyncio.wait([works])
+    return " ".join(await asyncio.gather(works, dies))
+
+
+async def _spawn(ctx: Context) -> str:
+    died = asyncio.Event()
+    works = ctx.spawn(_works_on, died)
+    dies = ctx.spawn(_first_dies, died)
+    return f"{await works} {await dies}"
+
+
+async def _clean_up(ctx: Context) -> str:
+    async def cleans_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ctx.now()
+
+    async with asyncio.TaskGroup() as group:
+        cleaner = group.create_task(cleans_up())
+        dies = group.create_task(_first_dies(ctx, asyncio.Event()))
+        await asyncio.wait([dies])
+        cleaner.cancel()
+    return f"True {dies.result()}"
+
+
+async def _handle(ctx: Context) -> str:
+    results = await asyncio.gather(ctx.llm("second"), return_exceptions=True)
+    if isinstance(results[0], EngineDiedError):
+        others = await asyncio.gather(ctx.llm("other"))
+        return f"handled {others[0]}"
+    return "True fine"
+
+
+@pytest.mark.parametrize(
+    ("code", "resumed", "calls"),
+    [
+        (_gather, "True fine", 1),
+        (_spawn, "True fine", 1),
+        (_clean_up, "True fine", 1),
+        (_handle, "handled fine", 0),
+    ],
+)
+async def test_only_code_that_knows_of_a_dead_engine_makes_its_error_an_answer(
+    tmp_path: Path, code: Code, resumed: str, calls: int
+) -> None:
+    """Tasks beside the failed call reach further nodes before the program ends with the error."""
+    dying = [True]
+
+    def script(call: Call) -> str:
+        if dying[0] and "second" in str(call.spec.messages):
+            raise EngineDiedError("gone")
+        return "fine"
+
+    ended = await lived(tmp_path / "j", code, engine=ScriptedExecutor(script))
+    assert (ended.error is None) == (code is _handle)
+    dying[0] = False
+    engine = ScriptedExecutor(script)
+    again = await lived(tmp_path / "j", code, engine=engine)
+    assert (again.result, len(engine.calls)) == (resumed, calls)
+
+
 async def test_a_seed_is_drawn_by_the_place(tmp_path: Path) -> None:
     """A call that was under way is made again with its seed, in whatever order it comes now."""
     seeds: list[dict[str, int | None]] = []
