@@ -158,13 +158,10 @@ class SchedulerCore:
                 if self.policy.follows_program and len(call.program.queued) > 1:
                     self._rank_again(call.program.queued.values(), now)
                 self._tell(event)
-            case CallStarted(call, now, cached_tokens, loaded_tokens, load_s):
+            case CallStarted(call, now, cached_tokens):
                 self._start(call, now)
                 self.promoter.started(call, now)
                 if cached_tokens is not None:
-                    if call.preemptions == 0:
-                        lost_tokens = call.known_tokens - (cached_tokens - loaded_tokens)
-                        self.learned.loads.add(lost_tokens, loaded_tokens, load_s)
                     self._begin_prefill(call, cached_tokens)
                 for part in self.parts:
                     part.call_started(call, now)

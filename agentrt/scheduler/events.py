@@ -39,15 +39,12 @@ class CallStarted(NamedTuple):
     """A call that was taken from the queue starts, for the first time or after a preemption.
 
     ``cached_tokens`` is the number of its tokens that are already in the KV cache. It is None in an
-    engine without a prefill; such an engine sends no `FirstToken`. ``loaded_tokens`` of them were
-    loaded from host memory, which took ``load_s`` seconds.
+    engine without a prefill; such an engine sends no `FirstToken`.
     """
 
     call: QueuedCall
     now: float
     cached_tokens: int | None = None
-    loaded_tokens: int = 0
-    load_s: float = 0.0
 
 
 class FirstToken(NamedTuple):

@@ -444,60 +444,19 @@ class StepCost:
         return slopes[len(slopes) // 2] if slopes else 0.0
 
 
-class Loads:
-    """How contexts that the KV cache has lost come back: loaded from host memory, or recomputed."""
-
-    def __init__(self) -> None:
-        self._lost, self._loaded = Mean(), Mean()
-        self._token_s = Median()
-
-    def add(self, lost_tokens: int, loaded_tokens: int, seconds: float) -> None:
-        """Add a call that started. The KV cache had lost ``lost_tokens`` of its context, of which
-        ``loaded_tokens`` were loaded in ``seconds``.
-        """
-        lost = max(lost_tokens, loaded_tokens)
-        if lost <= 0:
-            return
-        self._lost.add(lost)
-        self._loaded.add(loaded_tokens)
-        if loaded_tokens:
-            self._token_s.add(seconds / loaded_tokens)
-
-    def back_s(self, token_s: float) -> float:
-        """Return the expected seconds until the KV cache has a token of a lost context again, if
-        computing a token takes ``token_s``.
-
-        The share of lost tokens that were loaded, recently, is the chance that the next one is. A
-        load that takes longer than the computation counts as much as that.
-        """
-        if self._loaded.value <= 0.0:
-            return token_s
-        chance = self._loaded.value / self._lost.value
-        return chance * min(self._token_s.value, token_s) + (1.0 - chance) * token_s
-
-
 class Learned:
     """All statistics of one engine.
 
     ``service`` has the service of whole programs. ``gaps`` has the times between a program's calls,
-    by what it waits for. ``costs`` are the costs of the engine's steps. ``loads`` says how lost
-    contexts come back.
+    by what it waits for. ``costs`` are the costs of the engine's steps.
     """
 
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
-        self.loads = Loads()
         self.calls = 0
         """The number of calls that have ended."""
         self._output, self._of_limit = Mean(), Mean()
         self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
-
-    @property
-    def lost_token_s(self) -> float:
-        """The seconds that a token costs whose context the KV cache has lost: to load it from host
-        memory, if it is there, or else to compute it again.
-        """
-        return self.loads.back_s(self.costs.token_s)
 
     def usual(self, kind: tuple[str, str]) -> Usual:
         """Return the typical values of a tenant and type, to read or to add to."""

@@ -42,9 +42,8 @@ class WorkingSet(Admission):
     A program claims blocks for its context and for the tokens that its calls are expected to add. A
     prefix that all programs of a type share is counted once. Programs are admitted in the order of
     the policy when their claim fits beside the claims of the residents. All other decisions compare
-    the cost of *holding* a context with the cost of *getting it back*, which is ``lost_token_s``
-    for each of its tokens, as measured in this engine: the time to compute it, or to load it from
-    host memory if it is there. A resident without calls is *absent*: it is in a
+    the cost of *holding* a context with the cost of *recomputing* it, which is ``token_s`` for each
+    of its tokens, as measured in this engine. A resident without calls is *absent*: it is in a
     tool, waits for a human, or has ended without reporting it.
     """
 
@@ -148,7 +147,7 @@ class WorkingSet(Admission):
         if program.queued or not program.resident or program.cached is None:
             return
         chance, seconds = returns(self.learned, program.cached, now)
-        held_s = self._back_s(self.capacity.blocks)
+        held_s = self._compute_s(self.capacity.blocks)
         self._due.pop(program, None)
         self._held.put(program, now if seconds > chance * held_s else now + held_s)
         self._absent.pop(program, None)
@@ -187,7 +186,7 @@ class WorkingSet(Admission):
         if not (self._oldest_is_next or rival.level < call.level):
             return False
         beside = min(len(self.residents), self.capacity.slots)
-        reload_s = program.context_tokens * self.learned.lost_token_s
+        reload_s = program.context_tokens * self.learned.costs.token_s
         attained_s = program.attained_s - program.attained_when_admitted_s
         return attained_s >= _TURN * reload_s * beside
 
@@ -282,7 +281,7 @@ class WorkingSet(Admission):
             return Keep()
         costs = self.learned.costs
         work_s = max(self.learned.output(program.kind), 1) * costs.decode_s
-        block_s = self._back_s(1)
+        block_s = self._compute_s(1)
         worth = slots / ((running + slots) * needs)  # the gain per block and second
         short = self.claimed + needs - self.capacity.blocks
         growth = self._growth + program.growth
@@ -373,9 +372,9 @@ class WorkingSet(Admission):
         # While it runs, a call holds half of its output on average.
         return max(call.prompt_tokens - cached, 0) + self.learned.output(call.program.kind) // 2
 
-    def _back_s(self, blocks: int) -> float:
-        """Return the seconds that it takes to have so many lost blocks again."""
-        return blocks * self.capacity.block_size * self.learned.lost_token_s
+    def _compute_s(self, blocks: int) -> float:
+        """Return the seconds that computing so many blocks takes."""
+        return blocks * self.capacity.block_size * self.learned.costs.token_s
 
     @property
     def _busy(self) -> int:
@@ -408,7 +407,7 @@ class WorkingSet(Admission):
         tokens, growth = program.context_tokens - program.shared_tokens, 0
         if len(calls) <= 1:
             tokens += sum(call.adds for call in calls)
-            held_s = self._back_s(self.capacity.blocks)
+            held_s = self._compute_s(self.capacity.blocks)
             growth = self.learned.usual(program.kind).growth(tokens, held_s)
         else:
             tokens = max(tokens, sum(call.holds for call in calls))

@@ -18,7 +18,6 @@ from agentrt.scheduler.learned import (
     Durations,
     Forecast,
     Learned,
-    Loads,
     Mean,
     StepCost,
     age_bin,
@@ -223,42 +222,3 @@ def test_a_type_branches_if_more_than_a_quarter_of_its_calls_are_parallel() -> N
         found.append(learned.usual(KIND).branches)
     assert found == [False, False, False, False, True]
     assert not learned.usual(("other", "agent")).branches
-
-
-def test_without_loads_a_lost_token_costs_its_computation() -> None:
-    learned = Learned()
-    learned.costs.step(1.0, 1, 1)
-    learned.costs.step(3.0, 5, 1)
-    assert learned.costs.token_s == 0.5
-    assert learned.lost_token_s == 0.5
-    for lost, loaded in ((0, 0), (-20, 0), (100, 0)):
-        learned.loads.add(lost, loaded, 0.0)
-        assert learned.lost_token_s == 0.5
-
-
-def test_a_lost_token_costs_its_load_as_often_as_it_is_loaded() -> None:
-    loads = Loads()
-    loads.add(100, 100, 10.0)
-    assert loads.back_s(0.5) == pytest.approx(0.1), "the whole context was loaded"
-    assert loads.back_s(0.01) == pytest.approx(0.01), "a load that takes longer than computing"
-    loads.add(300, 0, 0.0)
-    assert loads.back_s(0.5) == pytest.approx(0.1 / 4 + 0.5 * 3 / 4), "a quarter of the tokens"
-    loads.add(-50, 0, 0.0)
-    loads.add(0, 0, 0.0)
-    assert loads.back_s(0.5) == pytest.approx(0.1 / 4 + 0.5 * 3 / 4), "nothing was lost"
-
-
-def test_a_context_that_others_computed_counts_as_lost_where_it_is_loaded() -> None:
-    loads = Loads()
-    loads.add(0, 200, 2.0)
-    assert loads.back_s(1.0) == pytest.approx(0.01)
-
-
-def test_a_host_memory_that_is_full_raises_the_cost_again() -> None:
-    loads = Loads()
-    for _ in range(50):
-        loads.add(100, 100, 1.0)
-    assert loads.back_s(1.0) == pytest.approx(0.01)
-    for _ in range(500):
-        loads.add(100, 0, 0.0)
-    assert loads.back_s(1.0) > 0.9

@@ -18,6 +18,15 @@ _KEPT_SHARED = _GIB // 2
 """Bytes that are left in shared memory, which vLLM's processes use for messages."""
 
 
+def gpu_gib(count: int) -> float:
+    """Return the memory of ``count`` of this machine's GPUs in GiB; 0 if there is no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    return float(count * torch.cuda.get_device_properties(0).total_memory / _GIB)
+
+
 @dataclass(frozen=True, slots=True)
 class HostRoom:
     """The memory from which engines may take host memory, in bytes.
@@ -51,6 +60,16 @@ class HostRoom:
     def is_limited_by_shared_memory(self) -> bool:
         """Whether more would be taken if ``/dev/shm`` were larger."""
         return self._of_shared // _GIB < self._of_free // _GIB
+
+    def useful_gib(self, engines: int, gpu_gib: float) -> int:
+        """Return the GiB that each engine takes with ``auto``, or 0 if that is less than the memory
+        of its GPUs.
+
+        vLLM stores each block as it is computed. So a host memory that is no larger than the KV
+        cache has only what the GPU has, too, and its copies cost time for nothing.
+        """
+        size = self.gib(engines)
+        return size if size >= gpu_gib else 0
 
     def __str__(self) -> str:
         return f"{self.free / _GIB:.1f} GiB of memory free, {self.shared / _GIB:.1f} in {_SHARED}"

@@ -204,7 +204,9 @@ def _host_memory(
     Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
     ``options`` and ``flags`` set it.
     """
-    from agentrt.executors.vllm.host_memory import HostRoom  # it imports this module
+    # They import this module.
+    from agentrt.executors.replicas.devices import gpus_each
+    from agentrt.executors.vllm.host_memory import HostRoom, gpu_gib
 
     size = options.host_memory
     if not size:
@@ -227,11 +229,13 @@ def _host_memory(
         return {}
     if size == AUTO:
         room = HostRoom.of_machine()
-        size = float(room.gib(options.replicas))
+        least = gpu_gib(gpus_each(options.flags))
+        size = float(room.useful_gib(options.replicas, least))
         if not size:
             _LOG.warning(
-                "no KV cache is offloaded to host memory, because too little is free (%s): %s; "
-                "--host-memory 0 turns this message off",
+                "no KV cache is offloaded to host memory, because less is free than the %.0f GiB "
+                "of the GPU's memory (%s): %s; --host-memory 0 turns this message off",
+                least,
                 room,
                 room.advice,
             )

@@ -10,7 +10,7 @@ control, vLLM's own waiting queue is used.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.offloading import loaded_requests, watch_loads
 from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
     context_blocks,
@@ -121,11 +120,6 @@ class ProgramScheduler(AsyncScheduler):
         self._view = _EngineView(self)
         self._dispatched: dict[int, float] = {}
         """The time when each step in flight was sent to the model, by the `id` of its output."""
-        self._loads: dict[str, tuple[int, float]] = {}
-        """For each call whose context is loaded from host memory: the tokens, and when it began."""
-        self._loaded: dict[str, tuple[int, float]] = {}
-        """For each call whose load has ended and that has not started: the tokens and seconds."""
-        watch_loads(self, self._load_began)
         self._prefilling: dict[QueuedCall, int] = {}
         """Running calls without output since their start, with their output tokens at the start."""
         self._moved: list[QueuedCall] = []
@@ -202,23 +196,12 @@ class ProgramScheduler(AsyncScheduler):
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
             self._step_finished(scheduler_output, dispatched)
-        if self._loads:
-            self._end_loads(loaded_requests(model_runner_output))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._prefilling:
             self._end_prefills()
         if not self.running:
             self._moved.clear()  # nothing is left to sort; a reference would keep the call alive
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
-
-    def _load_began(self, request_id: str, tokens: int) -> None:
-        self._loads[request_id] = tokens, self.clock()
-
-    def _end_loads(self, ended: Collection[str]) -> None:
-        for request_id in ended:
-            if (load := self._loads.pop(request_id, None)) is not None:
-                tokens, began = load
-                self._loaded[request_id] = tokens, self.clock() - began
 
     def _end_prefills(self) -> None:
         """Report the running calls that have produced their first token since they started."""
@@ -293,8 +276,7 @@ class ProgramScheduler(AsyncScheduler):
         # vLLM counts this step's tokens as computed already; the rest was cached.
         cached = call.item.num_computed_tokens - scheduled
         self._prefilling[call] = call.item.num_output_tokens
-        tokens, seconds = self._loaded.pop(request_id, (0, 0.0))
-        self.core.handle(CallStarted(call, now, cached, tokens, seconds))
+        self.core.handle(CallStarted(call, now, cached))
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         """Preempt a call in favour of a better one, before vLLM's step begins.
@@ -351,8 +333,6 @@ class ProgramScheduler(AsyncScheduler):
         now = self.clock()
         self.retention.at(now)
         self._prefilling.pop(call, None)
-        self._loads.pop(request.request_id, None)
-        self._loaded.pop(request.request_id, None)
         call.computed_tokens = request.num_computed_tokens
         self.core.handle(CallFinished(call, now))
         if not call.identity.report:

@@ -41,6 +41,13 @@ def test_auto_leaves_room(free: float, shared: float, engines: int, gib: int) ->
     assert room(free, shared).gib(engines) == gib
 
 
+def test_auto_takes_nothing_where_host_memory_would_hold_only_what_the_gpu_holds() -> None:
+    assert room(128, 200).useful_gib(1, 80) == 96
+    assert room(128, 200).useful_gib(2, 80) == 0
+    assert room(128, 40).useful_gib(1, 80) == 0
+    assert room(128, 40).useful_gib(1, 24) == 39
+
+
 def test_the_advice_names_what_limits() -> None:
     assert room(128, 1).advice == "enlarge /dev/shm, such as by docker run --shm-size 96g"
     assert "memory limit" in room(5, 100).advice
@@ -104,6 +111,17 @@ def test_on_a_cpu_it_goes_on_without_and_says_so_where_a_size_was_requested(
     assert args(8.0, on_gpu=False).kv_offloading_size is None
     (line,) = warnings(caplog)
     assert line.startswith("--host-memory 8 has no effect: this engine runs on the CPU")
+
+
+def test_auto_is_no_smaller_than_the_gpus_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_memory, "gpu_gib", lambda count: 60.0 * count)
+    assert args("auto").kv_offloading_size == 96
+    assert args("auto", "--tensor-parallel-size", "2").kv_offloading_size is None
+    assert args(8.0).kv_offloading_size == 8, "a size that the user names is not questioned"
+    (line,) = warnings(caplog)
+    assert "less is free than the 120 GiB of the GPU's memory" in line
 
 
 def test_too_little_room_is_one_line_with_the_way_out(

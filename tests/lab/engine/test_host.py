@@ -205,29 +205,12 @@ def test_a_call_that_is_aborted_during_a_load_leaks_no_block(scheduler: str, loa
     if not loading:
         virtual.step()  # the load has ended, and the call is not scheduled yet
     virtual.abort("a again")
-    assert not getattr(virtual.scheduler, "_loads", None)
-    assert not getattr(virtual.scheduler, "_loaded", None)
     assert held_on_host(virtual) == 0
     assert free_blocks(virtual) == empty
     before = virtual.link.copies["load"].blocks
     assert serve(virtual, "a at last", text("a", 500)) < 1000
     assert virtual.link.copies["load"].blocks > before
     assert free_blocks(virtual) == empty
-
-
-def test_the_scheduler_measures_what_a_lost_context_costs() -> None:
-    """Contexts of a program that alternates between two come back over the link each time."""
-    virtual = engine("agentrt", FAST, host_blocks=160)
-    learned = virtual.scheduler.core.learned
-    for turn in range(3):
-        for name in ("a", "b"):
-            serve(virtual, f"{name} {turn}", text(name, 500))
-        if not turn:
-            assert learned.lost_token_s == learned.costs.token_s > 0
-    assert virtual.link.copies["load"].jobs >= 3
-    assert 0 < learned.lost_token_s < 0.2 * learned.costs.token_s
-    assert not virtual.scheduler._loads
-    assert not virtual.scheduler._loaded
 
 
 @BOTH

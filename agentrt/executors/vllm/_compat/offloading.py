@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
@@ -22,31 +22,6 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
     connector: Any = getattr(scheduler, "connector", None)
     manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
     return getattr(manager, "_policy", None)
-
-
-def watch_loads(scheduler: Scheduler, began: Callable[[str, int], None]) -> bool:
-    """Call ``began`` with a request and its tokens when vLLM begins to load them from host memory.
-
-    Returns False if the scheduler does not offload.
-    """
-    if policy_of(scheduler) is None:
-        return False
-    connector: Any = scheduler.connector
-    allocated = connector.update_state_after_alloc
-
-    def watched(request: Any, blocks: Any, num_external_tokens: int) -> None:
-        allocated(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            began(request.request_id, num_external_tokens)
-
-    connector.update_state_after_alloc = watched
-    return True
-
-
-def loaded_requests(model_runner_output: Any) -> Collection[str]:
-    """Return the requests whose loads have ended, by the output of a step."""
-    transfers = getattr(model_runner_output, "kv_connector_output", None)
-    return () if transfers is None else transfers.finished_recving or ()
 
 
 def in_prefix_order(
