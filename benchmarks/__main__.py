@@ -30,7 +30,7 @@ BENCHMARKS = {
     ),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
-        "benchmarks.first_runs:first_runs",
+        "benchmarks.room:first_runs",
         "Programs of types that the engine has not seen yet, compared with stock vLLM.",
     ),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, compared with vLLM."),

@@ -28,17 +28,14 @@ from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    jobs_option,
-    json_flag,
     many,
     programs_option,
-    seeds_option,
     silence_vllm,
     workload_option,
 )
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
-from benchmarks.cells import Cell, Measured, cells_of, measured
+from benchmarks.cells import Cell, Measured, cells_of, measured, seeds_of, study_options
 from benchmarks.harness import Figures
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
@@ -103,10 +100,7 @@ Runs = Measured[HeldOut, Variant | None]
 @many("--constant", metavar="NAME,…", help="Which to change.  [default: all]")
 @workload_option(f"Workloads to run.  [default: {', '.join(HELD_OUT_WORKS)}]")
 @programs_option("Number of programs of each workload.")
-@seeds_option(default=2)
-@click.option("--seed", type=int, default=FIRST_HELD_OUT, show_default=True, metavar="N")
-@jobs_option
-@json_flag("Print all ratios as one JSON line.")
+@study_options(2, FIRST_HELD_OUT)
 def sensitivity(**options: Any) -> None:
     """Half and twice of each constant of the scheduler, on workloads that did not choose it.
 
@@ -148,8 +142,7 @@ def _cells(
         HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
         for name in names
     ]
-    seeds = range(options["seed"], options["seed"] + options["seeds"])
-    return cells_of(works, [None, *changed], seeds)
+    return cells_of(works, [None, *changed], seeds_of(options))
 
 
 # -- constants, and runs with one of them changed ----------------------------------------

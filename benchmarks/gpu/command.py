@@ -49,8 +49,7 @@ from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
 from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
-from benchmarks.harness import run_shown
-from benchmarks.policies.command import FlagsCommand
+from benchmarks.harness import FlagsCommand, run_shown
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

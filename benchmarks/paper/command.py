@@ -34,14 +34,14 @@ from agentrt.lab.commands.options import (
     silence_vllm,
     step_time_option,
 )
-from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.progress import finished
 from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
-from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, do, grid
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.paper.report import Panel, as_values, draw, page
-from benchmarks.policies.asked import source_of
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.policies.plan import source_of
+from benchmarks.steps import SlotMachine
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
@@ -102,16 +102,15 @@ def paper(**options: Any) -> None:
     silence_vllm()
     machine = _machine(options)
     specs = dict.fromkeys(spec for panel in panels for spec in _specs(panel, machine, seeds))
-    done, stop = do_runs(list(specs), options["jobs"])
-    shown = [one for panel in panels if (one := panel.measured(done)).cells]
-    if shown:
-        click.echo(page(shown, machine, seeds, _command()))
-        if options["plot"]:
-            draw(shown, options["plot"])
-        if options["as_json"]:
-            click.echo(json.dumps({"vllm": vllm_version(), "panels": as_values(shown)}))
-    if stop is not None:
-        raise stop
+    with finished(list(specs), options["jobs"], do) as results:
+        measured = [panel.measured([*results.values()]) for panel in panels]
+        shown = [panel for panel in measured if panel.cells]
+        if shown:
+            click.echo(page(shown, machine, seeds, _command()))
+            if options["plot"]:
+                draw(shown, options["plot"])
+            if options["as_json"]:
+                click.echo(json.dumps({"vllm": vllm_version(), "panels": as_values(shown)}))
 
 
 def _machine(options: dict[str, Any]) -> Machine:

@@ -19,8 +19,9 @@ from benchmarks.equal_latency import (
     exactly,
     repeats_as_dicts,
 )
+from benchmarks.harness import Column, table
 from benchmarks.plots import draw_panels
-from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, Column, about_scales, ratios, table
+from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, about_scales, ratios
 
 LEVELS = (2.0, 3.0, 5.0)
 """The latency levels, as multiples of the unloaded token latency."""

@@ -110,18 +110,17 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     """The runs that were done are told of; then the exit code says what ended the rest."""
     from agentrt.cli.faults import StoppedError
+    from agentrt.lab.commands import progress
     from agentrt.lab.outcome import Summary
     from agentrt.lab.runs.grid import RunResult, RunSpec
-    from benchmarks.policies import command as policies
 
-    some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
+    summary = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
-    def stopped(specs: list[RunSpec], jobs: int) -> Any:
-        return [RunResult(specs[0], some)], StoppedError(
-            2, "interrupted; 1 of 8 runs were finished"
-        )
+    def stopped(specs: list[RunSpec], jobs: int | None, do: Any) -> Any:
+        error = StoppedError(2, "interrupted; 1 of 8 runs were finished")
+        return {specs[0]: RunResult(specs[0], summary)}, error
 
-    monkeypatch.setattr(policies, "do_runs", stopped)
+    monkeypatch.setattr(progress, "do_all", stopped)
     assert call(["policies", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert "| 1    | stock  |" in out

@@ -159,9 +159,16 @@ model_option = click.option(
     "--model", metavar="MODEL", help="Model: a folder or a Hugging Face name."
 )
 json_option = json_flag("Print the medians as one JSON line.")
-seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed."
-)
+
+
+def first_seed_option(first: int = 0) -> Option:
+    """Return ``--seed``, the first seed."""
+    return click.option(
+        "--seed", type=int, default=first, show_default=True, metavar="N", help="The first seed."
+    )
+
+
+seed_option: Option = first_seed_option()
 
 
 # -- values ----------------------------------------------------------------------------
