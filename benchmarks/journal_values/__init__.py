@@ -1,1 +1,1 @@
-"""``benchmarks journal-values``: what a journal gives back of each kind of value."""
+"""Values, errors and states that a journal records and reads again."""
