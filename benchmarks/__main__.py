@@ -59,7 +59,7 @@ BENCHMARKS = {
         "Runs and searches of LangGraph's API, beside LangGraph's own server.",
     ),
     "journal-values": (
-        "benchmarks.journal_values.command:journal_values",
+        "benchmarks.journal_values:journal_values",
         "Kinds of values that a journal reads back equal, or refuses.",
     ),
     "kills": (

@@ -16,7 +16,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from agentrt.errors import ToolFailedError
-from benchmarks.journal_values.values import Aliased, Base, Plain
+from tests.journal.value_kinds import Aliased, Base, Plain
 
 
 class ShopError(Exception):

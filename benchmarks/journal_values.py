@@ -24,9 +24,9 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
 from agentrt.scheduler.config import SchedulerConfig
-from benchmarks.journal_values.errors import ERRORS
-from benchmarks.journal_values.same import difference
-from benchmarks.journal_values.values import VALUES
+from tests.journal.error_kinds import ERRORS
+from tests.journal.same import difference
+from tests.journal.value_kinds import VALUES
 
 EQUAL, REFUSED = "equal", "refused"
 STATES = (

@@ -1,1 +1,0 @@
-"""Values, errors and states that a journal records and reads again."""
