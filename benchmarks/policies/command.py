@@ -10,9 +10,24 @@ from typing import Any
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.cli.options import Options, together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import silence_vllm, split_commas
+from agentrt.lab.commands.options import (
+    count_option,
+    file,
+    flag_option,
+    jobs_option,
+    json_flag,
+    many,
+    max_num_seqs_option,
+    model_option,
+    policy_option,
+    programs_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    step_time_option,
+    text_option,
+)
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.reports.compare import as_dicts, cells
 from agentrt.lab.reports.policies import about_engine
@@ -46,75 +61,48 @@ do not depend on the machine. Without it: real engines in real time, one after t
 Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
-_work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
-_options = together(
-    _work.text(
-        "--workload",
-        "NAME|[FORMAT:]FILE",
-        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
-        f"{', '.join(KNOWN)}.",
-        default="mixed",
-    ),
-    _work.several(
-        "--rate",
-        "rate",
-        "R,…",
-        "Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
-        "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
-        callback=split_commas,
-    ),
-    _work.count("--burst", "Let N programs arrive at once.  [default in real time: 9]"),
-    _work.count("--programs", "Number of programs.  [default: 150; real time 9]"),
-    _work.text(
-        "--scale",
-        "X",
-        "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
-        type=NumberRange(min=0, min_open=True),
-    ),
-    _work.count("--calls", "Cut programs after N calls."),
-    _work.several(
-        "--policy",
-        "policy",
-        "NAME,…",
-        "Policies to compare with stock; retention and admission after a plus, as in "
-        "atlas+cost+memory.  [default: "
-        f"{','.join(POLICIES)}]",
-        callback=split_commas,
-        former=["--policies"],
-    ),
-    _work.count(
-        "--seeds",
-        "Number of seeds, starting with --seed.  [default: 3; real 2]",
-        former=["--repeat"],
-    ),
-    _work.text("--seed", "N", "The first seed.", type=int, default=0),
-    _work.text(
-        "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
-    ),
-    _engine.flag("--virtual", "Run in virtual time, without a model."),
-    _engine.file(
-        "--step-time",
-        "With --virtual: file with step times, of agentrt calibrate.  [default: made up]",
-        dir_okay=True,
-        former=["--step-model"],
-    ),
-    _engine.count(
-        "--jobs", "With --virtual: number of processes.  [default: one per core]", metavar="J"
-    ),
-    _engine.count("--max-num-seqs", "Number of batch slots.  [default: 16; real 4]", metavar="B"),
-    _engine.text("--model", "MODEL", "Model: a folder or a Hugging Face name."),
-    _engine.text(
-        "--model-shape",
-        "NAME",
-        "Model shape with made-up weights: llama-8b, small, tiny.",
-    ),
-    _output.flag("--json", "Print all results as one JSON line, too.", "as_json"),
-    _output.file("--plot", "Draw latency against rate.", dir_okay=True),
-)
-
 
 @click.command(cls=FlagsCommand, no_args_is_help=True, epilog=EPILOG)
-@_options
+@text_option(
+    "--workload",
+    "NAME|[FORMAT:]FILE",
+    "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
+    f"{', '.join(KNOWN)}.",
+    default="mixed",
+)
+@many(
+    "--rate",
+    metavar="R,…",
+    help="Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
+    "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+)
+@count_option("--burst", "Let N programs arrive at once.  [default in real time: 9]")
+@programs_option("Number of programs.  [default: 150; real time 9]")
+@text_option(
+    "--scale",
+    "X",
+    "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+    type=NumberRange(min=0, min_open=True),
+)
+@count_option("--calls", "Cut programs after N calls.")
+@policy_option(
+    "Policies to compare with stock; retention and admission after a plus, as in "
+    f"atlas+cost+memory.  [default: {','.join(POLICIES)}]",
+    former=["--policies"],
+)
+@seeds_option(suffix="  [default: 3; real 2]")
+@seed_option
+@text_option(
+    "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
+)
+@flag_option("--virtual", "Run in virtual time, without a model.")
+@step_time_option(" For --virtual.  [default: made up]")
+@jobs_option
+@max_num_seqs_option(suffix="  [default: 16; real 4]")
+@model_option
+@text_option("--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny.")
+@json_flag("Print all results as one JSON line, too.")
+@file("--plot", about="Draw latency against rate.")
 def policies(engine_flags: Sequence[str], **options: Any) -> None:
     """Compare policies with stock vLLM: latency by load.
 

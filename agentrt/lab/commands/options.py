@@ -96,8 +96,10 @@ def many(
 
 # -- shared options --------------------------------------------------------------------
 
-count_option, file, text_option = _plain.count, _plain.file, _plain.text
-"""Make an option for a whole number, for the path of a file, and for a word or a number."""
+count_option, file, flag_option, text_option = _plain.count, _plain.file, _plain.flag, _plain.text
+"""Make an option for a whole number, for the path of a file, without a value, and for a word or a
+number.
+"""
 
 
 def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
@@ -149,23 +151,19 @@ def step_time_option(suffix: str = "  [default: made up]") -> Option:
 
 def json_flag(about: str) -> Option:
     """Return the flag ``--json``."""
-    return _plain.flag("--json", about, "as_json")
+    return flag_option("--json", about, "as_json")
 
 
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Number of processes.  [default: one per core]"
 )
-model_option = click.option(
-    "--model", metavar="MODEL", help="Model: a folder or a Hugging Face name."
-)
+model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
 json_option = json_flag("Print the medians as one JSON line.")
 
 
 def first_seed_option(first: int = 0) -> Option:
     """Return ``--seed``, the first seed."""
-    return click.option(
-        "--seed", type=int, default=first, show_default=True, metavar="N", help="The first seed."
-    )
+    return text_option("--seed", "N", "The first seed.", type=int, default=first)
 
 
 seed_option: Option = first_seed_option()
