@@ -30,7 +30,12 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from agentrt.program import Context, Program
 from agentrt.request import Call, CallReport, Reply
@@ -72,7 +77,7 @@ this process, including the kernel's. Each repeat runs all rows, and compares th
 @count_option("--programs", default=16, about="Number of programs at once.")
 @count_option("--calls", default=40, about="Number of calls of each program, one after the other.")
 @count_option("--tokens", default=128, about="Number of tokens of each answer.")
-@count_option("--repeat", default=10, about="Number of turns of each row.")
+@repeat_option(10, "Number of turns of each row.")
 @click.option("--real", is_flag=True, help="Run also on a real engine of vLLM.")
 @json_option
 def journal(**options: Any) -> None:

@@ -29,6 +29,7 @@ from agentrt.lab.commands.options import (
     model_option,
     note,
     policy_option,
+    repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
@@ -78,7 +79,7 @@ _pause = asyncio.sleep
 
 
 @click.command(cls=ManyCommand)
-@count_option("--clients", default=256)
+@count_option("--clients", "Number of clients at a time.", default=256)
 @click.option(
     "--minutes",
     type=NumberRange(min=0, min_open=True),
@@ -88,7 +89,7 @@ _pause = asyncio.sleep
     help="Minutes for which the servers have the load, all together; calls that have begun are "
     "waited for.",
 )
-@count_option("--repeat", default=5)
+@repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)
 @policy_option(f"Policies of agentrt's servers.  [default: {','.join(POLICIES)}]")
 @model_option

@@ -22,7 +22,13 @@ import click
 import httpx
 
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.commands.options import count_option, json_option, model_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    model_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.harness import (
@@ -74,7 +80,7 @@ OTHERS = (
 
 
 @click.command()
-@count_option("--repeat", default=5)
+@repeat_option(5)
 @count_option("--seconds", default=10, about="Seconds of each turn beside hostile programs.")
 @click.option("--quick", is_flag=True, help="Run 3 repeats of 4 seconds.")
 @model_option

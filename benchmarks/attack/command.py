@@ -23,7 +23,12 @@ import httpx
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    note,
+    text_option,
+)
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
@@ -64,7 +69,7 @@ COLUMNS = (
     help="Minutes for all attacks together.",
 )
 @click.option("--quick", is_flag=True, help=f"Take {QUICK_S:g} s for each attack.")
-@click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="NAME")
+@text_option("--policy", "NAME", "Policy of the server.", default=DEFAULT_POLICY)
 @count_option("--replicas", default=1, about="Number of engines of the server.")
 @click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="Run this attack only.")
 @json_option

@@ -19,7 +19,7 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import json_option, note, repeat_option
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.serve import SINGLES, Turn, user
@@ -45,11 +45,7 @@ COLUMNS = (
 
 
 @click.command()
-@count_option(
-    "--repeat",
-    default=24,
-    about="Turns of each server, with 100 calls and 24 streams.",
-)
+@repeat_option(24, "Turns of each server, with 100 calls and 24 streams.")
 @json_option
 def front(**options: Any) -> None:
     """Compare the CPU time and the functions of a call in agentrt's front end with vLLM's own.

@@ -19,12 +19,12 @@ import httpx
 
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.lab.commands.options import (
-    count_option,
     json_option,
     many,
     max_num_seqs_option,
     model_option,
     note,
+    repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
@@ -57,7 +57,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     metavar="FOLDER",
     help="Folder with an environment for each generator, named like it; vLLM's own needs none.",
 )
-@count_option("--repeat", default=3)
+@repeat_option(3)
 @max_num_seqs_option(default=8)
 @model_option
 @json_option

@@ -75,8 +75,8 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 
 
 @click.command(cls=FlagsCommand, epilog=EPILOG)
-@click.option("--minutes", type=_MINUTES, default=25.0, show_default=True, metavar="N")
-@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="For all that comes of it.")
+@text_option("--minutes", "N", "Minutes for the whole run.", type=_MINUTES, default=25.0)
+@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="Folder for all results.")
 @text_option(
     "--model-shape",
     "NAME",
@@ -93,7 +93,12 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 @seeds_option(default=2)
 @seed_option
 @many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
-@click.option("--step-time", type=_FILE, metavar="FILE", help="In place of measuring it.")
+@click.option(
+    "--step-time",
+    type=_FILE,
+    metavar="FILE",
+    help="File with step times, instead of measuring them.",
+)
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
 

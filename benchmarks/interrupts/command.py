@@ -18,7 +18,14 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    json_option,
+    many,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import SPREAD, Column, Figures, Results, no_collections, run_shown, show
 from benchmarks.interrupts.transports import TRANSPORTS, Call
@@ -54,7 +61,7 @@ COLUMNS = (
     former=["--transports"],
 )
 @count_option("--calls", default=1000, about="Number of calls of each side in a repeat.")
-@count_option("--repeat", default=5)
+@repeat_option(5)
 @click.option("--quick", is_flag=True, help="Make 200 calls and 3 repeats.")
 @json_option
 def interrupts(**options: Any) -> None:

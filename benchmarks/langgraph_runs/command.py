@@ -27,6 +27,7 @@ from agentrt.lab.commands.options import (
     json_option,
     model_option,
     note,
+    repeat_option,
     silence_vllm,
 )
 from benchmarks.harness import Column, Figures, Results, in_turns, ratios, run_with_table
@@ -62,7 +63,7 @@ OURS, THEIRS = "agentrt", "LangGraph"
 @count_option("--runs", about="Number of runs that are created together.", default=400)
 @count_option("--threads", about="Number of threads of these runs.", default=200)
 @count_option("--stored", about="Number of threads that are searched.", default=3000)
-@count_option("--repeat", about="Number of turns of each server.", default=5)
+@repeat_option(5, "Number of turns of each server.")
 @model_option
 @json_option
 def langgraph_runs(**options: Any) -> None:

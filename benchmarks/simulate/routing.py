@@ -23,6 +23,7 @@ from agentrt.lab.commands.options import (
     many,
     programs_option,
     seeds_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
@@ -61,7 +62,7 @@ Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @many("--router", metavar="NAME,…", help="Routers to compare.  [default: all]")
 @many("--replicas", metavar="N,…", help="Numbers of engines.  [default: 4]")
 @load_option("Loads, bursts as b0.8.  [default: 0.9]")
-@click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
+@text_option("--policy", "NAME", "Policy of the engines.", default=DEFAULT)
 @programs_option("Number of programs for each replica.", default=50)
 @seeds_option(default=3, suffix=" The first is 0.")
 @depth_options

@@ -30,7 +30,14 @@ from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    many,
+    model_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import SPREAD, WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import StockServer
@@ -64,7 +71,7 @@ class Side(NamedTuple):
 
 
 @click.command()
-@count_option("--repeat", default=5)
+@repeat_option(5)
 @count_option(
     "--concurrency", default=1, about="Number of programs at once, each with a text of its own."
 )

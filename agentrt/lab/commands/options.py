@@ -128,6 +128,11 @@ def programs_option(about: str = "Number of programs.", default: int | None = No
     return count_option("--programs", about=about, default=default)
 
 
+def repeat_option(default: int, about: str = "Number of turns of each side.") -> Option:
+    """Return ``--repeat``, how often the compared sides are measured in turns."""
+    return count_option("--repeat", about=about, default=default)
+
+
 def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
     """Return ``--max-num-seqs``, the number of batch slots of an engine; formerly ``--batch``."""
     about = f"Maximum number of calls that run at a time.{suffix}"
