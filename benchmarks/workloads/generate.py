@@ -272,7 +272,7 @@ def generate(
     if name not in known:
         near = get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(known)}")
+        raise ConfigError(f"unknown workload {name!r}; {meant}available: {', '.join(known)}")
     return [_program(name, known[name], seed, index, gaps) for index in range(n)]
 
 

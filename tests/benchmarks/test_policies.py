@@ -80,7 +80,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "at least 1"]),
         (["--virtual", "0.9"], ["0.9", "python -m benchmarks policies --help"]),
         (["--vitual"], ["--vitual", "--virtual"]),
-        (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
+        (["memory", "--workload", "chart"], ["unknown workload 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
         (["memory", "--policy", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--policy", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
