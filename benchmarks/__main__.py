@@ -30,7 +30,7 @@ BENCHMARKS = {
     ),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
-        "benchmarks.first_runs:first_runs",
+        "benchmarks.room:first_runs",
         "Programs of types that the engine has not seen yet, compared with stock vLLM.",
     ),
     "front": ("benchmarks.front.command:front", "CPU time of a served call, compared with vLLM."),
@@ -59,7 +59,7 @@ BENCHMARKS = {
         "Runs and searches of LangGraph's API, beside LangGraph's own server.",
     ),
     "journal-values": (
-        "benchmarks.journal_values.command:journal_values",
+        "benchmarks.journal_values:journal_values",
         "Kinds of values that a journal reads back equal, or refuses.",
     ),
     "kills": (

@@ -1,7 +1,8 @@
-"""Runs the cells of studies. A cell is a workload, a contender and a seed; its run gives figures.
+"""The cells of studies. A cell is a workload, a contender and a seed; its run gives figures.
 
-A study defines its cells, and a function that computes the figures of a run. The cells run in
-processes of their own (`agentrt.lab.commands.progress`). A signal keeps the finished cells.
+A study defines its cells, and a function that computes the figures of a run. The runner of
+`agentrt.lab.commands.progress` runs them in processes, as it runs the grids of policies
+(`agentrt.lab.runs.grid`). A signal keeps the finished cells.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
 
+from agentrt.cli.options import together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.progress import do_all
+from agentrt.lab.commands.options import (
+    Option,
+    first_seed_option,
+    jobs_option,
+    json_flag,
+    seeds_option,
+)
+from agentrt.lab.commands.progress import finished
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import RunOutcome
@@ -103,21 +112,17 @@ class Measured(Generic[W, C]):
 def measured(
     cells: Sequence[Cell[W, C]], figures: Callable[[Any, C], Any], jobs: int | None
 ) -> Iterator[Measured[W, C]]:
-    """Run the cells, and give the body the finished ones to report. Afterwards raise the error of a
-    signal, if one ended the runs early.
+    """Run the cells, and give the body the finished ones to report (`finished`).
 
     ``figures`` is called with a cell's load and contender in another process, so it must be
     picklable, as the cells must be.
     """
-    done, stop = do_all(cells, jobs, partial(_measure, figures))
-    results = dict(done)
-    yield Measured({cell: results[cell] for cell in cells if cell in results})
-    if stop is not None:
-        raise stop
+    with finished(cells, jobs, partial(_measure, figures)) as results:
+        yield Measured(results)
 
 
-def _measure(figures: Callable[[Any, C], Any], cell: Cell[W, C]) -> tuple[Cell[W, C], Any]:
-    return cell, figures(_load(cell.workload, cell.seed), cell.contender)
+def _measure(figures: Callable[[Any, C], Any], cell: Cell[W, C]) -> Any:
+    return figures(_load(cell.workload, cell.seed), cell.contender)
 
 
 @lru_cache(maxsize=1)
@@ -134,3 +139,21 @@ def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> list
         if name not in known:
             raise ConfigError(f"unknown {option} {name!r}; available: {', '.join(known)}")
     return list(names or known)
+
+
+# -- options ---------------------------------------------------------------------------
+
+
+def study_options(seeds: int, first: int = 0) -> Option:
+    """Return the options of every study: ``--seeds``, ``--seed``, ``--jobs`` and ``--json``."""
+    return together(
+        seeds_option(default=seeds),
+        first_seed_option(first),
+        jobs_option,
+        json_flag("Print all ratios as one JSON line."),
+    )
+
+
+def seeds_of(options: Mapping[str, Any]) -> range:
+    """Return the seeds of `study_options`."""
+    return range(options["seed"], options["seed"] + options["seeds"])

@@ -44,7 +44,7 @@ from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 from benchmarks.plots import draw_curves
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.steps import SlotMachine
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 _EPILOG = """\b

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from agentrt.cli.options import RunCommand
 from agentrt.cli.signals import Interrupts
 from agentrt.executors.base import Progress
 from agentrt.lab.commands.options import note
@@ -27,6 +28,12 @@ WHOLE = "{:.0f}"
 Figures = Mapping[str, float]
 """The measurements of one side in one repeat, by name; NaN for a figure that the side lacks."""
 SPREAD = "{:.2f} ({:.2f}-{:.2f})"
+
+
+class FlagsCommand(RunCommand):
+    """A command whose arguments after ``--`` go to vLLM: ``engine_flags``."""
+
+    TARGETS = ""
 
 
 def run_shown(
@@ -53,17 +60,39 @@ def run_shown(
 
 
 class Column(NamedTuple):
-    """A column of a table: its head, the name of the figure, and the format of its median, least
-    and greatest value.
+    """A column of a table: its head, and what it shows of a row.
 
-    In the format, ``{total}`` is the sum over the repeats. ``unknown`` is shown for an unknown
-    figure.
+    ``shown`` is a function of the row; or, for rows of `Results`, the name of a figure, whose
+    median, least and greatest value ``form`` formats. In the format, ``{total}`` is the sum over
+    the repeats. ``unknown`` is the text for an unknown figure.
     """
 
     head: str
-    name: str
+    shown: str | Callable[[Any], object]
     form: str = SPREAD
     unknown: str = ""
+
+    def text(self, row: Any) -> object:
+        """Return the cell of a row."""
+        if callable(self.shown):
+            return self.shown(row)
+        values = _values(row, self.shown)
+        if not values:
+            return self.unknown
+        spread = statistics.median(values), min(values), max(values)
+        return self.form.format(*spread, total=sum(values))
+
+
+def table(rows: Iterable[Any], *columns: Column) -> str:
+    """Return a Markdown table of rows; "" if there is none."""
+    texts = [[column.text(row) for column in columns] for row in rows]
+    return markdown([column.head for column in columns], texts) if texts else ""
+
+
+def _values(samples: Sequence[Figures], name: str) -> list[float]:
+    """Return a figure of each repeat; empty if it is unknown in any."""
+    figures = [sample.get(name, math.nan) for sample in samples]
+    return [] if any(map(math.isnan, figures)) else figures
 
 
 class Results:
@@ -83,47 +112,34 @@ class Results:
     def add(self, *key: object, figures: Figures) -> None:
         self.samples.setdefault(key, []).append(figures)
 
-    def values(self, key: tuple[object, ...], name: str) -> list[float]:
-        """Return a figure in each repeat; empty if it is unknown in any."""
-        figures = [sample.get(name, math.nan) for sample in self.samples[key]]
-        return [] if any(map(math.isnan, figures)) else figures
-
     def table(self, columns: Sequence[Column]) -> str:
         """Return a Markdown table with a row for each measured key; "" if there is none."""
-        head = (*self._keys.values(), *(column.head for column in columns))
-        rows = [
-            (*key, *(self._cell(key, column) for column in columns)) for key in self._measured()
+        texts = [
+            (*key, *(column.text(samples) for column in columns))
+            for key, samples in self._measured().items()
         ]
-        return markdown(head, rows) if rows else ""
+        head = (*self._keys.values(), *(column.head for column in columns))
+        return markdown(head, texts) if texts else ""
 
     def medians(self, *, spread: bool = False) -> list[dict[str, Any]]:
         """Return the median of every known figure by key, as JSON values; with ``spread``, the
         least and the greatest value of each, too.
         """
         return [
-            dict(zip(self._keys, key, strict=True)) | self._figures(key, spread=spread)
-            for key in self._measured()
+            dict(zip(self._keys, key, strict=True)) | _medians(samples, spread=spread)
+            for key, samples in self._measured().items()
         ]
-
-    def _figures(self, key: tuple[object, ...], *, spread: bool) -> dict[str, Any]:
-        names = self.samples[key][0]
-        known = {name: values for name in names if (values := self.values(key, name))}
-        figures: dict[str, Any] = {
-            name: statistics.median(values) for name, values in known.items()
-        }
-        if spread:
-            figures["spread"] = {name: [min(v), max(v)] for name, v in known.items()}
-        return figures
 
     def _measured(self) -> dict[tuple[object, ...], list[Figures]]:
         return {key: samples for key, samples in self.samples.items() if samples}
 
-    def _cell(self, key: tuple[object, ...], column: Column) -> str:
-        values = self.values(key, column.name)
-        if not values:
-            return column.unknown
-        spread = statistics.median(values), min(values), max(values)
-        return column.form.format(*spread, total=sum(values))
+
+def _medians(samples: Sequence[Figures], *, spread: bool) -> dict[str, Any]:
+    known = {name: values for name in samples[0] if (values := _values(samples, name))}
+    figures: dict[str, Any] = {name: statistics.median(values) for name, values in known.items()}
+    if spread:
+        figures["spread"] = {name: [min(v), max(v)] for name, v in known.items()}
+    return figures
 
 
 def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""``benchmarks journal``: what a journal takes of the processor, for each call.
+"""``benchmarks journal``: the CPU time of a journal for each call.
 
-The same programs run with a journal and without one, in turns, in this process: on an engine that
-answers at once, beside which nothing is cheaper, and with ``--real`` on vLLM's, whose own
-process does not count.
+The same programs run with a journal and without a journal, in turns, in this process: on an engine
+that answers at once, with which every call is as cheap as possible, and with ``--real`` on vLLM's,
+whose own process does not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from agentrt.program import Context, Program
 from agentrt.request import Call, CallReport, Reply
@@ -50,7 +55,7 @@ _SPANS = [
     ["prefill", 0.05, 0, 0.5, 130, []],
     ["decode", 0.2, 1, 0.5, 128, []],
 ]
-"""As vLLM's engine has them."""
+"""Spans like those of vLLM's engine."""
 _SPREAD = "{:.0f} ({:.0f}-{:.0f})"
 COLUMNS = (
     Column("CPU us a call", "cpu_us", _SPREAD),
@@ -63,20 +68,20 @@ Examples:
   python -m benchmarks journal --real --calls 10 --json
 
 \b
-A side is what --journal-content keeps; off is without a journal. CPU is processor time of this
-process, also that in the kernel. Each repeat runs all sides, and compares them with each other.
+Each row is a value of --journal-content; off is without a journal. CPU is the processor time of
+this process, including the kernel's. Each repeat runs all rows, and compares them.
 """
 
 
 @click.command(epilog=EPILOG)
-@count_option("--programs", default=16, about="So many at once.")
-@count_option("--calls", default=40, about="Of each program, one after the other.")
-@count_option("--tokens", default=128, about="Of each answer.")
-@count_option("--repeat", default=10, about="Turns of each side.")
-@click.option("--real", is_flag=True, help="Also under vLLM's front end, and with its engine.")
+@count_option("--programs", default=16, about="Number of programs at once.")
+@count_option("--calls", default=40, about="Number of calls of each program, one after the other.")
+@count_option("--tokens", default=128, about="Number of tokens of each answer.")
+@repeat_option(10, "Number of turns of each row.")
+@click.option("--real", is_flag=True, help="Run also on a real engine of vLLM.")
 @json_option
 def journal(**options: Any) -> None:
-    """Processor time of a call with a journal, over that without one."""
+    """Compare the processor time of a call with a journal and without one."""
     load = Load(options["programs"], options["calls"], options["tokens"])
     engines: dict[str, Callable[[], Executor]] = {INSTANT: partial(Instant, load.tokens)}
     if options["real"]:
@@ -93,7 +98,7 @@ def journal(**options: Any) -> None:
 async def measure(
     measured: Results, engines: Mapping[str, Callable[[], Executor]], load: Load, repeats: int
 ) -> None:
-    """Run the load with each side on each engine, so often."""
+    """Run the load on each engine with each side, in ``repeats`` turns."""
     for engine, made in engines.items():
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrt-bench-"))
@@ -110,23 +115,27 @@ async def measure(
             for repeat in range(-1, repeats):
                 note(f"{engine}: repeat {repeat + 1} of {repeats}")
                 order = turns(SIDES, max(0, repeat))
-                found = {side: await load.run(runtime, sides[side]) for side in order}
-                for side in SIDES if repeat >= 0 else ():  # the first ones import and cache
-                    cpu, off = found[side], found[OFF]
+                cpu_us = {side: await load.run(runtime, sides[side]) for side in order}
+                for side in (
+                    SIDES if repeat >= 0 else ()
+                ):  # the first calls import modules and fill caches
+                    cpu, off = cpu_us[side], cpu_us[OFF]
                     figures = {"cpu_us": cpu, "more_us": cpu - off, "to_off": cpu / off}
                     measured.add(engine, side, figures=figures)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many ``programs`` at once, of so many ``calls`` each, with so many ``tokens``."""
+    """A number of ``programs`` at once, of ``calls`` calls each, with answers of
+    ``tokens`` tokens.
+    """
 
     programs: int
     calls: int
     tokens: int
 
     async def run(self, runtime: Runtime, journal: Journal | None) -> float:
-        """Run it; microseconds of processor time for each call."""
+        """Run the programs, and return the microseconds of processor time for each call."""
         runtime.journal = journal
         made = Program(self._ask)
         durable = None if journal is None else Durable()
@@ -144,21 +153,21 @@ class Load:
 
 
 class Instant(Executor):
-    """Gives every call the same answer, in the next turn of the event loop."""
+    """An engine that gives every call the same answer, in the next turn of the event loop."""
 
     def __init__(self, tokens: int) -> None:
-        self._says = _WORD * tokens
+        self._text = _WORD * tokens
         self._report = CallReport(
             service_s=0.25, waiting_s=0.125, steps=tokens, output_tokens=tokens, spans=_SPANS
         )
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         await asyncio.sleep(0)
-        yield Chunk(self._says, Reply(self._says, report=self._report))
+        yield Chunk(self._text, Reply(self._text, report=self._report))
 
 
 def _vllm(load: Load) -> VLLMEngine:
-    """An engine with the tokenizer of the embedded model, and one layer of made-up weights."""
+    """Return an engine with the embedded model's tokenizer and one layer of made-up weights."""
     model, folder = embedded_model(note), Path(tempfile.mkdtemp(prefix="agentrt-bench-model-"))
     for file in model.iterdir():
         if file.suffix != ".safetensors":

@@ -1,4 +1,4 @@
-"""``benchmarks journal-size``: what a journal takes of programs whose chats or contexts grow."""
+"""``benchmarks journal-size``: the size of a journal of programs whose chats or contexts grow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agentrt.runtime.durable import Durable
 
 TURNS = (25, 50, 100, 200)
 _WORDS = 600
-"""Of each message and each answer: about 3.5 KB."""
+"""The words of each message and each answer: about 3.5 KB."""
 _LEXICON = [
     "".join(random.Random(number).choices("aeioulnrst", k=2 + number % 7)) for number in range(9000)
 ]
@@ -41,18 +41,18 @@ _NUMBERS = {word: number for number, word in enumerate(_LEXICON)}
 
 
 def words(seed: int, count: int = _WORDS) -> list[int]:
-    """So many words, by their numbers: few of them are often there."""
+    """Return words by their numbers. A few words are frequent."""
     rng = random.Random(seed)
     return [min(len(_LEXICON) - 1, int(rng.paretovariate(0.6))) for _ in range(count)]
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """What words read as."""
+    """Return the text of words."""
     return " ".join(_LEXICON[number] for number in ids)
 
 
 class Front(RequestFrontend):
-    """A token is a word."""
+    """A front end with a token for each word."""
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         return [_NUMBERS.get(word, 0) for word in text.split()]
@@ -65,7 +65,7 @@ class Front(RequestFrontend):
 
 
 class Engine(Executor):
-    """Answers at once; what it says depends on how much it was asked."""
+    """An engine that answers at once. The answer depends on the size of the prompt."""
 
     def own_frontend(self, names: Sequence[str]) -> Front:
         return Front(self.info)
@@ -80,7 +80,7 @@ class Engine(Executor):
 
 
 async def chat(ctx: Context, turns: int) -> int:
-    """A chat of so many turns; how many bytes were said in it."""
+    """Hold a chat, and return the number of bytes of its messages."""
     messages: list[Any] = [{"role": "system", "content": text_of(words(0))}]
     for turn in range(turns):
         messages.append({"role": "user", "content": text_of(words(turn + 10_000))})
@@ -89,7 +89,7 @@ async def chat(ctx: Context, turns: int) -> int:
 
 
 async def context(ctx: Context, turns: int) -> int:
-    """A context of so many turns; how many bytes its text has."""
+    """Extend a context, and return the number of bytes of its text."""
     made = await ctx.context(text_of(words(0)))
     for turn in range(turns):
         await made.fill(text_of(words(turn + 10_000)))
@@ -103,10 +103,11 @@ KINDS: dict[str, Kind] = {"chat": chat, "context": context}
 
 @click.command()
 def journal_size() -> None:
-    """Bytes of a journal for those that were said, for chats and contexts of 25 to 200 turns.
+    """Measure the bytes of a journal for each byte of text, for chats and contexts of 25 to 200
+    turns.
 
-    Beside them how much longer it takes to go on from it, to tell why (agentrt journal why) and to
-    read it for a replay (agentrt journal replay) than with 25 turns, and the memory that why takes.
+    The table also shows the times of a resume, of agentrt journal why, and of reading the journal
+    for agentrt journal replay, as ratios to those with 25 turns, and the memory that why uses.
     """
     rows = [row for name in KINDS for row in measure(name, TURNS)]
     heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]
@@ -115,7 +116,7 @@ def journal_size() -> None:
 
 
 def measure(name: str, turns: Sequence[int]) -> list[list[str]]:
-    """The rows of one kind of program."""
+    """Return the rows of one kind of program."""
     rows, first = [], list[float]()
     for count in turns:
         note(f"{name}: {count} turns")

@@ -1,4 +1,4 @@
-"""``benchmarks kills``: `agentrt run --journal` on a real engine, killed at random moments."""
+"""``benchmarks kills``: kills `agentrt run --journal` on a real engine at random moments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.journal.counting import asked_in, comparable, known_in
 from tests.journal.killing import World, everything
 
 FOLDER = "KILLS_FOLDER"
-"""A variable: where the ``model`` is, and what has ``happened``."""
+"""The environment variable for the folder with the ``model`` and the file ``happened``."""
 
 
 class Written(Counter[str]):
-    """What it counts is in a file, which outlives a kill."""
+    """A counter that also appends to a file, which survives a kill."""
 
     def __setitem__(self, name: str, times: int) -> None:
         super().__setitem__(name, times)
@@ -45,12 +45,12 @@ WORLD = World(calls=Written(), tools=Written())
 
 
 def made() -> Program:
-    """The program, for the file that the command runs."""
+    """Make the program, for the file that the command runs."""
     return everything(WORLD, most=32)
 
 
 class CountedEngine(engine.VLLMEngine):
-    """A real engine that writes down what it is asked."""
+    """A real engine that records its calls."""
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         tokenizer: Any = Tokenizer.from_file(f"{os.environ[FOLDER]}/model/tokenizer.json")
@@ -60,13 +60,13 @@ class CountedEngine(engine.VLLMEngine):
 
 
 @click.command()
-@count_option("--kills", default=5)
+@count_option("--kills", "Number of kills.", default=5)
 @seed_option
 def kills(kills: int, seed: int) -> int:
-    """SIGKILL of agentrt run, and the same command again, until there were so many kills.
+    """Kill agentrt run by SIGKILL and run the same command again, for a number of kills.
 
-    A program with fan-out, tools, a spawned program, a saved context and a question. Fails if
-    what was recorded is done again, or a result is not that of a run without kills.
+    The program has parallel calls, tools, a spawned program, a saved context and a question. Fails
+    if a recorded step is done again, or if a result is not that of a run without kills.
     """
     rng, counts = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="agentrt-kills-") as name:
@@ -91,15 +91,17 @@ def kills(kills: int, seed: int) -> int:
 
 
 def _life(folder: Path, journal: str, dies: int = 0, after_s: float = 0.0) -> tuple[Any, list[str]]:
-    """A life's result, None if it was killed a moment after it did so much; and what it did."""
+    """Run the program once, and return its result and its steps. If ``dies`` is not 0, kill it
+    ``after_s`` seconds after that number of steps; the result is then None.
+    """
     command = [sys.executable, "-m", "benchmarks.kills", "run", str(folder / "p.py"), "--json"]
     command += ["--input", "tea", "--human", "yes", "--model", str(folder / "model")]
     command += ["--journal", str(folder / journal), "--", "--dtype", "float32"]
     happened, out, log = (folder / name for name in ("happened", "out", "log"))
     happened.write_text("")
-    with out.open("w") as to, log.open("w") as said:
+    with out.open("w") as stdout, log.open("w") as stderr:
         environment = {**os.environ, FOLDER: str(folder)}
-        process = subprocess.Popen(command, env=environment, stdout=to, stderr=said)
+        process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr)
     while process.poll() is None:
         if dies and len(happened.read_text().splitlines()) >= dies:
             time.sleep(after_s)
@@ -114,5 +116,5 @@ def _life(folder: Path, journal: str, dies: int = 0, after_s: float = 0.0) -> tu
 
 
 if __name__ == "__main__":
-    engine.VLLMEngine = CountedEngine  # type: ignore[misc]  # in its place
+    engine.VLLMEngine = CountedEngine  # type: ignore[misc]  # the command uses this class
     sys.exit(app.call(sys.argv[1:]))

@@ -75,15 +75,15 @@ class Mix:
         """Return the programs in the order of their arrival. They depend on the mix's name and the
         seed only.
         """
-        made = [
-            [_program(one, f"{name}/{seed}/{place}/{number}") for number in range(one.count)]
-            for place, one in enumerate(self.groups)
+        groups = [
+            [_program(group, f"{name}/{seed}/{place}/{number}") for number in range(group.count)]
+            for place, group in enumerate(self.groups)
         ]
         rng = Random(f"{name}/{seed}/order")
-        programs = with_tools(_in_order(made, self.order, rng), self.tool_s, seed)
+        programs = with_tools(_in_order(groups, self.order, rng), self.tool_s, seed)
         programs = _with_limits([_CUT.of(program) for program in programs], self.limit)
         times = sorted(rng.uniform(0.0, self.within_s) for _ in programs)
-        return [one.arriving(at_s) for one, at_s in zip(programs, times, strict=True)]
+        return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=True)]
 
 
 def _program(group: Group, seed: str) -> ProgramShape:
@@ -96,12 +96,12 @@ def _program(group: Group, seed: str) -> ProgramShape:
 def _in_order(
     groups: Sequence[Sequence[ProgramShape]], order: Order, rng: Random
 ) -> list[ProgramShape]:
-    listed = [one for group in groups for one in group]
+    listed = [program for group in groups for program in group]
     if order == "shuffled":
         return rng.sample(listed, len(listed))
     if order == "in turns":
         rounds = zip_longest(*groups)
-        return [one for each in rounds for one in each if one is not None]
+        return [program for each in rounds for program in each if program is not None]
     return listed
 
 

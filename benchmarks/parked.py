@@ -1,7 +1,7 @@
-"""``benchmarks parked``: what programs cost that wait for a human, and are parked meanwhile.
+"""``benchmarks parked``: the cost of programs that wait for a human, and are parked meanwhile.
 
-On a scripted engine, without HTTP: programs ask, and are parked, a batch after the other. Then the
-server starts anew, and each question is answered, in random order.
+The engine is scripted, and there is no HTTP. Programs ask questions, and are parked in batches.
+Then the server starts again, and each question is answered, in random order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.harness import WHOLE, Column, Figures, Results, run_with_table
 from tests.doubles.scripted import ScriptedExecutor
 
 BATCH = 500
-"""Programs that are begun, or answered, together."""
+"""The number of programs that are started, or answered, together."""
 COLUMNS = (
     Column("programs", "programs", WHOLE),
     Column("seconds", "seconds", "{:.1f}"),
@@ -50,7 +50,7 @@ COLUMNS = (
 
 @program
 async def asks(ctx: Context, number: int) -> str:
-    """Asks the model, then a human."""
+    """Ask the model, then a human."""
     return f"{await ctx.llm(f'about {number}')} {await ctx.human(f'{number}?')}"
 
 
@@ -59,7 +59,7 @@ async def asks(ctx: Context, number: int) -> str:
 @seed_option
 @json_option
 def parked(programs: int, seed: int, as_json: bool) -> None:
-    """The memory, CPU time and disk of programs that wait for humans, and of their answers."""
+    """Measure the memory, the CPU time and the disk space of programs that wait for humans."""
     measured = Results({"what": "what"})
 
     async def work() -> None:
@@ -71,7 +71,7 @@ def parked(programs: int, seed: int, as_json: bool) -> None:
 
 
 async def measure(measured: Results, path: Path, programs: int, rng: random.Random) -> None:
-    """Park so many programs; start anew; list their questions; answer all."""
+    """Park programs, start the server again, list their questions, and answer all of them."""
     async with opened(path) as local:
         note(f"parking {programs} programs")
         measured.add("begun and parked", figures=await local.timed(local.park(programs)))
@@ -96,7 +96,7 @@ class Local:
     wrong: int = 0
 
     async def timed(self, work: Any) -> Figures:
-        """The figures of ``work``, which returns how many programs there were."""
+        """Await ``work``, which returns a number of programs, and return its figures."""
         self.most = self.wrong = 0
         cpu, began = time.process_time(), time.monotonic()
         count = await work
@@ -110,18 +110,18 @@ class Local:
             "runs": runs_in_memory(),
             "rss_mib": rss_mib(),
             "wrong": self.wrong,
-            "journal_mib": sum(one.stat().st_size for one in self.path.parent.iterdir()) / 2**20,
+            "journal_mib": sum(file.stat().st_size for file in self.path.parent.iterdir()) / 2**20,
         }
 
     async def started(self) -> int:
-        """What a server's start does with the journal: nothing comes back."""
+        """Do what a server's start does with the journal. No program may come back."""
         await go_on(self.server, self.runs)
         assert not self.server.runtime.runs
         await self.parking.sweep()
         return 1
 
     async def park(self, count: int) -> int:
-        """Begin so many programs, and park them."""
+        """Start programs, and park them."""
         live = self.server.runtime.runs
         for first in range(0, count, BATCH):
             for number in range(first, min(first + BATCH, count)):
@@ -136,33 +136,33 @@ class Local:
         return count
 
     async def listed(self) -> int:
-        found = await self.server.questions.open(Viewer(), QuestionFilter(limit=100))
-        assert len(found) == 100
+        questions = await self.server.questions.open(Viewer(), QuestionFilter(limit=100))
+        assert len(questions) == 100
         return 1
 
     async def answered(self, rng: random.Random) -> int:
-        """Answer all in random order, a batch at a time."""
+        """Answer all questions in random order, in batches."""
         query = "SELECT question, program FROM agentrt_waits WHERE question IS NOT NULL"
-        asked = await self.journal.query(query)
-        rng.shuffle(asked)
-        for first in range(0, len(asked), BATCH):
-            await self._answered(asked[first : first + BATCH])
+        questions = await self.journal.query(query)
+        rng.shuffle(questions)
+        for first in range(0, len(questions), BATCH):
+            await self._answered(questions[first : first + BATCH])
             self.forget()
-        return len(asked)
+        return len(questions)
 
-    async def _answered(self, asked: Sequence[Any]) -> None:
+    async def _answered(self, questions: Sequence[Any]) -> None:
         async def answer(question: str, run: str) -> None:
             number = int(run.rpartition("-")[2]) - 1
             await self.server.questions.answer(Viewer(), question, f"yes {number}")
-            one = self.runs.live(run)
-            assert one is not None
+            live = self.runs.live(run)
+            assert live is not None
             self.most = max(self.most, len(self.server.runtime.runs))
-            self.wrong += await one.run.wait() != f"said about {number} yes {number}"
+            self.wrong += await live.run.wait() != f"said about {number} yes {number}"
 
-        await asyncio.gather(*(answer(*one) for one in asked))
+        await asyncio.gather(*(answer(*row) for row in questions))
 
     def forget(self) -> None:
-        """What the engine keeps for tests, and runs that have ended."""
+        """Drop the records that the engine keeps for tests, and the runs that have ended."""
         self.engine.calls.clear()
         self.engine.ended.clear()
         self.engine.totals.clear()
@@ -171,7 +171,7 @@ class Local:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Local]:
-    """A server with this journal, until the block ends."""
+    """Open a server with this journal for the body."""
     engine = ScriptedExecutor(lambda call: f"said {call.spec.messages[-1]['content']}")
     async with (
         await Journal.open(lambda: SQLiteStore(path)) as journal,
@@ -189,13 +189,13 @@ async def opened(path: Path) -> AsyncIterator[Local]:
 
 
 def runs_in_memory() -> int:
-    """The runs that are in memory but have not ended."""
+    """Return the number of runs in memory that have not ended."""
     gc.collect()
-    found = [one for one in gc.get_objects() if isinstance(one, Run)]
-    return sum(one.ended_at is None for one in found)
+    runs = [item for item in gc.get_objects() if isinstance(item, Run)]
+    return sum(run.ended_at is None for run in runs)
 
 
 def rss_mib() -> float:
-    """What this process has in memory now."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * resource.getpagesize() / 2**20

@@ -70,11 +70,11 @@ def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
         mine = sorted((cell for cell in cells if cell.name == policy), key=_by_load)
         # No line leads to bursts, because they are not a higher load.
         for bursty, label in ((False, policy), (True, None)):
-            some = [cell for cell in mine if (cell.setting.pressure.kind == "bursts") is bursty]
-            at = [loads.index(cell.setting.label) for cell in some]
-            values = [cell.values(measure) for cell in some]
+            shown = [cell for cell in mine if (cell.setting.pressure.kind == "bursts") is bursty]
+            at = [loads.index(cell.setting.label) for cell in shown]
+            values = [cell.values(measure) for cell in shown]
             low, high = [min(v) for v in values], [max(v) for v in values]
-            axis.plot(at, [cell.median(measure) for cell in some], label=label, **style)
+            axis.plot(at, [cell.median(measure) for cell in shown], label=label, **style)
             axis.fill_between(at, low, high, alpha=0.15, color=style["color"])
             axis.vlines(at, low, high, alpha=0.3, color=style["color"])
     axis.set_xticks(range(len(loads)), loads)

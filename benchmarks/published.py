@@ -1,9 +1,10 @@
-"""``benchmarks published``: the numbers of README and other pages, from the files of results.
+"""``benchmarks published``: compares the numbers of README and other pages with the files of
+results.
 
 A benchmark's JSON is kept in ``docs/results/data``, with the commands that printed it and the
-commit. On a page a number stands between two comments, which readers do not see:
+commit. On a page, a number stands between two comments, which readers do not see:
 ``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says what each name stands for. A number that differs
-from its file is an error, so a page cannot say what no run has given.
+from its file is an error, so that a page only has numbers that a run has printed.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _LONGEST_S = 3600
 _SEEDS = range(5000, 5005)
 
 Results = Sequence[Any]
-"""What the commands of a source printed, in their order."""
+"""The values that the commands of a source printed, in their order."""
 Data = Mapping[str, Any]
 """A file of results: its ``commands``, the ``commit`` that ran them, and their ``results``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What fills a file of results: ``commands``, whose last line of output is JSON. ``without``
+    """The commands that fill a file of results; the last line of their output is JSON. ``without``
     names the keys that the file leaves out.
     """
 
@@ -79,7 +80,7 @@ SOURCES: Mapping[str, Source] = {
 """Files of results by name."""
 
 
-# -- what the names on pages stand for ---------------------------------------------------
+# -- the meanings of the names on pages --------------------------------------------------
 
 
 def _spread(values: Sequence[float], form: str) -> str:
@@ -87,16 +88,16 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{median(values):{form}} ({least}-{most})"
 
 
-def _simulated(who: str) -> Callable[[Results], str]:
-    return lambda results: _spread(_cell(results, who)["predicted"], ".0f")
+def _simulated(contender: str) -> Callable[[Results], str]:
+    return lambda results: _spread(_cell(results, contender)["predicted"], ".0f")
 
 
-def _measured(who: str) -> Callable[[Results], str]:
-    return lambda results: f"{_cell(results, who)['measured']:.0f}"
+def _measured(contender: str) -> Callable[[Results], str]:
+    return lambda results: f"{_cell(results, contender)['measured']:.0f}"
 
 
-def _cell(results: Results, who: str) -> Any:
-    [cell] = [cell for cell in results[0]["cells"] if cell["who"] == who]
+def _cell(results: Results, contender: str) -> Any:
+    [cell] = [cell for cell in results[0]["cells"] if cell["who"] == contender]
     return cell
 
 
@@ -105,23 +106,25 @@ def _to_stock(when: str) -> Callable[[Results], str]:
 
 
 def _means(results: Results, when: str) -> list[float]:
-    """The ratio of the mean to stock's with each seed: the median of its pairs of runs."""
+    """Return for each seed the ratio of the mean to stock's: the median of its pairs of runs."""
     return [median(each["mean"][when]) for each in results]
 
 
 def _pairs(results: Results) -> str:
-    """The least and the most ratio of the first time's mean to stock's, over all pairs of runs."""
+    """Return the least and the greatest ratio of the first run's mean to stock's, over all pairs of
+    runs.
+    """
     ratios = [ratio for each in results for ratio in each["mean"]["first"]]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _change(when: str) -> Callable[[Results], str]:
-    """The median of these ratios over the seeds, in words."""
+    """Return the median of these ratios over the seeds, in words."""
     return lambda results: _in_words(median(_means(results, when)))
 
 
 def _changes(when: str) -> Callable[[Results], str]:
-    """The least and the most of these ratios over the seeds, in words."""
+    """Return the least and the greatest of these ratios over the seeds, in words."""
 
     def spread(results: Results) -> str:
         ratios = _means(results, when)
@@ -146,9 +149,9 @@ def _scheduler(case: str, running: int, waiting: int) -> Callable[[Results], str
     return ratio
 
 
-def _front(asked: str, figure: str) -> Callable[[Results], str]:
+def _front(kind: str, figure: str) -> Callable[[Results], str]:
     def ratio(results: Results) -> str:
-        [row] = [row for row in results[0] if (row["front"], row["asked"]) == ("agentrt", asked)]
+        [row] = [row for row in results[0] if (row["front"], row["asked"]) == ("agentrt", kind)]
         return f"{row[figure]:.2f}"
 
     return ratio
@@ -226,7 +229,9 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "front-table": ("front", _front_table),
     **{f"{source}-commit": (source, None) for source in SOURCES},
 }
-"""By name: the file of results, and what makes the text on the page of it; None is its commit."""
+"""For each name, the file of results, and a function that makes the text on the page from it; None
+for the commit of the file.
+"""
 
 
 # -- the command -------------------------------------------------------------------------
@@ -236,8 +241,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
 @many(
     "--record",
     metavar="NAME,…",
-    help=f"Run the commands of {', '.join(SOURCES)}, and keep the "
-    "JSON; they take from 4 to 10 minutes each.",
+    help="Measure again: run the commands of these files of results, and write the files. Takes 4 "
+    f"to 10 minutes for each of {', '.join(SOURCES)}.",
 )
 @click.option("--write", is_flag=True, help="Write the numbers onto the pages.")
 @click.option(
@@ -250,8 +255,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
 def published(record: Sequence[str], write: bool, root: Path) -> int:
     """Compare the numbers on README and other pages with the files of results.
 
-    Says which differ, and exits with 1 if any does. With --write, the pages take the
-    numbers of the files.
+    Prints the numbers that differ, and exits with 1 if there are any. With --write, writes the
+    numbers of the files onto the pages.
     """
     for name in record:
         _record(name, root)
@@ -272,7 +277,7 @@ def published(record: Sequence[str], write: bool, root: Path) -> int:
 
 def _record(name: str, root: Path) -> None:
     if name not in SOURCES:
-        raise ConfigError(f"--record {name!r}: unknown file; known: {', '.join(SOURCES)}")
+        raise ConfigError(f"unknown --record {name!r}; available: {', '.join(SOURCES)}")
     file = root / DATA / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(SOURCES[name].run(), indent=1) + "\n", encoding="utf-8")
@@ -295,13 +300,15 @@ def _read(file: Path) -> Data:
 
 
 def _check_marks(page: str, text: str) -> None:
-    """Raise `ConfigError` for a mark that stands alone, or that Markdown would take for HTML."""
+    """Raise `ConfigError` for a mark without its counterpart, or that Markdown would
+    read as HTML.
+    """
     if left := _MARK.search(_PLACE.sub("", text)):
-        raise ConfigError(f"{page}: {left[0]} stands alone; write <!--NAME-->number<!--/-->")
+        raise ConfigError(f"{page}: {left[0]} has no counterpart; write <!--NAME-->number<!--/-->")
     if first := _FIRST_ON_LINE.search(text):
         raise ConfigError(
-            f"{page}: {first[0].strip()} begins a line, and Markdown takes that line for HTML; put "
-            "a word before it"
+            f"{page}: {first[0].strip()} begins a line, which Markdown reads as HTML; put a word "
+            "before it"
         )
 
 
@@ -312,8 +319,8 @@ def _problems(page: str, text: str, data: Mapping[str, Data]) -> Iterator[str]:
             line = text.count("\n", 0, place.start()) + 1
             file = DATA / f"{VALUES[place['name']][0]}.json"
             yield (
-                f"{page}:{line}: {place['name']} is {place['text'].strip()!r}, and {file} gives "
-                f"{expected.strip()!r}; python -m benchmarks published --write puts it there"
+                f"{page}:{line}: {place['name']} is {place['text'].strip()!r}, but {file} has "
+                f"{expected.strip()!r}; run python -m benchmarks published --write"
             )
 
 
@@ -326,7 +333,7 @@ def _filled(page: str, text: str, data: Mapping[str, Data]) -> str:
 
 def _value(page: str, name: str, data: Mapping[str, Data]) -> str:
     if name not in VALUES:
-        raise ConfigError(f"{page}: unknown number {name!r}; known: {', '.join(VALUES)}")
+        raise ConfigError(f"{page}: unknown number {name!r}; available: {', '.join(VALUES)}")
     source, text = VALUES[name]
     return text(data[source]["results"]) if text is not None else str(data[source]["commit"])
 
@@ -335,8 +342,8 @@ def _value(page: str, name: str, data: Mapping[str, Data]) -> str:
 
 
 def _output(command: str) -> Any:
-    """Run a command of this checkout, and return the JSON of its last line. One that fails ends
-    this process with 1.
+    """Run a command of this checkout, and return the JSON of its last line. If the command fails,
+    exit with 1.
     """
     note(command)
     program, *words = shlex.split(command)
@@ -352,13 +359,13 @@ def _output(command: str) -> Any:
         check=False,
     )
     if done.returncode:
-        note(f"it failed with exit code {done.returncode}; nothing was recorded")
+        note(f"the command failed with exit code {done.returncode}; nothing was recorded")
         raise SystemExit(1)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _commit() -> str:
-    """The commit of the code that ran, with ``-dirty`` where a file of it differs from that."""
+    """Return the commit of the code, with ``-dirty`` if a file of the code differs from it."""
     changed = _git("status", "--porcelain", "--", "agentrt", "benchmarks", "demos")
     return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
@@ -369,7 +376,7 @@ def _git(*words: str) -> str:
 
 
 def _without(value: Any, names: Sequence[str]) -> Any:
-    """A value without these keys, wherever they are in it."""
+    """Return a value without these keys, at any depth."""
     if isinstance(value, dict):
         return {key: _without(item, names) for key, item in value.items() if key not in names}
     return [_without(item, names) for item in value] if isinstance(value, list) else value

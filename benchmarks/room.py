@@ -1,73 +1,140 @@
-"""``benchmarks room``: the defaults and stock vLLM with a KV cache that has room for everything.
+"""``benchmarks room`` and ``first-runs``: completion times with room for all contexts.
 
-The workloads are those of ``benchmarks memory``, in virtual time. Below a load of 1, the engine
-keeps up with the programs, and no policy can gain anything; above it, programs queue.
+Each policy serves the same programs as stock vLLM in virtual time, with vLLM's real scheduler and
+KV-cache manager, whose cache has room for everything. ``room`` runs the workloads of ``benchmarks
+memory``: below a load of 1, the engine keeps up with the programs, and no policy can gain anything;
+above it, programs queue. ``first-runs`` runs mixes of programs of types that the engine has not
+seen before; then the engine serves the same programs again, with the history of the first run and
+an empty cache.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from itertools import product
+from statistics import fmean, median
 from typing import Any
 
 import click
 
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
+from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
-    jobs_option,
-    json_flag,
     load_option,
     policy_option,
     programs_option,
-    seed_option,
-    seeds_option,
     silence_vllm,
     workload_option,
 )
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
+from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
-from benchmarks import first_runs
-from benchmarks.cells import Cell, Load, cells_of, check_names, measured
-from benchmarks.harness import Figures
+from agentrt.lab.outcome import Outcome, quantile
+from agentrt.lab.reports.tables import Spread
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders
+from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
+from benchmarks.harness import Column, Figures, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
+from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
+WANTED_UNLIKE, WANTED_ALIKE = 0.90, 1.01
+"""The highest acceptable mean completion time of a first run, as a multiple of stock vLLM's."""
+EQUAL = 1.01
+"""The highest acceptable ratio of mean and P99 to stock's if no policy can gain anything."""
 WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")
 SLOTS = 16
-EQUAL = 1.01
-"""The highest acceptable ratio of mean and P99 to stock's if no policy can gain anything."""
-Ratios = first_runs.Ratios
+FIGURES = {"mean": "mean", "p99": "P99", "longest": "longest"}
+Ratios = Mapping[str, float]
+"""Ratios of a policy's completion times to stock's, by the names of `FIGURES`. ``known`` is the
+ratio of the means in the second run, if the policy learns.
+"""
+Results = Mapping[tuple[Any, ...], Sequence[Ratios]]
+"""The ratios of each seed, by mix and policy; in ``room``, by load, workload and policy."""
+_POLICIES = policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+
+
+@click.command("first-runs", cls=ManyCommand)
+@workload_option(f"Mixes of programs.  [default: all: {', '.join(MIXES)}]", former=["--mixes"])
+@_POLICIES
+@study_options(5)
+def first_runs(**options: Any) -> None:
+    """Compare completion times of programs that are new to the engine with stock vLLM's.
+
+    In ten mixes the programs differ, in ten they are alike. Each figure is the median ratio to
+    stock over the seeds, with the least and the greatest; less is better. "once known" is the mean
+    in a second run of the same programs.
+    """
+    names = check_names("mix", options["workload"], list(MIXES))
+    works = [Newcomers(name) for name in MIXES if name in names]
+    cells = cells_of(works, check_policies(options["policy"]), seeds_of(options))
+
+    def rows(results: Mapping[tuple[Newcomers, str], Sequence[Ratios]]) -> Results:
+        return {(mix.name, policy): seeds for (mix, policy), seeds in results.items()}
+
+    _compare(cells, first_and_known, options, rows, report, mixes_as_json)
 
 
 @click.command(cls=ManyCommand)
 @workload_option(f"Workloads to run.  [default: all: {', '.join(WORKS)}]")
 @load_option(f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]")
-@policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+@_POLICIES
 @programs_option("Number of programs of each workload.")
-@seeds_option(default=5)
-@seed_option
-@jobs_option
-@json_flag("Print all ratios as one JSON line.")
+@study_options(5)
 def room(**options: Any) -> None:
     """Compare mean and P99 of completion times with stock vLLM's, with room for everything.
 
     Each figure is the median ratio to stock over the seeds, with the least and the greatest; less
     is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
     """
-    planned = _cells(options)
+    names = check_names("workload", options["workload"], WORKS)
+    loads = [_load(text) for text in options["load"] or LOADS]
+    # In this order, an early end leaves finished workloads.
+    works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
+    cells = cells_of(works, check_policies(options["policy"]), seeds_of(options))
+    _compare(cells, first_run, options, by_load, room_table, loads_as_json)
+
+
+def _compare(
+    cells: Sequence[Cell[Any, str]],
+    figures: Callable[[Any, str], Figures],
+    options: Mapping[str, Any],
+    rows: Callable[[Any], Results],
+    text: Callable[[Results], str],
+    values: Callable[[Results], list[dict[str, Any]]],
+) -> None:
+    """Run the cells, and print the ratios to stock's figures as text and as JSON values."""
     silence_vllm()
-    with measured(planned, figures, options["jobs"]) as runs:
-        results = by_load(runs.over(STOCK, first_runs.ratios))
+    with measured(cells, figures, options["jobs"]) as runs:
+        results = rows(runs.over(STOCK, ratios))
         if results:
-            click.echo(table(results))
+            click.echo(text(results))
             if options["as_json"]:
-                click.echo(json.dumps(as_json(results)))
+                click.echo(json.dumps({"cells": values(results)}))
+
+
+# -- workloads ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomers:
+    """The programs of a mix, at an engine with room for all of them."""
+
+    name: str
+
+    def load(self, seed: int) -> Load:
+        """Make the programs and the engine."""
+        mix = MIXES[self.name]
+        programs = mix.programs(self.name, seed)
+        least = LONGEST // BLOCK_SIZE + 2
+        small = VirtualOptions(mix.slots, least, max_model_len=LONGEST)
+        return Load(programs, with_room_for_all(programs, small), StepTimeModel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +156,6 @@ class Roomy:
         return Load(programs, with_room_for_all(programs, small), work.step_time)
 
 
-def _cells(options: dict[str, Any]) -> list[Cell[Roomy, str]]:
-    names = check_names("workload", options["workload"], WORKS)
-    loads = [_load(text) for text in options["load"] or LOADS]
-    policies = first_runs.check_policies(options["policy"])
-    seeds = range(options["seed"], options["seed"] + options["seeds"])
-    # In this order, an early end leaves finished workloads.
-    works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
-    return cells_of(works, policies, seeds)
-
-
 def _load(text: str) -> float:
     try:
         value = float(text)
@@ -109,14 +166,141 @@ def _load(text: str) -> float:
     return value
 
 
-def figures(load: Load, name: str) -> Figures:
+def check_policies(names: Sequence[str]) -> list[str]:
+    """Return stock and the policies to compare with it; without names, the default policies.
+
+    Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
+    """
+    policies = contenders(names or [DEFAULT])
+    for item in policies:
+        if item.stock or item.scheduler or item.memory > 1 or item.hints is not None:
+            raise ConfigError(
+                f"--policy {item.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
+                f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"
+            )
+    return [STOCK, *(item.name for item in policies)]
+
+
+# -- runs --------------------------------------------------------------------------------
+
+
+def first_run(load: Load, name: str) -> Figures:
     """Return the completion times of a run."""
-    return first_runs.times(load.virtual(contender(name)).outcomes)
+    return times(load.virtual(contender(name)).outcomes)
 
 
-Key = tuple[float, str, str]
-"""Load, workload, policy."""
-Results = Mapping[Key, Sequence[Ratios]]
+def first_and_known(load: Load, name: str) -> Figures:
+    """Return the completion times of a first run, and if the policy learns, the mean of a second
+    run.
+    """
+    policy = contender(name)
+
+    def serve(learned: Any = None) -> tuple[Sequence[Outcome], Any]:
+        engine = Virtual(policy.scheduling, load.options, load.times)
+        scheduler = engine.lanes[0].engine.scheduler
+        if learned is not None:
+            scheduler.control("know", learned)
+        ran = drive(engine, load.programs)
+        return ran.outcomes, None if policy.stock else scheduler.history.values()
+
+    first, learned = serve()
+    if learned is None:
+        return times(first)
+    return {**times(first), "known": times(serve(learned)[0])["mean"]}
+
+
+def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the completion times of a run, by the names of `FIGURES`."""
+    seconds = sorted(outcome.latency_s for outcome in outcomes)
+    return {"mean": fmean(seconds), "p99": quantile(seconds, 0.99), "longest": seconds[-1]}
+
+
+def ratios(mine: Figures, base: Figures) -> Ratios:
+    """Return the ratios of completion times to those of ``base``, which has no second run."""
+    over = {name: mine[name] / base[name] for name in FIGURES}
+    return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over
+
+
+# -- tables ------------------------------------------------------------------------------
+
+Row = tuple[tuple[Any, ...], Sequence[Ratios]]
+
+
+def spread(seeds: Sequence[Ratios], figure: str) -> str:
+    """Return the median of a figure over the seeds, with the least and the greatest value."""
+    values = [item[figure] for item in seeds if figure in item]
+    return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
+
+
+def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
+    """Return whether the median of a figure, rounded as in tables, is at most ``wanted``."""
+    return round(median(item[figure] for item in seeds), 3) <= wanted
+
+
+def _columns(names: Mapping[str, str]) -> list[Column]:
+    """Return a column with the spread of each figure. ``names`` maps figures to heads."""
+
+    def column(figure: str) -> Callable[[Row], str]:
+        return lambda row: spread(row[1], figure)
+
+    return [Column(head, column(figure)) for figure, head in names.items()]
+
+
+def _key(place: int) -> Callable[[Row], object]:
+    return lambda row: row[0][place]
+
+
+def report(results: Results) -> str:
+    """Return the tables of ``first-runs``, with a line of summary for each policy."""
+    parts = []
+    for title, mixes, wanted in (
+        ("Unlike programs", UNLIKE, WANTED_UNLIKE),
+        ("Programs that are alike", ALIKE, WANTED_ALIKE),
+    ):
+        shown = {key: seeds for key, seeds in results.items() if key[0] in mixes}
+        if shown:
+            parts += [f"**{title}** (completion time over stock's)", _mixes_table(shown, wanted)]
+            policies = dict.fromkeys(policy for _, policy in shown)
+            parts.append("\n".join(summary(title, shown, name, wanted) for name in policies))
+    return "\n\n".join(parts)
+
+
+def _mixes_table(results: Results, wanted: float) -> str:
+    def programs(row: Row) -> str:
+        groups = MIXES[row[0][0]].groups
+        return ", ".join(f"{item.count} {item.type or item.kind}" for item in groups)
+
+    return table(
+        results.items(),
+        Column("mix", _key(0)),
+        Column("programs", programs),
+        Column("slots", lambda row: MIXES[row[0][0]].slots),
+        Column("policy", _key(1)),
+        *_columns({**FIGURES, "known": "once known"}),
+        Column(
+            f"mean at most {wanted:.2f}",
+            lambda row: "yes" if reached(row[1], "mean", wanted) else "no",
+        ),
+    )
+
+
+def summary(title: str, results: Results, policy: str, wanted: float) -> str:
+    """Say how many mixes reach the wanted ratio, and the mean over the mixes."""
+    mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
+    means = [median(item["mean"] for item in seeds) for seeds in mine.values()]
+    count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
+    return (
+        f"{title}, {policy}: the mean completion time is {fmean(means):.3f} of stock's over "
+        f"{len(mine)} mixes; at most {wanted:.2f} in {count} of them."
+    )
+
+
+def mixes_as_json(results: Results) -> list[dict[str, Any]]:
+    """Return all ratios of each seed of ``first-runs`` as JSON values."""
+    return [
+        {"mix": mix, "alike": MIXES[mix].alike, "policy": policy, "by_seed": list(seeds)}
+        for (mix, policy), seeds in results.items()
+    ]
 
 
 def by_load(over: Mapping[tuple[Roomy, str], Sequence[Ratios]]) -> Results:
@@ -125,35 +309,36 @@ def by_load(over: Mapping[tuple[Roomy, str], Sequence[Ratios]]) -> Results:
     return dict(sorted(runs.items(), key=lambda item: (item[0][0], WORKS.index(item[0][1]))))
 
 
-def reached(load: float, seeds: Sequence[Ratios]) -> bool:
+def wanted_at(load: float) -> float:
+    """Return the highest acceptable ratio at a load."""
+    return EQUAL if load < 1 else 1.0
+
+
+def both_reached(load: float, seeds: Sequence[Ratios]) -> bool:
     """Return whether the medians of the mean and of the P99 are acceptable at a load."""
-    wanted = EQUAL if load < 1 else 1.0
-    return all(first_runs.reached(seeds, figure, wanted) for figure in ("mean", "p99"))
+    return all(reached(seeds, figure, wanted_at(load)) for figure in ("mean", "p99"))
 
 
-def table(results: Results) -> str:
+def room_table(results: Results) -> str:
     """Return a table with a row for each load, workload and policy, and the number of acceptable
     rows.
     """
-    rows = []
-    for (load, work, policy), seeds in results.items():
-        figures = [first_runs.spread(seeds, figure) for figure in ("mean", "p99")]
-        verdict = "yes" if reached(load, seeds) else "no"
-        wanted = f"{EQUAL if load < 1 else 1.0:.2f}"
-        rows.append([f"{load:g}", work, policy, *figures, wanted, verdict])
-    head = ["load", "workload", "policy", f"mean / {STOCK}", f"P99 / {STOCK}"]
-    count = sum(row[-1] == "yes" for row in rows)
-    return (
-        markdown([*head, "both at most", "reached"], rows)
-        + f"\n\n{count} of {len(rows)} rows are as they should be."
+    rows = table(
+        results.items(),
+        Column("load", lambda row: f"{row[0][0]:g}"),
+        Column("workload", _key(1)),
+        Column("policy", _key(2)),
+        *_columns({"mean": f"mean / {STOCK}", "p99": f"P99 / {STOCK}"}),
+        Column("both at most", lambda row: f"{wanted_at(row[0][0]):.2f}"),
+        Column("reached", lambda row: "yes" if both_reached(row[0][0], row[1]) else "no"),
     )
+    count = sum(both_reached(key[0], seeds) for key, seeds in results.items())
+    return f"{rows}\n\n{count} of {len(results)} rows are as they should be."
 
 
-def as_json(results: Results) -> dict[str, Any]:
-    """Return all ratios of each seed as JSON values."""
-    return {
-        "cells": [
-            {"load": load, "workload": work, "policy": policy, "by_seed": list(seeds)}
-            for (load, work, policy), seeds in results.items()
-        ]
-    }
+def loads_as_json(results: Results) -> list[dict[str, Any]]:
+    """Return all ratios of each seed of ``room`` as JSON values."""
+    return [
+        {"load": load, "workload": work, "policy": policy, "by_seed": list(seeds)}
+        for (load, work, policy), seeds in results.items()
+    ]

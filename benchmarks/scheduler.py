@@ -36,6 +36,7 @@ from agentrt.lab.commands.options import (
     many,
     note,
     policy_option,
+    repeat_option,
     seed_option,
     silence_vllm,
 )
@@ -74,8 +75,8 @@ COLUMNS = (
 )
 @many("--running", metavar="N,…", help="Calls in the batch.  [default: 4,64]")
 @many("--waiting", metavar="N,…", help="Calls that wait.  [default: 10,1000]")
-@count_option("--steps", default=200)
-@count_option("--repeat", default=15)
+@count_option("--steps", "Number of steps in a turn.", default=200)
+@repeat_option(15, "Number of turns of each case.")
 @count_option(
     "--warm-up",
     about="Steps before the first measured one. The default measures an engine that has seen few "

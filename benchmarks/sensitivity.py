@@ -1,9 +1,9 @@
-"""``benchmarks sensitivity``: what each constant of the scheduler is worth.
+"""``benchmarks sensitivity``: the effect of each constant of the scheduler.
 
-A constant is a module's own name in capitals for a number that the source writes out. Each is
-halved and doubled in turn, on workloads that did not choose it; the scheduler reads such names
-while it runs, so that another value counts at once. vLLM's real scheduler and KV-cache manager
-decide in virtual time, as in ``python -m benchmarks memory``.
+A constant is a module's own name in capital letters for a number that the source writes out. Each
+constant is halved and doubled in turn, on workloads on which no constant was tuned. The scheduler
+reads such names while it runs, so that a new value takes effect at once. vLLM's real scheduler and
+KV-cache manager decide in virtual time, as in ``python -m benchmarks memory``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,28 @@ from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    jobs_option,
-    json_flag,
     many,
     programs_option,
-    seeds_option,
     silence_vllm,
     workload_option,
 )
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
-from benchmarks.cells import Cell, Measured, cells_of, measured
+from benchmarks.cells import (
+    Cell,
+    Measured,
+    cells_of,
+    check_names,
+    measured,
+    seeds_of,
+    study_options,
+)
 from benchmarks.harness import Figures
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))
-"""Packages, and which of their files hold the scheduler."""
+"""The packages with the scheduler, and the patterns of its files."""
 _NAME = re.compile(r"_?[A-Z][A-Z0-9_]*")
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -57,19 +62,19 @@ _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_jct_s": "mean", "p99_jct_s": "P99"}
 _SHARE = 0.25
 SAME, FAILED, NONE = "=", "fails", "-"
-"""No seed of no workload changed; a run raised an error; there is no such value."""
+"""Nothing changed on any workload and seed; a run raised an error; there is no such value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number with a name, and the module that it is in."""
+    """The name and the value of a number, and its module."""
 
     name: str
     module: str
     value: float
 
     def times(self, factor: float) -> float:
-        """So many times its value; a whole number stays one, and does not become nothing."""
+        """Return the value times a factor. A whole number stays whole, and does not become 0."""
         if isinstance(self.value, int):
             return round(self.value * factor) or self.value
         return self.value * factor
@@ -77,13 +82,13 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A held-out workload over a share of its working set, with so many programs."""
+    """A held-out workload over a share of its working set, with a number of programs."""
 
     setup: Setup
     programs: int | None
 
     def load(self, seed: int) -> MemoryLoad:
-        """The programs, and the engine."""
+        """Make the programs and the engine."""
         return Memory(count=self.programs).make(self.setup, seed)
 
 
@@ -96,22 +101,21 @@ class Variant:
 
 
 Runs = Measured[HeldOut, Variant | None]
-"""Figures, None where a run raised an error; the variant None has all constants as they are."""
+"""The figures of the runs; None for a run that raised an error. The variant None changes no
+constant.
+"""
 
 
 @click.command(cls=ManyCommand)
-@many("--constant", metavar="NAME,…", help="Which to change.  [default: all]")
+@many("--constant", metavar="NAME,…", help="Constants to change.  [default: all]")
 @workload_option(f"Workloads to run.  [default: {', '.join(HELD_OUT_WORKS)}]")
 @programs_option("Number of programs of each workload.")
-@seeds_option(default=2)
-@click.option("--seed", type=int, default=FIRST_HELD_OUT, show_default=True, metavar="N")
-@jobs_option
-@json_flag("Print all ratios as one JSON line.")
+@study_options(2, FIRST_HELD_OUT)
 def sensitivity(**options: Any) -> None:
-    """Half and twice of each constant of the scheduler, on workloads that did not choose it.
+    """Halve and double each constant of the scheduler, on workloads on which none was tuned.
 
-    A figure is a ratio to the run with the constant as it is, of the workload where it is worst.
-    = says that nothing changed at all.
+    Each figure is the ratio to the run with the unchanged constant, on the workload where this
+    ratio is highest. = means that nothing changed.
     """
     chosen = _constants(options["constant"])
     cells = _cells(options, chosen)
@@ -129,18 +133,14 @@ def _constants(names: Sequence[str]) -> list[Constant]:
     for name in names:
         if all(item.name != name for item in everything):
             known = ", ".join(dict.fromkeys(item.name for item in everything))
-            raise ConfigError(f"no constant of the scheduler is named {name!r}: there are {known}")
+            raise ConfigError(f"unknown constant of the scheduler {name!r}; available: {known}")
     return [item for item in everything if not names or item.name in names]
 
 
 def _cells(
     options: dict[str, Any], chosen: Sequence[Constant]
 ) -> list[Cell[HeldOut, Variant | None]]:
-    names = options["workload"] or list(HELD_OUT_WORKS)
-    for name in names:
-        if name not in HELD_OUT_WORKS:
-            known = ", ".join(HELD_OUT_WORKS)
-            raise ConfigError(f"no held-out workload is named {name!r}: there are {known}")
+    names = check_names("held-out workload", options["workload"], list(HELD_OUT_WORKS))
     changed = [
         Variant(item, by) for item in chosen for by in _FACTORS if item.times(by) != item.value
     ]
@@ -148,15 +148,14 @@ def _cells(
         HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
         for name in names
     ]
-    seeds = range(options["seed"], options["seed"] + options["seeds"])
-    return cells_of(works, [None, *changed], seeds)
+    return cells_of(works, [None, *changed], seeds_of(options))
 
 
 # -- constants, and runs with one of them changed ----------------------------------------
 
 
 def constants(places: Sequence[tuple[str, str]] = PLACES) -> list[Constant]:
-    """All of them, by module and in the order of its lines. None of the modules is imported."""
+    """Return all constants, by module and in the order of its lines. No module is imported."""
     return [
         Constant(name, module, value)
         for package, files in places
@@ -179,17 +178,17 @@ def _in_source(text: str) -> Iterator[tuple[str, float]]:
     for line in ast.parse(text).body:
         match line:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                runs = _number(value)
+                number = _number(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                runs = _number(value)
+                number = _number(value)
             case _:
                 continue
-        if runs is not None and _NAME.fullmatch(name):
-            yield name, runs
+        if number is not None and _NAME.fullmatch(name):
+            yield name, number
 
 
 def _number(value: ast.expr) -> float | None:
-    """The number that an expression of numbers comes to; None for any other."""
+    """Return the value of an expression of numbers; None for any other expression."""
     match value:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number
@@ -207,7 +206,7 @@ def _number(value: ast.expr) -> float | None:
 
 @contextmanager
 def replaced(constant: Constant, value: float) -> Iterator[None]:
-    """The constant has this value meanwhile, also in modules that import it by its name."""
+    """Give a constant this value while the body runs, also in modules that import its name."""
     own = vars(import_module(constant.module))
     before = own[constant.name]
     having = [own]
@@ -225,7 +224,7 @@ def replaced(constant: Constant, value: float) -> Iterator[None]:
 
 
 def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
-    """Change it, and forget what was computed with the value of before."""
+    """Set a name in modules, and clear the caches of values that used the old value."""
     for names in having:
         names[name] = value
         for item in names.values():
@@ -234,24 +233,24 @@ def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
 
 
 def figures(load: MemoryLoad, variant: Variant | None) -> Figures | None:
-    """What came of a run under the defaults; None where the variant raised an error."""
+    """Return the figures of a run under the defaults; None if the variant raised an error."""
     if variant is None:
         return load.figures(load.virtual(contender(DEFAULT)))
     constant, factor = variant.constant, variant.factor
     try:
         with replaced(constant, constant.times(factor)):
             return load.figures(load.virtual(contender(DEFAULT)))
-    except Exception as error:  # what a value that makes no sense leads to
+    except Exception as error:  # some values make no sense
         say(f"{constant.name} times {factor:g}: {error!r}")
         return None
 
 
-# -- what came of them -------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """A constant times a factor: by workload, each figure's ratio in the median of the seeds."""
+    """The effect of a constant times a factor: the median ratio of each figure by workload."""
 
     constant: Constant
     factor: float
@@ -278,7 +277,9 @@ class _Effect:
         return cls(variant.constant, variant.factor, medians, failed)
 
     def worst(self, figure: str) -> str:
-        """The greatest ratio of any workload, with its name."""
+        """Return the highest ratio of a figure over the workloads, with the name of the
+        workload.
+        """
         if self.failed:
             return FAILED
         if not self.by_workload:
@@ -295,7 +296,7 @@ class _Effect:
 
 
 def table(chosen: Sequence[Constant], effects: Sequence[_Effect]) -> str:
-    """A row per constant; the columns are the factors' figures."""
+    """Return a table with a row for each constant. The columns are the figures of each factor."""
     runs = {(item.constant, item.factor): item for item in effects}
     head = [f"{name}: {figure}" for name in _FACTORS.values() for figure in _FIGURES.values()]
     rows = []

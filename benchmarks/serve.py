@@ -1,9 +1,9 @@
-"""``benchmarks serve``: `agentrt serve` under load, beside vLLM's own server.
+"""``benchmarks serve``: `agentrt serve` under load, compared with vLLM's own server.
 
-All servers run, in processes of their own, with the same engine options; the load comes from
-this process, and one of them has it at a time, in turns. Clients are programs of a few calls,
-each the last one's chat and more, one after the other, without a pause. For the CPU time of the
-server's own process they make single calls, whole or streamed, and know nothing of programs.
+All servers run in processes of their own, with the same engine options. The load comes from this
+process, and one server has it at a time, in turns. Clients are programs of a few calls without
+pauses; each call sends the chat of the previous call and more. To measure the CPU time of a
+server's own process, clients make single calls, whole or streamed, and do not name programs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import httpx
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Progress
-from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -31,22 +29,23 @@ from agentrt.lab.commands.options import (
     model_option,
     note,
     policy_option,
+    repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, percentile, ratios, run_shown, show
-from benchmarks.servers import AgentrtServer, Server, scheduling, stock_and_ours
+from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_model, scheduling
 
 CALLS = 3
 TOKENS = 8
 SINGLES = {"calls": 1, "streams": 64}
-"""Tokens of a whole answer and of a streamed one, for clients that know nothing of programs."""
+"""The tokens of a whole answer and of a streamed one, for clients that do not name programs."""
 _SINGLES_CLIENTS = 16
 _CALL_S = 600.0
 _WARM_UP_S = 1.0
 _PARTS, _OF_ALL_CLIENTS = 6, 3
-"""Of a server's time in a repeat, so many are for all clients; one client, calls and streams have
-one each.
+"""A repeat's time of a server has `_PARTS` parts, of which `_OF_ALL_CLIENTS` are for all clients;
+one client, calls and streams have one part each.
 """
 _BUSY = "429"
 _TOTAL = "{total:.0f}"
@@ -80,25 +79,26 @@ _pause = asyncio.sleep
 
 
 @click.command(cls=ManyCommand)
-@count_option("--clients", default=256)
+@count_option("--clients", "Number of clients at a time.", default=256)
 @click.option(
     "--minutes",
     type=NumberRange(min=0, min_open=True),
     default=20.0,
     show_default=True,
     metavar="M",
-    help="How long both have the load, in all; calls that have begun are waited for.",
+    help="Minutes for which the servers have the load, all together; calls that have begun are "
+    "waited for.",
 )
-@count_option("--repeat", default=5)
+@repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)
 @policy_option(f"Policies of agentrt's servers.  [default: {','.join(POLICIES)}]")
 @model_option
 def serve(**options: Any) -> None:
-    """agentrt serve and vLLM's own server, with programs of three calls, in turns.
+    """Compare agentrt serve with vLLM's own server, under programs of three calls, in turns.
 
-    The second table is the CPU time of the server's own process, without the engine's; the third
-    what agentrt's use after each of their turns: what grows there is a leak. With policy fcfs it
-    schedules as vLLM's own does, and what differs is the server.
+    The second table shows the CPU time of the server's own process, without that of its engine; the
+    third the resources of agentrt's servers after each of their turns: what grows is a leak. With
+    the policy fcfs, agentrt schedules as vLLM does, and only the servers differ.
     """
     policies = tuple(dict.fromkeys(options["policy"] or POLICIES))
     for name in policies:
@@ -114,23 +114,20 @@ def serve(**options: Any) -> None:
 
 
 async def _measure(bench: ServingBench, options: dict[str, Any], policies: Sequence[str]) -> None:
-    engine = EngineOptions(options["model"], options["max_num_seqs"])
-    prepare_environment(engine)
-    model = options["model"] or default_model(note)
-    async with stock_and_ours(engine, model, policies) as servers:
-        await bench.run(*servers, options["repeat"])
+    async with all_started((STOCK, *policies), *engine_and_model(options)) as servers:
+        await bench.run(servers, options["repeat"])
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one server did in one turn: each call's latency (seconds), and how calls ended."""
+    """The calls of one turn on a server: their latencies in seconds, and their statuses."""
 
     latencies: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def figures(self) -> Figures:
-        """Calls that were served, that failed, and that were refused for being busy; latencies."""
+        """Return the number of served, failed and refused calls, and the latencies."""
         return {
             "calls": len(self.latencies),
             "errors": self.statuses.total() - self.statuses["200"] - self.statuses[_BUSY],
@@ -141,14 +138,20 @@ class Turn:
         }
 
     async def call(
-        self, client: httpx.AsyncClient, chat: list[Any], tokens: int, **more: Any
+        self,
+        client: httpx.AsyncClient,
+        chat: list[Any],
+        tokens: int,
+        *,
+        stream: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response | None:
-        """The answer to one request, if it is one; ``more`` is the rest of httpx's request."""
-        body = {"model": Server.NAME, "messages": chat, "max_tokens": tokens}
-        body |= {"temperature": 0, "ignore_eos": True, **more.pop("json", {})}
+        """Make a call, and return the answer; None if the call failed."""
+        body = {"model": Server.NAME, "messages": chat, "max_tokens": tokens, "stream": stream}
+        body |= {"temperature": 0, "ignore_eos": True}
         began = time.perf_counter()
         try:
-            answer = await client.post("chat/completions", json=body, **more)
+            answer = await client.post("chat/completions", json=body, headers=headers)
         except httpx.TransportError as error:
             self.statuses[type(error).__name__] += 1
             return None
@@ -161,8 +164,8 @@ class Turn:
 
 
 class ServingBench:
-    """Puts ``clients`` programs at a time on each server, and other loads. In each repeat a server
-    has all of them for ``seconds``.
+    """The loads of each server: ``clients`` programs at a time, and others. In each repeat, a
+    server has its loads for ``seconds`` in all.
     """
 
     def __init__(
@@ -182,83 +185,87 @@ class ServingBench:
         self._numbers = count(1)
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
-    async def run(self, stock: Server, ours: Mapping[str, AgentrtServer], repeats: int) -> None:
+    async def run(self, servers: Mapping[str, Server], repeats: int) -> None:
         """Let the servers take turns."""
         self._progress("warming up")
-        servers: dict[str, Server] = {STOCK: stock, **ours}
         for clients in (1, self._clients):
             for server in servers.values():
                 await self.turn(server.base_url, clients, _WARM_UP_S)
-        await self._look(ours, 0)
+        await self._look(servers, 0)
         for repeat in range(repeats):
-            found = {}
+            figures = {}
             for name in turns(self.servers, repeat):
-                what = f"repeat {repeat + 1} of {repeats}: {name}"
-                found[name] = await self.once(servers[name], what)
-            self.keep(found)
-            await self._look(ours, repeat + 1)
+                message = f"repeat {repeat + 1} of {repeats}: {name}"
+                figures[name] = await self.once(servers[name], message)
+            self.keep(figures)
+            await self._look(servers, repeat + 1)
 
-    async def once(self, server: Server, what: str) -> dict[int | str, Figures]:
-        """What each load comes to on a server, by its clients or by what is asked for."""
-        found: dict[int | str, Figures] = {}
+    async def once(self, server: Server, message: str) -> dict[int | str, Figures]:
+        """Return the figures of each load on a server, by the number of clients, or by the kind of
+        single calls.
+        """
+        figures: dict[int | str, Figures] = {}
         part = self._seconds / _PARTS
         for clients in dict.fromkeys((1, self._clients)):
             seconds = part if clients == 1 else part * _OF_ALL_CLIENTS
-            self._progress(f"{what}, {clients} clients, {seconds:.0f} s")
-            found[clients] = (await self.turn(server.base_url, clients, seconds)).figures()
-        for asked, tokens in SINGLES.items():
-            self._progress(f"{what}, CPU time of {asked}, {part:.0f} s")
+            self._progress(f"{message}, {clients} clients, {seconds:.0f} s")
+            figures[clients] = (await self.turn(server.base_url, clients, seconds)).figures()
+        for kind, tokens in SINGLES.items():
+            self._progress(f"{message}, CPU time of {kind}, {part:.0f} s")
             before = server.cpu_s()
-            turn = await self.turn(server.base_url, _SINGLES_CLIENTS, part, asked)
+            turn = await self.turn(server.base_url, _SINGLES_CLIENTS, part, kind)
             calls = len(turn.latencies)
             each_s = (server.cpu_s() - before) / calls if calls else math.nan
             used = {"cpu_ms": each_s * 1e3, "cpu_us": each_s / tokens * 1e6}
-            found[asked] = {"calls": calls, "tokens": tokens, **used}
-        return found
+            figures[kind] = {"calls": calls, "tokens": tokens, **used}
+        return figures
 
-    def keep(self, found: Mapping[str, Mapping[int | str, Figures]]) -> None:
-        """Keep what a repeat came to, by server and load; ratios are to stock's."""
-        for name, loads in found.items():
+    def keep(self, figures: Mapping[str, Mapping[int | str, Figures]]) -> None:
+        """Keep the figures of a repeat by server and load, with their ratios to stock's."""
+        for name, loads in figures.items():
             for load, mine in loads.items():
                 results, names = self.measured, ["p50", "p99", "rate"]
                 if load in SINGLES:
                     results, names = self.cpu, ["cpu_ms"]
-                to_stock = ratios(mine, found[STOCK][load], names, "_to_stock")
+                to_stock = ratios(mine, figures[STOCK][load], names, "_to_stock")
                 results.add(name, load, figures={**mine, **to_stock})
 
-    async def _look(self, servers: Mapping[str, AgentrtServer], turn: int) -> None:
-        """Keep what agentrt's processes use now."""
+    async def _look(self, servers: Mapping[str, Server], turn: int) -> None:
+        """Keep the resources that agentrt's processes use now."""
         for name, server in servers.items():
+            if not isinstance(server, AgentrtServer):
+                continue
             async with httpx.AsyncClient(timeout=_CALL_S) as client:
                 listed = (await client.get(f"{server.base_url}/sessions")).json()
             figures = {**server.footprint(), "programs": len(listed["data"])}
             self.footprints.add(name, turn, figures=figures)
 
-    async def turn(self, url: str, clients: int, seconds: float, asked: str = "programs") -> Turn:
-        """Load one server for so long: with programs, or with one of `SINGLES`."""
+    async def turn(self, url: str, clients: int, seconds: float, kind: str = "programs") -> Turn:
+        """Put load on a server for ``seconds``: programs, or one kind of `SINGLES`."""
         turn, began = Turn(), time.perf_counter()
 
-        async def one() -> None:
-            # A pool of its own for each: one of hundreds of connections costs more than the call.
+        async def client_calls() -> None:
+            # One pool for each client: a pool of hundreds of connections costs more than a call.
             async with httpx.AsyncClient(base_url=url, verify=self._tls, timeout=_CALL_S) as client:
                 while time.perf_counter() < began + seconds:
                     name = f"bench-{next(self._numbers)}"
-                    if asked in SINGLES:
-                        how = {"json": {"stream": asked == "streams"}}
-                        await turn.call(client, [user(name)], SINGLES[asked], **how)
+                    if kind in SINGLES:
+                        await turn.call(
+                            client, [user(name)], SINGLES[kind], stream=kind == "streams"
+                        )
                     else:
                         await run_program(client, name, began + seconds, turn)
-                        await client.delete(f"sessions/{name}")  # stock does not know of any
+                        await client.delete(f"sessions/{name}")  # stock has no sessions
 
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(one())
+                group.create_task(client_calls())
         turn.seconds = time.perf_counter() - began
         return turn
 
 
 async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: Turn) -> None:
-    """A program's calls, but none that would begin after the turn's end."""
+    """Make the calls of a program, but begin none after the end of the turn."""
     chat = [user(name)]
     for step in range(CALLS):
         if time.perf_counter() > until:
@@ -266,11 +273,11 @@ async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: 
         answer = await turn.call(client, chat, TOKENS, headers={"x-session-id": name})
         if answer is None:
             return
-        said = answer.json()["choices"][0]["message"]["content"]
-        chat += [{"role": "assistant", "content": said}]
+        text = answer.json()["choices"][0]["message"]["content"]
+        chat += [{"role": "assistant", "content": text}]
         chat += [{"role": "user", "content": f"Go on, {step}."}]
 
 
 def user(name: str) -> dict[str, str]:
-    """The first message of a program of that name."""
+    """Return the first message of a program."""
     return {"role": "user", "content": f"Program {name}: tell me of rivers."}

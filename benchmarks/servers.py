@@ -1,4 +1,4 @@
-"""OpenAI servers in processes of their own, to compare with: vLLM's, and `agentrt serve`."""
+"""OpenAI servers in processes of their own, for comparisons: vLLM's own, and `agentrt serve`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ import psutil
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.engine_log import EngineLog
 from agentrt.errors import ConfigError, EngineStartError
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
 from agentrt.lab.commands.options import note
-from agentrt.lab.runs.contenders import contender
+from agentrt.lab.runs.contenders import STOCK, contender
 from agentrt.scheduler.config import SchedulerConfig
 from tests.doubles.ports import reserved_port
 
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
 _OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
-"""What an embedded engine gets and a stock one does not, or in another way."""
+"""Arguments of an embedded engine that a stock server does not get, or gets in another way."""
 _SAYS = " (OpenAI API: "
 PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Flags of both: agentrt would pick a tool parser by itself, and vLLM have none."""
+"""Flags of both servers: agentrt would choose a tool parser by itself, and vLLM would have none."""
 
 
 class Server:
-    """A server's process. An async context manager: outside it, the process has ended."""
+    """The process of a server. An async context manager: the process ends with its body.
+
+    ``base_url`` is the address for an OpenAI client.
+    """
 
     NAME = "stock"
-    """What it calls its model. ``base_url`` is where an OpenAI client finds it."""
+    """The name of the served model."""
     stop_s = 3.0
 
     def __init__(self) -> None:
@@ -53,14 +57,19 @@ class Server:
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
+    @property
+    def root(self) -> str:
+        """The address without ``/v1``."""
+        return self.base_url.removesuffix("/v1")
+
     def cpu_s(self) -> float:
-        """Processor time of the process so far (seconds), without that of its engine's process."""
+        """Return the CPU seconds of the process so far, without those of its engine's process."""
         assert self.process is not None
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
     async def stop(self) -> None:
-        """End the process. Idempotent."""
+        """Stop the process. Idempotent."""
         process, self.process = self.process, None
         if process is None or process.returncode is not None:
             return
@@ -73,13 +82,12 @@ class Server:
 
 
 class StockServer(Server):
-    """vLLM's own OpenAI server, with the options of an embedded engine, and its ``flags``."""
+    """vLLM's own OpenAI server, with the options of an embedded engine and further ``flags``."""
 
     def __init__(self, options: EngineOptions, model: str, flags: Sequence[str] = ()) -> None:
         super().__init__()
         port = reserved_port(_HOST)
-        self._root = f"http://{_HOST}:{port}"
-        self.base_url = f"{self._root}/v1"
+        self.base_url = f"http://{_HOST}:{port}/v1"
         self._command = (
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", model, "--served-model-name", self.NAME),
@@ -90,11 +98,13 @@ class StockServer(Server):
     async def start(
         self, collecting: Callable[[], contextlib.AbstractContextManager[None]]
     ) -> None:
-        """Start the process inside ``collecting()``, which collects its log, and wait for it.
+        """Start the process inside ``collecting()``, which collects its log, and wait until it
+        serves.
 
-        Raises `EngineStartError` if it ends, or is not up in time.
+        Raises `EngineStartError` if the process ends before, and `TimeoutError` if it takes too
+        long.
         """
-        # As in `agentrt serve`, which bounds what it stores.
+        # As in `agentrt serve`, which limits what it stores.
         environment = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
         with collecting():
             self.process = await asyncio.create_subprocess_exec(*self._command, env=environment)
@@ -109,15 +119,15 @@ class StockServer(Server):
     async def _is_up(self) -> bool:
         async with httpx.AsyncClient(verify=False, timeout=_REQUEST_S) as client:
             try:
-                answer = await client.get(f"{self._root}/health")
+                answer = await client.get(f"{self.root}/health")
             except httpx.TransportError:
                 return False
         return answer.status_code == httpx.codes.OK
 
 
 class AgentrtServer(Server):
-    """`agentrt serve` on a port and a database of its own, with ``more`` of its own options;
-    ``flags`` are vLLM's.
+    """`agentrt serve` with a port and a database of its own. ``flags`` are passed to vLLM, and
+    ``own`` are further options of `agentrt serve`.
     """
 
     stop_s = 40.0
@@ -127,7 +137,7 @@ class AgentrtServer(Server):
         options: EngineOptions,
         model: str,
         flags: Sequence[str] = (),
-        more: Sequence[str] = (),
+        own: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory(prefix="agentrt-bench-")
@@ -135,22 +145,24 @@ class AgentrtServer(Server):
             *(sys.executable, "-m", "agentrt.cli", "serve"),
             *("--model", model, "--served-model-name", self.NAME, "--max-calls", "4096"),
             *("--port", "0", "--database", f"sqlite:{self._folder.name}/bench.db"),
-            *("--policy", options.scheduler.policy, *more),
+            *("--policy", options.scheduler.policy, *own),
             *("--", *stock_flags(options, model), *flags),
         )
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it serves. Raises `EngineStartError` if it ends."""
+        """Start the process, and wait until it serves. Raises `EngineStartError` if it ends before,
+        and `TimeoutError` if it takes too long.
+        """
         self.process = await asyncio.create_subprocess_exec(*self._command, stderr=PIPE)
-        said = self.process.stderr
-        assert said is not None
+        log = self.process.stderr
+        assert log is not None
         async with asyncio.timeout(_START_S):
-            while _SAYS not in (line := (await said.readline()).decode()):
+            while _SAYS not in (line := (await log.readline()).decode()):
                 if not line:
                     raise EngineStartError("agentrt serve ended before it served")
         self.base_url = re.split("[;)]", line.split(_SAYS)[1])[0]
-        self._reader = asyncio.create_task(_drop(said))
+        self._reader = asyncio.create_task(_drop(log))
 
     async def stop(self) -> None:
         await super().stop()
@@ -159,7 +171,7 @@ class AgentrtServer(Server):
         self._folder.cleanup()
 
     def footprint(self) -> dict[str, float]:
-        """Its own process's memory (MiB), open files and threads now."""
+        """Return the memory (MiB), the open files and the threads of the server's own process."""
         assert self.process is not None
         folder = Path(f"/proc/{self.process.pid}")
         lines = (folder / "status").read_text("utf-8").splitlines()
@@ -176,58 +188,67 @@ async def _drop(stream: asyncio.StreamReader) -> None:
         pass
 
 
-@contextlib.asynccontextmanager
-async def both_servers(
-    options: EngineOptions, model: str
-) -> AsyncIterator[tuple[StockServer, AgentrtServer]]:
-    """vLLM's own server and agentrt's with the same engine options, started."""
-    with EngineLog(verbose=False) as log:
-        async with (
-            AgentrtServer(options, model, PARSER) as ours,
-            StockServer(options, model, PARSER) as stock,
-        ):
-            note("starting agentrt serve")
-            await ours.start()
-            note("starting vLLM's own server")
-            await stock.start(log.collect)
-            yield stock, ours
+def engine_and_model(
+    options: Mapping[str, Any], slots: int | None = None, policy: str | None = None
+) -> tuple[EngineOptions, str]:
+    """Return the engine's options and the model of ``--model``, by default the embedded one.
 
-
-@contextlib.asynccontextmanager
-async def stock_and_ours(
-    options: EngineOptions, model: str, names: Sequence[str]
-) -> AsyncIterator[tuple[StockServer, dict[str, AgentrtServer]]]:
-    """vLLM's own server, and agentrt's under each of these schedulers (`contender`), started.
-
-    Raises `ConfigError` for a name that is no scheduler of ours.
+    ``slots`` is the number of batch slots, by default that of ``--max-num-seqs``.
     """
-    configs = {name: scheduling(name) for name in names}
-    with EngineLog(verbose=False) as log:
-        async with contextlib.AsyncExitStack() as stack:
-            ours = {}
-            for name, config in configs.items():
-                note(f"starting agentrt serve: {name}")
-                made = our_server(replace(options, scheduler=config), model, PARSER)
-                ours[name] = await stack.enter_async_context(made)
-                await made.start()
-            note("starting vLLM's own server")
-            stock = await stack.enter_async_context(StockServer(options, model, PARSER))
-            await stock.start(log.collect)
-            yield stock, ours
+    slots = options.get("max_num_seqs") if slots is None else slots
+    scheduler = SchedulerConfig() if policy is None else SchedulerConfig(policy=policy)
+    engine = EngineOptions(options["model"], slots, scheduler)
+    prepare_environment(engine)
+    return engine, options["model"] or default_model(note)
 
 
-def our_server(options: EngineOptions, model: str, flags: Sequence[str] = ()) -> AgentrtServer:
-    """`agentrt serve` with the policy, retention and admission of ``options``; not started."""
-    scheduler = options.scheduler
-    more = ("--retention", scheduler.retention, "--admission", scheduler.admission)
-    return AgentrtServer(options, model, flags, more)
+@contextlib.asynccontextmanager
+async def started(
+    name: str, options: EngineOptions, model: str, flags: Sequence[str] = PARSER
+) -> AsyncIterator[Server]:
+    """Start the server of a contender: vLLM's own for stock, and otherwise `agentrt serve` with the
+    policy, retention and admission of that name.
+
+    Raises `ConfigError` for any other contender.
+    """
+    if name == STOCK:
+        note("starting vLLM's own server")
+        with EngineLog(verbose=False) as log:
+            async with StockServer(options, model, flags) as stock:
+                await stock.start(log.collect)
+                yield stock
+        return
+    note(f"starting agentrt serve: {name}")
+    config = scheduling(name)
+    own = ("--retention", config.retention, "--admission", config.admission)
+    engine = replace(options, scheduler=config)
+    async with AgentrtServer(engine, model, flags, own) as ours:
+        await ours.start()
+        yield ours
+
+
+@contextlib.asynccontextmanager
+async def all_started(
+    names: Sequence[str], options: EngineOptions, model: str
+) -> AsyncIterator[dict[str, Any]]:
+    """Start the servers of contenders (`started`) with the same engine options, stock's last."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = {}
+        for name in sorted(names, key=lambda name: name == STOCK):
+            servers[name] = await stack.enter_async_context(started(name, options, model))
+        yield {name: servers[name] for name in names}
 
 
 def scheduling(name: str) -> SchedulerConfig:
-    """The settings of a scheduler of ours (`contender`). Raises `ConfigError` for another name."""
+    """Return the settings of one of our schedulers (`contender`). Raises `ConfigError` for another
+    contender.
+    """
     config = contender(name).config
     if config is None:
-        raise ConfigError(f"--policy {name!r} is no scheduler of ours")
+        raise ConfigError(
+            f"--policy {name!r} does not name a policy of agentrt's scheduler; name one such as "
+            "default or atlas"
+        )
     return config
 
 
@@ -235,7 +256,7 @@ def scheduling(name: str) -> SchedulerConfig:
 async def piped(
     *command: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[Process, StreamWriter, StreamReader]]:
-    """A process with its input and its output; killed at the end, if it is still there."""
+    """Start a process, and give the body its input and its output. It is killed after the body."""
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=env)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -248,8 +269,8 @@ async def piped(
 
 
 def stock_flags(options: EngineOptions, model: str) -> list[str]:
-    """vLLM's flags for the options that an embedded engine with ``options`` sets, but for its
-    metrics: both servers keep them.
+    """Return vLLM's flags that set what an embedded engine with ``options`` sets, except the
+    metrics, which both servers keep.
     """
     import torch
 

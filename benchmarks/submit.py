@@ -1,9 +1,8 @@
-"""``benchmarks submit``: what it costs to start a program that a client sends, and whether a
-hostile one is felt by others.
+"""``benchmarks submit``: the cost of programs that clients send, and the effects of hostile ones.
 
-A real server with keys. First a program of one line is sent so often at once, beside the same one
-served by the server itself, in turns. Then one tenant makes short calls, alone and while another
-sends programs that do not stop by themselves, in turns.
+The server has keys. First, a program of one line is sent several times at once, in turns with the
+same program that the server itself serves. Then one tenant makes short calls, alone and while
+another tenant sends programs that do not end by themselves, in turns.
 """
 
 from __future__ import annotations
@@ -22,11 +21,15 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.commands.options import count_option, json_option, model_option, note
+from agentrt.executors.vllm.options import EngineOptions
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    model_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
-from agentrt.scheduler.config import SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.harness import (
     Column,
@@ -38,14 +41,14 @@ from benchmarks.harness import (
     run_shown,
     show,
 )
-from benchmarks.servers import AgentrtServer
+from benchmarks.servers import AgentrtServer, engine_and_model
 
 AT_ONCE = (1, 16, 128, 896)
 SERVED = """
 from agentrt import Context, program
 
 @program
-async def one(ctx: Context) -> int:
+async def answer(ctx: Context) -> int:
     return 1
 """
 SENT = "async def main(ctx):\n    return 1\n"
@@ -77,16 +80,16 @@ OTHERS = (
 
 
 @click.command()
-@count_option("--repeat", default=5)
-@count_option("--seconds", default=10, about="Of each turn beside hostile programs.")
-@click.option("--quick", is_flag=True, help="3 repeats of 4 seconds.")
+@repeat_option(5)
+@count_option("--seconds", default=10, about="Seconds of each turn beside hostile programs.")
+@click.option("--quick", is_flag=True, help="Run 3 repeats of 4 seconds.")
 @model_option
 @json_option
 def submit(**options: Any) -> None:
-    """Programs that clients send: how long one takes to start, and who feels a hostile one.
+    """Measure how long sent programs take to start, and how hostile ones affect other tenants.
 
-    The second table is one tenant's calls of 4 tokens while another's programs loop, fill
-    memory, recurse, and ask without end.
+    The second table shows one tenant's calls of 4 tokens while another tenant's programs loop, fill
+    the memory, recurse, and make calls without end.
     """
     bench = SubmitBench()
     repeats, seconds = (3, 4) if options["quick"] else (options["repeat"], options["seconds"])
@@ -96,13 +99,14 @@ def submit(**options: Any) -> None:
         tables = bench.starts.table(STARTS), bench.others.table(OTHERS)
         show(tables, medians, as_json=options["as_json"])
 
-    run_shown(_measure(bench, options["model"], repeats, seconds), print_tables)
+    run_shown(_measure(bench, options, repeats, seconds), print_tables)
 
 
-async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds: float) -> None:
-    engine = EngineOptions(model, 16, SchedulerConfig(policy="atlas"))
-    prepare_environment(engine)
-    async with _server(engine, model or default_model(note)) as (url, keys):
+async def _measure(
+    bench: SubmitBench, options: dict[str, Any], repeats: int, seconds: float
+) -> None:
+    engine, model = engine_and_model(options, slots=16, policy="atlas")
+    async with _server(engine, model) as (url, keys):
         await bench.time_starts(url, keys["good"], AT_ONCE, repeats)
         await bench.disturb(url, keys, repeats, seconds)
 
@@ -111,19 +115,19 @@ async def _measure(bench: SubmitBench, model: str | None, repeats: int, seconds:
 async def _server(
     engine: EngineOptions, model: str
 ) -> AsyncIterator[tuple[str, Mapping[str, str]]]:
-    """A server with a key for a good tenant and a bad one, and its address."""
+    """Start a server, and give the body its address and the keys of a good and of a bad tenant."""
     with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
-        program, file = Path(folder, "one.py"), Path(folder, "keys.json")
+        program, file = Path(folder, "answer.py"), Path(folder, "keys.json")
         keys = _prepare(program, file)
         own = ("--submit", "--api-key-file", str(file), str(program))
-        async with AgentrtServer(engine, model, more=own) as server:
+        async with AgentrtServer(engine, model, own=own) as server:
             note("starting agentrt serve")
             await server.start()
             yield server.base_url, keys
 
 
 def _prepare(program: Path, file: Path) -> dict[str, str]:
-    """Write the served program and the keys' file; each tenant's key."""
+    """Write the served program and the file of keys, and return the key of each tenant."""
     program.write_text(SERVED, "utf-8")
     keys = {tenant: new_key(file, tenant) for tenant in ("good", "bad")}
     tenants = json.loads(file.read_text("utf-8"))
@@ -133,53 +137,55 @@ def _prepare(program: Path, file: Path) -> dict[str, str]:
 
 
 class SubmitBench:
-    """Both measurements, on a server that runs."""
+    """The results of both measurements."""
 
     def __init__(self) -> None:
         self.starts = Results({"at_once": "at once", "program": "program"})
         self.others = Results({"beside": "beside"})
 
     async def time_starts(self, url: str, key: str, sizes: tuple[int, ...], repeats: int) -> None:
-        """Send so many programs at once, and start as many served ones, in turns."""
+        """Send programs and start served ones, in turns. ``sizes`` are numbers of
+        programs at once.
+        """
         self.starts.expect((size, side) for size in sizes for side in ("served", "sent"))
         sides = {
-            "served": (f"{url}/programs/one/runs", {}),
+            "served": (f"{url}/programs/answer/runs", {}),
             "sent": (f"{url}/programs", {"source": SENT}),
         }
         async with _client(key) as client:
             for size in sizes:
                 note(f"{size} programs at once")
-                found: dict[tuple[int, str], Figures] = {}
+                timed: dict[tuple[int, str], Figures] = {}
                 for repeat, side in in_turns(list(sides), repeats + 1):  # the first warms up
                     posts = (_seconds(client, *sides[side]) for _ in range(size))
-                    found[repeat, side] = _percentiles(await asyncio.gather(*posts))
-                for (repeat, side), mine in found.items():
+                    timed[repeat, side] = _percentiles(await asyncio.gather(*posts))
+                for (repeat, side), mine in timed.items():
                     if repeat:
-                        over = ratios(mine, found[repeat, "served"], ["p50_"], "to_served", "ms")
+                        over = ratios(mine, timed[repeat, "served"], ["p50_"], "to_served", "ms")
                         self.starts.add(size, side, figures={**mine, **over})
 
     async def disturb(
         self, url: str, keys: Mapping[str, str], repeats: int, seconds: float
     ) -> None:
-        """Make one tenant's short calls for so long, alone and beside hostile programs."""
+        """Make one tenant's short calls for ``seconds``, alone and beside hostile programs."""
         sides = ("nobody", "hostile programs")
         self.others.expect((side,) for side in sides)
         for repeat in range(repeats):
-            found: dict[str, Figures] = {}
+            timed: dict[str, Figures] = {}
             for side in turns(sides, repeat):
                 note(f"repeat {repeat + 1} of {repeats}: beside {side}")
                 stopped: Counter[str] = Counter()
                 async with _hostile(url, keys["bad"], stopped, on=side != "nobody"):
                     took = await _short_calls(url, keys["good"], seconds)
                 ended = {"calls": len(took), "stopped": stopped["failed"]}
-                found[side] = {**_percentiles(took), **ended}
-            for side, mine in found.items():
-                alone = ratios(mine, found["nobody"], ["p50_", "p99_"], "to_alone", "ms")
+                timed[side] = {**_percentiles(took), **ended}
+            for side, mine in timed.items():
+                alone = ratios(mine, timed["nobody"], ["p50_", "p99_"], "to_alone", "ms")
                 self.others.add(side, figures={**mine, **alone})
 
 
 async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
-    """How long each of one client's calls took, one after the other."""
+    """Make calls of one client, one after the other, and return the seconds of each."""
     took: list[float] = []
     until = time.perf_counter() + seconds
     async with _client(key) as client:
@@ -192,7 +198,7 @@ async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
 
 @asynccontextmanager
 async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> AsyncIterator[None]:
-    """Inside the block a tenant sends hostile programs, as many at once as it may have."""
+    """Send hostile programs of a tenant while the body runs, as many at once as it may run."""
     async with _client(key) as client:
 
         async def send(sources: Iterable[str]) -> None:
@@ -201,7 +207,7 @@ async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> As
                 await asyncio.sleep(float(answer.headers.get("retry-after", 0)))
                 stopped[answer.json().get("state", "refused")] += 1
 
-        senders = [asyncio.create_task(send(_turned(one))) for one in range(_SENDERS * on)]
+        senders = [asyncio.create_task(send(_turned(at))) for at in range(_SENDERS * on)]
         try:
             yield
         finally:
@@ -210,10 +216,10 @@ async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> As
             await asyncio.gather(*senders, return_exceptions=True)
 
 
-def _turned(by: int) -> Iterable[str]:
-    """The hostile programs for ever, each sender's from another on."""
+def _turned(first: int) -> Iterable[str]:
+    """Yield the hostile programs without end. Senders begin with different programs."""
     sources = list(HOSTILE.values())
-    return islice(cycle(sources), by % len(sources), None)
+    return islice(cycle(sources), first % len(sources), None)
 
 
 def _client(key: str) -> httpx.AsyncClient:

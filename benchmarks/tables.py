@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 
 from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, ratio, value
 from agentrt.lab.reports.policies import about_seeds
-from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.replay import Scales
+from benchmarks.harness import Column, table
 
 _OF_ENGINE = {
     "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
@@ -41,20 +40,6 @@ _WHERE = (
     *("waiting_share", "service_share", "tool_share"),
     *("prefix_hit_share", "recomputed_tokens", "preemptions"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table with a row for each cell."""
-
-    head: str
-    text: Callable[[Series], object]
-
-
-def table(cells: Sequence[Series], *columns: Column) -> str:
-    """Return a Markdown table with a row for each cell."""
-    rows = [[column.text(cell) for column in columns] for cell in cells]
-    return markdown([column.head for column in columns], rows)
 
 
 WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
@@ -117,4 +102,4 @@ def where_it_went(cells: Sequence[Series], baseline: str) -> str:
 
 def _load(cells: Sequence[Series]) -> Column:
     """Return the column with the load, or with the number of programs that arrive at once."""
-    return replace(LOAD, head=cells[0].setting.axis)
+    return LOAD._replace(head=cells[0].setting.axis)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,12 @@ from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.vllm.options import engine_args
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langchain.shared import close_all
-from agentrt.lab.commands.simulate import policies
+from agentrt.lab.commands import progress
 from agentrt.lab.engine.headless import make_scheduler
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.runs.grid import RunSpec
 from agentrt.scheduler.policies import policy_names
 from benchmarks.__main__ import call as call_benchmark
-from benchmarks.simulate import routing, sweep
 from tests.doubles.scripted import ScriptedExecutor
 
 DEFAULTS = ("adaptive", "cost", "memory")
@@ -161,18 +158,11 @@ def test_simulate(command: str, options: tuple[str, ...], monkeypatch: pytest.Mo
     """`run` and `sweep` compare several policies, the defaults among them."""
     specs: list[RunSpec] = []
 
-    @contextmanager
-    def compared(these: list[RunSpec], *rest: Any) -> Iterator[list[Any]]:
+    def do_all(these: list[RunSpec], jobs: int | None, do: Any) -> tuple[dict[Any, Any], None]:
         specs.extend(these)
-        yield []
+        return {}, None
 
-    def do_runs(these: list[RunSpec], jobs: int | None) -> tuple[list[Any], None]:
-        specs.extend(these)
-        return [], None
-
-    monkeypatch.setattr(policies, "compared", compared)
-    monkeypatch.setattr(sweep, "compared", compared)
-    monkeypatch.setattr(routing, "do_runs", do_runs)
+    monkeypatch.setattr(progress, "do_all", do_all)
     workload = ["--workload", "mixed"]
     assert call_benchmark(["simulate", command, *workload, *options]) == 0
     compared_configs = {spec.contender.name: spec.contender.config for spec in specs}

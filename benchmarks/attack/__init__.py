@@ -1,1 +1,1 @@
-"""What one tenant can do to another's calls."""
+"""The effects of one tenant's requests on another tenant's calls."""

@@ -1,7 +1,8 @@
-"""An attack's clients, in a process of their own: the short calls' client does not wait for them.
+"""The clients of an attack, in a process of their own, so that the client of the short calls does
+not wait for them.
 
-``python -m benchmarks.attack.attacker SPEC`` says that it is ready, begins at a line of its input,
-and prints at the end how often it got which status.
+``python -m benchmarks.attack.attacker SPEC`` prints that it is ready, begins when it reads a line,
+and at its end prints how often each status was answered.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _SUNK = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The ``attack`` of that name for so many seconds, on the server at ``url``.
+    """An attack on the server at ``url`` for ``seconds`` seconds.
 
-    Without one the requests go to a listener that reads and forgets them. Each client makes one
-    ``every_s`` seconds, or once the last is answered, if that takes longer.
+    Without ``url``, the requests go to a listener that reads and drops them. Each client makes a
+    request every ``every_s`` seconds, or as soon as the last one is answered, if that takes longer.
     """
 
     attack: str
@@ -41,7 +42,9 @@ class Spec:
 
 
 async def attacked(spec: Spec, begun: asyncio.Event) -> Counter[int]:
-    """Attack in a process of its own; ``begun`` is set when it begins."""
+    """Attack from a process of its own, and return how often each status was answered. ``begun`` is
+    set when the attack begins.
+    """
     command = sys.executable, "-m", __name__, json.dumps(asdict(spec))
     async with piped(*command) as (process, _, out):
         await out.readline()
@@ -88,7 +91,7 @@ async def _again_and_again(
 
 @contextlib.asynccontextmanager
 async def _sink() -> AsyncIterator[str]:
-    """The URL of a listener that reads requests and does nothing with them."""
+    """Serve a listener that reads requests and drops them, and give the body its URL."""
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_GONE):

@@ -1,4 +1,4 @@
-"""The requests that `benchmarks attack` makes: each is one that stopped a server once."""
+"""The requests of `benchmarks attack`. Each of them has stopped a server at some time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _TEXT = "a b " * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """``clients`` make a request at once, again and again: a body for each of them."""
+    """A request that ``clients`` clients make at once, again and again. ``body`` makes the body for
+    the client with this number.
+    """
 
     path: str
     body: Callable[[int], bytes]
@@ -26,12 +28,12 @@ class Attack:
     method: str = "POST"
 
     def request(self, number: int) -> tuple[str, str, bytes]:
-        """The method, the path and the body of a client's requests."""
+        """Return the method, the path and the body of a client's requests."""
         return self.method, self.path, self.body(number)
 
 
-def _asked(**fields: Any) -> Callable[[int], bytes]:
-    """A body for the model, made once."""
+def _fields(**fields: Any) -> Callable[[int], bytes]:
+    """Return a function that makes the body of a request for the model, once for all clients."""
 
     @functools.cache
     def body(number: int) -> bytes:
@@ -41,7 +43,7 @@ def _asked(**fields: Any) -> Callable[[int], bytes]:
 
 
 def _chat(content: Any = "hi", **fields: Any) -> Callable[[int], bytes]:
-    return _asked(messages=[{"role": "user", "content": content}], **fields)
+    return _fields(messages=[{"role": "user", "content": content}], **fields)
 
 
 def _nested(depth: int) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _nested(depth: int) -> dict[str, Any]:
 
 
 def _schema(number: int) -> bytes:
-    """A grammar of its own for each client, so that none is remembered."""
+    """Return a body with a grammar of its own for each client, so that no grammar is cached."""
     names = [f"p{number}_{n}" for n in range(1500)]
     wide = {"type": "object", "properties": {n: {"type": "string"} for n in names}}
     schema = {"type": "object", "properties": {"w": {**wide, "required": names}, "d": _nested(9)}}
@@ -74,13 +76,13 @@ ATTACKS = {
     "many long choices": Attack(_CHAT, _chat(n=32, max_tokens=700, ignore_eos=True), 2),
     "a long prompt": Attack(_CHAT, _chat(_TEXT)),
     "a long prompt, truncated": Attack(_CHAT, _chat(_TEXT, truncate_prompt_tokens=16)),
-    "tokenize": Attack("/tokenize", _asked(prompt=_TEXT)),
-    "60,000 messages": Attack(_CHAT, _asked(messages=_MANY)),
-    "60,000 items": Attack("/v1/responses", _asked(input=_MANY)),
-    "20,000 messages": Attack(_CHAT, _asked(messages=_FEWER)),
-    "2,000 long messages": Attack(_CHAT, _asked(messages=_LONG)),
-    "500,000 tokens": Attack(_COMPLETIONS, _asked(prompt=[1] * 500_000)),
-    "lists for messages": Attack(_CHAT, _asked(messages=[[]] * 50_000)),
+    "tokenize": Attack("/tokenize", _fields(prompt=_TEXT)),
+    "60,000 messages": Attack(_CHAT, _fields(messages=_MANY)),
+    "60,000 items": Attack("/v1/responses", _fields(input=_MANY)),
+    "20,000 messages": Attack(_CHAT, _fields(messages=_FEWER)),
+    "2,000 long messages": Attack(_CHAT, _fields(messages=_LONG)),
+    "500,000 tokens": Attack(_COMPLETIONS, _fields(prompt=[1] * 500_000)),
+    "lists for messages": Attack(_CHAT, _fields(messages=[[]] * 50_000)),
     "grammars": Attack(_CHAT, _schema, 16),
     "a long key": Attack(_SEARCH, _text(f'{{"metadata": {{"{_KEY}": [{_ONES}]}}}}')),
     "a large filter": Attack(_SEARCH, _text(f'{{"metadata": {{"a": {_LISTS}}}}}')),

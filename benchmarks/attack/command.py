@@ -1,7 +1,8 @@
-"""``benchmarks attack``: what one tenant can do to another's calls.
+"""``benchmarks attack``: the effects of one tenant's requests on another tenant's calls.
 
-A server with keys runs in a process of its own, on a tiny model. One tenant makes short calls, one
-after the other, all the time; another makes an attack's requests, many at once, again and again.
+A server with keys runs in a process of its own, with a tiny model. One tenant makes short calls,
+one after the other, all the time. Another tenant makes the requests of an attack, many at once,
+again and again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ import httpx
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    note,
+    text_option,
+)
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
@@ -36,7 +42,7 @@ SLOTS = 16
 _CHAT = "/v1/chat/completions"
 _CALL_S = 120.0
 _REST_S = 1.0
-"""After an attack, what it left is let end."""
+"""Seconds after an attack in which its remaining work may end."""
 _DOCUMENTED = (503, 507)
 _FAILED = 500
 QUICK_S = 3.0
@@ -60,17 +66,18 @@ COLUMNS = (
     default=10.0,
     show_default=True,
     metavar="M",
-    help="For all attacks together.",
+    help="Minutes for all attacks together.",
 )
-@click.option("--quick", is_flag=True, help=f"{QUICK_S:g} s an attack.")
-@click.option("--policy", default=DEFAULT_POLICY, show_default=True, metavar="NAME")
-@count_option("--replicas", default=1, about="Engines of the server.")
-@click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="This attack.")
+@click.option("--quick", is_flag=True, help=f"Take {QUICK_S:g} s for each attack.")
+@text_option("--policy", "NAME", "Policy of the server.", default=DEFAULT_POLICY)
+@count_option("--replicas", default=1, about="Number of engines of the server.")
+@click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="Run this attack only.")
 @json_option
 def attack(**options: Any) -> None:
-    """A tenant's short calls while another attacks the server.
+    """Measure a tenant's short calls while another tenant attacks the server.
 
-    Exits with 1 if the server answered a 5xx that is not documented, or a short call failed.
+    Exits with 1 if the server answered with a 5xx status that is not documented, or if a short call
+    failed.
     """
     chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
     seconds = QUICK_S if options["quick"] else turn_s(options["minutes"], len(chosen))
@@ -80,30 +87,32 @@ def attack(**options: Any) -> None:
     run_with_table(
         measure(measured, chosen, seconds, server), measured, COLUMNS, as_json=options["as_json"]
     )
-    if any(one[0]["faults"] or one[0]["failed"] for one in measured.samples.values()):
+    if any(run["faults"] or run["failed"] for [run] in measured.samples.values()):
         raise SystemExit(1)
 
 
 def turn_s(minutes: float, attacks: int) -> float:
-    """Seconds of a turn: one without an attack, and two for each, on the server and elsewhere."""
+    """Return the seconds of a turn. There is one turn without an attack, and two turns for each
+    attack: on the server, and on a listener.
+    """
     return minutes * 60 / (2 * attacks + 1)
 
 
 async def measure(
     measured: Results, attacks: Mapping[str, Attack], seconds: float, server: _Opened
 ) -> None:
-    """Measure the short calls without an attack, and under each for so long."""
+    """Measure the short calls without an attack, and beside each attack for ``seconds`` seconds."""
     async with server as (victim, url, key):
-        await _short_calls(Short(), victim, time.monotonic() + 1.0)  # what is made at first
+        await _short_calls(Short(), victim, time.monotonic() + 1.0)  # the first calls fill caches
         base: dict[str, float] = {}
-        for name, one in {IDLE: None, **attacks}.items():
+        for name, attack in {IDLE: None, **attacks}.items():
             note(f"{name}: {seconds:.0f} s")
-            spec = None if one is None else Spec(name, seconds, url, key)
+            spec = None if attack is None else Spec(name, seconds, url, key)
             short, answers = await _beside(spec, victim, seconds)
-            figures = {**short.figures(), **_told(answers)}
+            figures = {**short.figures(), **_counted(answers)}
             base = base or figures
-            if one is not None:
-                every_s = one.clients * seconds / max(1, answers.total())
+            if attack is not None:
+                every_s = attack.clients * seconds / max(1, answers.total())
                 short, _ = await _beside(Spec(name, seconds, every_s=every_s), victim, seconds)
                 figures["p99_elsewhere"] = short.figures()["p99"]
             measured.add(name, figures={**figures, **ratios(figures, base, ["p99"], "_to_idle")})
@@ -113,7 +122,7 @@ async def measure(
 async def _beside(
     spec: Spec | None, victim: httpx.AsyncClient, seconds: float
 ) -> tuple[Short, Counter[int]]:
-    """The short calls beside an attack, and the attacker's answers."""
+    """Make the short calls beside an attack, and return them with the attacker's answers."""
     short, begun = Short(), asyncio.Event()
     if spec is None:
         await _short_calls(short, victim, time.monotonic() + seconds)
@@ -126,24 +135,27 @@ async def _beside(
 
 @contextlib.asynccontextmanager
 async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
-    """A server: a client of its one tenant, its URL, and the key of the tenant that attacks."""
+    """Start a server, and give the body a client of its victim, the URL, and the key of the
+    attacker.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
         victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
         engine = EngineOptions(model, SLOTS, SchedulerConfig(policy=policy))
         prepare_environment(engine)
-        more = ("--api-key-file", str(keys), "--max-calls", "256", "--replicas", str(replicas))
-        async with AgentrtServer(engine, model, more=more) as server:
+        own = ("--api-key-file", str(keys), "--max-calls", "256", "--replicas", str(replicas))
+        async with AgentrtServer(engine, model, own=own) as server:
             await server.start()
-            url = server.base_url.removesuffix("/v1")
-            own = {"authorization": f"Bearer {victim}"}
-            async with httpx.AsyncClient(base_url=url, timeout=_CALL_S, headers=own) as client:
-                yield client, url, attacker
+            key = {"authorization": f"Bearer {victim}"}
+            async with httpx.AsyncClient(
+                base_url=server.root, timeout=_CALL_S, headers=key
+            ) as client:
+                yield client, server.root, attacker
 
 
 @dataclass(slots=True)
 class Short:
-    """How long the short calls took (seconds), and how many failed."""
+    """The seconds that the short calls took, and the number of failed calls."""
 
     took_s: list[float] = field(default_factory=list)
     failed: int = 0
@@ -158,14 +170,16 @@ class Short:
 
 
 async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) -> None:
-    """At least one, so that a server that hangs is measured as well."""
+    """Make short calls until a moment: at least one, so that a server that hangs is
+    measured, too.
+    """
     body = {
         "model": AgentrtServer.NAME,
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 4,
         "ignore_eos": True,
     }
-    with no_collections():  # those of this process are not the server's
+    with no_collections():  # pauses of this process are not pauses of the server
         while not short.took_s or time.monotonic() < until:
             began = time.monotonic()
             try:
@@ -176,7 +190,7 @@ async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) ->
             short.took_s.append(time.monotonic() - began)
 
 
-def _told(answers: Counter[int]) -> dict[str, float]:
+def _counted(answers: Counter[int]) -> dict[str, float]:
     faults = {code: n for code, n in answers.items() if code >= _FAILED}
     return {
         "answers": answers.total(),

@@ -1,6 +1,6 @@
 """``benchmarks chaos``: programs whose engines are killed while they run.
 
-Their answers must be those that one engine gives when nothing happens to it.
+Their answers must be those of an undisturbed engine.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from benchmarks.harness import run_shown, show
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]
-"""What happens to a machine once, in the middle."""
+"""A failure of a machine, once, after half of the time."""
 
 _GONE_S, _NODE_AWAY_S = 20.0, 20.0
 _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
-"""Here deaths are no fault of the engine: none is ever left out."""
-# float32, because bfloat16 varies with the batch that a call is in.
+"""Restarts without a limit, because here the deaths are not the fault of the engine."""
+# float32, because with bfloat16 the output of a call depends on its batch.
 _FLAGS = (
     "--dtype",
     "float32",
@@ -58,38 +58,40 @@ _FLAGS = (
 
 
 @click.command()
-@click.option("--minutes", type=NumberRange(min=0), default=10.0, show_default=True)
+@click.option(
+    "--minutes", type=NumberRange(min=0), default=10.0, show_default=True, help="Minutes of chaos."
+)
 @programs_option(default=40)
-@count_option("--replicas", default=2)
+@count_option("--replicas", "Number of engines.", default=2)
 @click.option(
     "--every",
     type=(float, float),
     default=(2.0, 6.0),
     show_default=True,
     metavar="S S",
-    help="An engine that is up is killed after a time between these.",
+    help="Shortest and longest seconds until a running engine is killed.",
 )
 @click.option(
     "--tiny",
     is_flag=True,
-    help="A model of two layers with random weights, made on the spot: its texts are no language, "
-    "but hang on every token. More calls in the same time.",
+    help="Use a model of two layers with random weights: its texts have no meaning, but depend on "
+    "every token, and there are more calls in the same time.",
 )
 @max_num_seqs_option(default=8)
 @seed_option
 @click.option(
     "--ray",
     is_flag=True,
-    help="On a Ray cluster of two nodes, started here on loopback. In the middle one node's "
-    "raylet is killed, and a new node joins soon after.",
+    help="Run on a Ray cluster of two nodes, started here on loopback. After half of the time, the "
+    "raylet of a node is killed, and a new node joins soon after.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON line, too.")
 def chaos(**options: Any) -> int:
-    """Native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
+    """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
-    All at once, in rounds. Right is the answer that an undisturbed engine gives. Fails if a
-    program's answer is another, if a call runs or is delivered again after its delivery, or if
-    a process, a row, a call or a program is left at the end.
+    All programs of a round run at once. Fails if a program's answer is not that of an undisturbed
+    engine, if a call runs again or is delivered again after its delivery, or if a process, a row, a
+    call or a program is left at the end.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
@@ -125,7 +127,7 @@ def _tiny_model() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _apart_from_logs() -> Iterator[Progress]:
-    """Engines start all the time, and write what they like into a log; notes go to stderr."""
+    """Collect the logs of the engines, and give the body a function that prints to stderr."""
     with os.fdopen(os.dup(2), "w", buffering=1) as stderr, EngineLog(verbose=False) as log:
         begin = time.monotonic()
 
@@ -146,7 +148,7 @@ def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
 def _machines(
     engine: EngineOptions, cluster: Any, progress: Progress
 ) -> tuple[Make, Outage | None]:
-    """What makes an engine, and an outage of one of its machines."""
+    """Return a function that makes an engine, and an outage of a machine, if there is one."""
     if cluster is None:
         return lambda index: VLLMEngine(engine), None
     from agentrt.executors.ray import Cluster, RayEngine
@@ -166,8 +168,8 @@ def _machines(
 
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
-    """``seconds`` of chaos; an engine dies after a time drawn from ``every`` (seconds), and each
-    ``hang_in``-th death is a hang.
+    """The settings of a run. It lasts ``seconds``; an engine is killed after a time drawn from
+    ``every`` (seconds). Every ``hang_in``-th time it hangs instead.
     """
 
     seconds: float
@@ -179,9 +181,9 @@ class ChaosConfig:
 
 
 class Chaos:
-    """Runs ``programs`` in rounds on engines that ``make`` makes, while they die.
+    """A run of ``programs`` in rounds, on engines that ``make`` makes and that are killed.
 
-    An ``outage`` comes after half of the time.
+    The ``outage`` happens after half of the time.
     """
 
     def __init__(
@@ -201,7 +203,9 @@ class Chaos:
         self.report = Report()
 
     async def run(self, expected: list[list[str]] | None = None) -> Report:
-        """Rounds until the time is up. What is ``expected`` is found first, on one engine."""
+        """Run rounds until the time is up. Without ``expected`` answers, first make them on an
+        undisturbed engine.
+        """
         if expected is None:
             self._progress("the expected answers, on one engine")
             expected = await self._expected()
@@ -248,7 +252,7 @@ class Chaos:
             await self._outage()
 
     async def _kill(self, replicas: ReplicaSet, until: float) -> None:
-        """As long as there is a program, for the last round is to be hit, too."""
+        """Kill engines until this task is cancelled at the end of the last round."""
         while True:
             await asyncio.sleep(self._random.uniform(*self._config.every))
             ready = [replica for replica in replicas.replicas if self._can_be_hit(replica)]
@@ -256,7 +260,7 @@ class Chaos:
                 self._hit(self._random.choice(ready))
 
     def _can_be_hit(self, replica: Replica) -> bool:
-        """Whether it is up, and was not hit since."""
+        """Return whether an engine is up and was not hit since its start."""
         hit = self._hit_on.get(replica.name)
         return replica.state is ReplicaState.READY and replica.executor is not hit
 
@@ -275,13 +279,13 @@ class Chaos:
         )
 
     async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
-        """Wait for the engines to be back, and see what is left in them."""
+        """Wait until the engines are up again, and count what is left in them."""
         async with asyncio.timeout(600):
             await replicas.settled()
         for replica in replicas.replicas:
             self._pids.update(replica.executor.pids())
         async with asyncio.timeout(60):
-            while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # no event says so
+            while (await replicas.snapshot())["programs"]:  # noqa: ASYNC110  # there is no event for this
                 await asyncio.sleep(0.1)
         snapshot = await replicas.snapshot()
         self.report.left = {
@@ -296,8 +300,8 @@ class Chaos:
 
 
 async def _living(pids: set[int]) -> int:
-    """How many of the engines' processes are still there a while after the end."""
+    """Return the number of the engines' processes that live some time after the end."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(is_live, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # no event says so
+    while any(map(is_live, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # there is no event for this
         await asyncio.sleep(0.1)
     return sum(map(is_live, pids))

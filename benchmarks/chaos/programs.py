@@ -1,7 +1,7 @@
 """Programs for runs in which engines die: native ones and LangGraph graphs, half of them sampled.
 
-Each makes parallel, streamed and following calls, so that a death hits every kind. A seed makes
-a sampled call repeatable, and its text is that of a run without deaths.
+Each program makes parallel, streamed and consecutive calls, so that a death hits every kind. A seed
+makes a sampled call repeatable, so that its text is that of a run without deaths.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ _SIDES = ("hopes", "fears")
 
 
 class ChaosPrograms:
-    """``count`` programs; the odd ones are graphs. Calls put out ``tokens`` tokens."""
+    """``count`` programs, of which every second is a graph. Each call has ``tokens``
+    output tokens.
+    """
 
     def __init__(self, count: int, tokens: int = 16) -> None:
         self.count = count
         self._tokens = tokens
 
     async def run(self, runtime: Runtime) -> list[list[str]]:
-        """Run all at once, and return their texts."""
+        """Run all programs at once, and return their texts."""
         program = Program(self._native, "story")
         graph = _graph(self, runtime)
         runs = [
@@ -39,11 +41,13 @@ class ChaosPrograms:
             else runtime.start(program, number).wait()
             for number in range(self.count)
         ]
-        found = await asyncio.gather(*runs)
-        return [_sorted(one["texts"]) if isinstance(one, dict) else one for one in found]
+        results = await asyncio.gather(*runs)
+        return [_sorted(end["texts"]) if isinstance(end, dict) else end for end in results]
 
     def options(self, number: int) -> LLMOptions:
-        """How the calls of a program are sampled: greedily, or every second pair with a seed."""
+        """Return the sampling options of a program's calls: greedy, or for every second pair with a
+        seed.
+        """
         options = LLMOptions(max_tokens=self._tokens, ignore_eos=True)
         if number % 4 > 1:
             options |= LLMOptions(temperature=0.8, seed=number)
@@ -74,7 +78,9 @@ class _Task(TypedDict):
 
 
 def _graph(programs: ChaosPrograms, runtime: Runtime) -> Any:
-    """The same course as a LangGraph graph: a call, two at once, one over both."""
+    """Make the same program as a LangGraph graph: a call, two parallel calls, and a call that reads
+    both.
+    """
 
     def model(number: int) -> ChatAgentRT:
         options = programs.options(number)

@@ -1,4 +1,4 @@
-"""What is seen of a run of replicas that die, and what came of it."""
+"""The audit of calls on engines that die, and the report of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from agentrt.request import Call
 
 
 class CallAudit:
-    """Sees every call begin on an engine and every reply delivered, by the call's id.
+    """An audit of all calls: it records when a call begins on an engine, and when its reply is
+    delivered, by the call's id.
 
-    ``delivered`` counts the replies that reached the program, ``begun`` the engines that the
-    call was given to. ``faults`` are calls that ran after they had been delivered, and streams
-    whose pieces are not their reply.
+    ``delivered`` counts the replies that reached the program, and ``begun`` the engines that got
+    the call. ``faults`` are calls that ran again after their delivery, and streams whose pieces
+    differ from the reply.
     """
 
     def __init__(self) -> None:
@@ -26,21 +27,21 @@ class CallAudit:
         self.faults: list[str] = []
 
     def engine(self, executor: Executor) -> Executor:
-        """One engine of several, watched."""
+        """Return one of the engines with an audit."""
         return _WatchedEngine(executor, self)
 
     def front(self, executor: Executor) -> Executor:
-        """What programs call, watched."""
+        """Return the executor that programs call, with an audit."""
         return _WatchedFront(executor, self)
 
     def begins(self, call: Call) -> None:
-        """An engine was given the call."""
+        """Record that an engine got the call."""
         self.begun[call.call_id] += 1
         if self.delivered[call.call_id]:
             self.faults.append(f"{call.call_id} ran again after it was delivered")
 
     def gives(self, call: Call, streamed: str, chunk: Chunk) -> None:
-        """A program got a chunk, after so much text."""
+        """Record a chunk that a program got. ``streamed`` is the text with this chunk."""
         if chunk.reply is None:
             return
         self.delivered[call.call_id] += 1
@@ -72,7 +73,7 @@ class _WatchedFront(_WatchedEngine):
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. All is well if `wrong` has no line."""
+    """The results of a run. It succeeded if `wrong` has no lines."""
 
     programs: int = 0
     right: int = 0
@@ -86,11 +87,11 @@ class Report:
     left: dict[str, int] = field(default_factory=dict)
 
     def wrong(self) -> list[str]:
-        """Everything that must not be, in words."""
+        """Return a line for each thing that must not happen."""
         lines = list(self.faults)
         if self.right < self.programs:
             lines.append(f"{self.programs - self.right} programs gave other answers")
-        lines += [f"{count} {what} left" for what, count in self.left.items() if count]
+        lines += [f"{count} {name} left" for name, count in self.left.items() if count]
         return lines
 
     def table(self) -> str:
@@ -103,6 +104,6 @@ class Report:
             "engines started again": str(self.starts),
             "calls run again": str(self.reruns),
             "calls run or delivered again after delivery": str(len(self.faults)),
-            **{f"{what} left": str(count) for what, count in self.left.items()},
+            **{f"{name} left": str(count) for name, count in self.left.items()},
         }
-        return markdown(["", "value"], [[what, value] for what, value in rows.items()])
+        return markdown(["", "value"], [[name, value] for name, value in rows.items()])

@@ -1,1 +1,1 @@
-"""Ordinary clients in a closed loop, who never say that a conversation is over."""
+"""Ordinary clients in a closed loop, which never report the end of a conversation."""

@@ -1,8 +1,8 @@
-"""``benchmarks clients``: calls a second over time, with clients that never say when they end.
+"""``benchmarks clients``: calls per second of clients that never report the end of a conversation.
 
-Conversations of three calls, one after the other. Nobody ends a program, so that the server has to
-find out by itself that a conversation is over. Every run begins with engines, or servers, that know
-nothing; all have the same clients and engine options.
+Clients hold conversations of three calls, one after the other. Because no client ends a program,
+the server itself has to detect that a conversation is over. Every run begins with engines, or
+servers, without a history. All have the same clients and the same engine options.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import click
 
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.commands.options import (
     ManyCommand,
     counts,
@@ -36,18 +34,18 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
 from benchmarks.harness import run_shown
-from benchmarks.servers import scheduling
+from benchmarks.servers import engine_and_model, scheduling
 
 OFF = "adaptive+cost"
-"""The defaults with ``--admission off``."""
+"""The default policy without admission control."""
 KINDS = ("short", "long")
 Cell = tuple[str, int]
 Runs = dict[Cell, dict[str, Counted]]
 
 
 @click.command(cls=ManyCommand)
-@many("--clients", metavar="N,…", help="Clients at a time.  [default: 8,32,256]")
-@many("--conversation", metavar="KIND,…", help=f"[default: {','.join(KINDS)}]")
+@many("--clients", metavar="N,…", help="Numbers of clients.  [default: 8,32,256]")
+@many("--conversation", metavar="KIND,…", help=f"Kinds.  [default: {','.join(KINDS)}]")
 @policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
 @click.option(
     "--minutes",
@@ -55,20 +53,20 @@ Runs = dict[Cell, dict[str, Counted]]
     default=5.0,
     show_default=True,
     metavar="M",
-    help="Of each run; calls are counted by quarter of a minute.",
+    help="Minutes of each run; calls are counted by quarter of a minute.",
 )
-@click.option("--real", "on_servers", is_flag=True, help="Over HTTP, with real engines.")
+@click.option("--real", "on_servers", is_flag=True, help="Run over HTTP, with real engines.")
 @max_num_seqs_option(default=16, suffix="  With --real.")
 @model_option
 @seed_option
 @json_flag("Print all counts as one JSON line.")
 def clients(**options: Any) -> None:
-    """Calls a second of clients that never say when they end, beside stock vLLM.
+    """Compare the calls per second of clients that never report an end with stock vLLM's.
 
-    In virtual time with an H100's step times, or with --real over HTTP on servers of their own,
-    which have clients in turns of a quarter of a minute. A row's figures are its calls over stock's
-    in the same minute, its least quarter of a minute over its own mean, and all of its calls over
-    those with admission off.
+    Runs are in virtual time with an H100's step times; with --real, they are over HTTP on servers
+    that have their clients in turns of a quarter of a minute. A row shows the calls as a ratio to
+    stock's in each minute and in all, the ratio to those with admission off, and the quarter of a
+    minute with the fewest calls as a ratio to the mean.
     """
     cells = _cells(options)
     names = _names(options)
@@ -84,26 +82,22 @@ def clients(**options: Any) -> None:
 
 
 async def _measure(runs: Runs, names: Sequence[str], options: Mapping[str, Any]) -> None:
-    engine, model = EngineOptions(options["model"], options["max_num_seqs"]), ""
-    if options["on_servers"]:
-        prepare_environment(engine)
-        model = options["model"] or default_model(note)
+    minutes = options["minutes"]
+    on_servers = engine_and_model(options) if options["on_servers"] else None
     for kind, number in runs:
         note(f"{number} clients, {kind} conversations")
-        minutes = options["minutes"]
-        if options["on_servers"]:
-            counted = runs[kind, number]
-            await real.run(counted, names, kind, number, minutes, engine, model, note)
+        if on_servers is not None:
+            await real.run(runs[kind, number], names, kind, number, minutes, *on_servers, note)
             continue
         for name in names:
             runs[kind, number][name] = virtual.run(name, kind, number, minutes, options["seed"])
-            await asyncio.sleep(0)  # where a signal stops it
+            await asyncio.sleep(0)  # let a signal stop the benchmark here
 
 
 def _cells(options: Mapping[str, Any]) -> list[Cell]:
     for kind in options["conversation"]:
         if kind not in KINDS:
-            raise ConfigError(f"--conversation {kind!r} is unknown; known: {', '.join(KINDS)}")
+            raise ConfigError(f"unknown --conversation {kind!r}; available: {', '.join(KINDS)}")
     numbers = counts("--clients", options["clients"] or ("8", "32", "256"))
     return [*product(options["conversation"] or KINDS, numbers)]
 
@@ -116,7 +110,7 @@ def _names(options: Mapping[str, Any]) -> list[str]:
 
 
 def table(runs: Runs) -> str:
-    """All that was measured, as Markdown."""
+    """Return all counts as a Markdown table."""
     minutes = max((len(row) for row in _ratios(runs)), default=0)
     heads = ["conversations", "clients", "scheduler"]
     heads += [f"minute {number + 1}" for number in range(minutes)]
@@ -150,7 +144,7 @@ def _ratios(runs: Runs) -> Iterator[Sequence[float]]:
 
 
 def as_json(runs: Runs) -> dict[str, Any]:
-    """All counts."""
+    """Return all counts as JSON values."""
     return {
         "quarter_s": QUARTER_S,
         "runs": [

@@ -1,4 +1,4 @@
-"""What the clients ask for, and how many calls they get through."""
+"""The conversations of clients, and the counts of their calls."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 CALLS = 3
-"""Calls of a conversation, one after the other without a pause."""
+"""The number of calls of a conversation, one after the other without a pause."""
 QUARTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The tokens of a conversation's first prompt, of each answer, and of each later message."""
+    """The tokens of a conversation: of its first prompt, of each answer, and of each
+    later message.
+    """
 
     prompt: int
     output: int
@@ -21,8 +23,8 @@ class Conversation:
 
 @dataclass(slots=True)
 class Counted:
-    """The calls of one run, by quarter of a minute. Where the last calls of a quarter ended after
-    it, its figure is those that would have ended in a quarter of a minute at that rate.
+    """The number of calls of a run in each quarter of a minute. If the last calls of a quarter
+    ended late, its number is scaled to a quarter of a minute.
     """
 
     minutes: float
@@ -34,23 +36,25 @@ class Counted:
 
     @property
     def seconds(self) -> float:
-        """How long the run is."""
+        """The length of the run in seconds."""
         return len(self.quarters) * QUARTER_S
 
     def ended(self, at_s: float) -> None:
-        """Count a call that ended ``at_s`` seconds after the run began; a late one is left out."""
+        """Count a call that ended ``at_s`` seconds after the start of the run. A call after the end
+        of the run does not count.
+        """
         quarter = int(at_s / QUARTER_S)
         if quarter < len(self.quarters):
             self.quarters[quarter] += 1
 
     @property
     def calls(self) -> float:
-        """All calls that ended in time."""
+        """The number of calls in all quarters."""
         return sum(self.quarters)
 
 
 def by_minute(mine: Counted, base: Counted) -> Sequence[float]:
-    """Each minute's calls over those of ``base`` in that minute."""
+    """Return the number of calls in each minute as a ratio to that of ``base``."""
     per_minute = round(60.0 / QUARTER_S)
     starts = range(0, len(mine.quarters), per_minute)
     return [

@@ -1,27 +1,26 @@
-"""The closed loop over HTTP: new servers for each run, which have clients in turns."""
+"""The closed loop over HTTP, on new servers for each run, which have their clients in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any, Self
 
 import httpx
 
-from agentrt.cli.engine_log import EngineLog
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
-from benchmarks.servers import Server, StockServer, our_server, scheduling
+from benchmarks.servers import Server, started
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
-"""In words of a prompt and tokens of an answer. A long one's chat is most of a small context."""
+"""Sizes in words of a prompt and tokens of an answer. The chat of a long conversation fills most of
+a small context.
+"""
 _CALL_S = 600.0
 
 
@@ -35,11 +34,12 @@ async def run(
     model: str,
     progress: Progress,
 ) -> None:
-    """Count what so many clients of each get through on new servers of these names (`contender`).
+    """Count the calls that ``clients`` clients make on new servers of the named contenders
+    (`contender`).
 
-    All servers are there from the start, and have clients in turns of a quarter of a minute, so
-    that other work on the machine slows all of them. Between its turns a server has no call. If the
-    run is cancelled, ``counted`` keeps the quarters that all of them have had.
+    All servers run from the start, and have their clients in turns of a quarter of a minute, so
+    that other work on the machine slows all of them. Between its turns, a server has no calls. If
+    the run is cancelled, ``counted`` keeps the quarters that all servers have had.
     """
     for name in names:
         counted[name] = Counted(minutes)
@@ -48,8 +48,7 @@ async def run(
     async with AsyncExitStack() as stack:
         groups = {}
         for name in names:
-            progress(f"starting {name}")
-            server = await stack.enter_async_context(_server(name, engine, model))
+            server = await stack.enter_async_context(started(name, engine, model, flags=()))
             group = Clients(server.base_url, CONVERSATIONS[conversation], clients)
             groups[name] = await stack.enter_async_context(group)
         for quarter in range(quarters):
@@ -63,23 +62,10 @@ async def run(
                 counted[name].failed = groups[name].failed
 
 
-@asynccontextmanager
-async def _server(name: str, engine: EngineOptions, model: str) -> AsyncIterator[Server]:
-    if name == STOCK:
-        with EngineLog(verbose=False) as log:
-            async with StockServer(engine, model) as stock:
-                await stock.start(log.collect)
-                yield stock
-        return
-    async with our_server(replace(engine, scheduler=scheduling(name)), model) as ours:
-        await ours.start()
-        yield ours
-
-
 class Clients:
-    """Clients of the server at ``url``, who converse in turns: an async context manager.
+    """Clients of the server at ``url``, which converse in turns. An async context manager.
 
-    ``failed`` are the calls that a server has refused.
+    ``failed`` is the number of calls that the server refused.
     """
 
     def __init__(self, url: str, kind: Conversation, number: int) -> None:
@@ -102,8 +88,9 @@ class Clients:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def turn(self, seconds: float) -> tuple[int, float]:
-        """Begin calls for so many seconds, and wait until all have ended: how many have, and the
-        seconds from the first one's beginning to the last one's end. Raises what a client raised.
+        """Let the clients begin calls for ``seconds``, and wait until all calls have ended. Return
+        the number of ended calls, and the seconds from the first start to the last end. Raises a
+        client's error.
         """
         ended, began = self._ended, time.perf_counter()
         self._turn.set()
@@ -117,7 +104,7 @@ class Clients:
         return self._ended - ended, time.perf_counter() - began
 
     async def _client(self) -> None:
-        # A pool of its own for each: one of hundreds of connections costs more than the call.
+        # Each client has its own pool: a pool of hundreds of connections costs more than a call.
         async with httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=_CALL_S) as http:
             while True:
                 await self._turn.wait()
@@ -134,9 +121,9 @@ class Clients:
                 self.failed += 1
                 await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
                 return
-            said = answer.json()["choices"][0]["message"]["content"]
+            text = answer.json()["choices"][0]["message"]["content"]
             message = " ".join(["on"] * self._kind.message)
-            chat += [{"role": "assistant", "content": said}, {"role": "user", "content": message}]
+            chat += [{"role": "assistant", "content": text}, {"role": "user", "content": message}]
 
     async def _call(self, http: httpx.AsyncClient, chat: list[dict[str, Any]]) -> httpx.Response:
         body = {"model": Server.NAME, "messages": chat, "max_tokens": self._kind.output}

@@ -15,16 +15,16 @@ from benchmarks.clients.load import CALLS, Conversation, Counted
 
 CONVERSATIONS = {"short": Conversation(200, 50, 60), "long": Conversation(8_000, 50, 60)}
 SLOTS, TOKENS_A_STEP, BLOCKS, LONGEST = 256, 8_192, 28_625, 32_768
-"""vLLM's defaults for an H100, and the 458,000 tokens of KV cache of the published one."""
+"""vLLM's defaults for an H100, and a KV cache of 458,000 tokens, as on a published H100."""
 STEPS = StepTimeModel(base_s=23.7e-3, per_prefill_token_s=25.8e-6)
 PAUSE_S = 0.01
-"""From an answer to the client's next message: the way there and back."""
+"""Seconds from an answer to the client's next message: the network in both directions."""
 _APART_S = 0.02
-"""Between the first messages of two clients."""
+"""Seconds between the first messages of two clients."""
 
 
 def run(name: str, conversation: str, clients: int, minutes: float, seed: int) -> Counted:
-    """What so many clients get through under the scheduler of this name (`contender`)."""
+    """Count the calls that ``clients`` clients make under the named contender (`contender`)."""
     from agentrt.executors.vllm.scheduler import ProgramScheduler
 
     config = contender(name).config

@@ -1,1 +1,1 @@
-"""What a front end takes of the processor for a call: ours, and vLLM's alone."""
+"""The CPU time of a front end for a call: ours, and vLLM's alone."""

@@ -1,8 +1,8 @@
-"""``benchmarks front``: what a served call takes of the processor, beside vLLM's own server.
+"""``benchmarks front``: the CPU time of a served call, compared with vLLM's own server.
 
-The front ends of both run on the same scripted engine, each in a process of its own
-(`benchmarks.front.fronts`), and have the same calls in turns: whole ones of one token, and
-streams of 64. How many functions are called does not depend on what else the machine does.
+Both front ends run on the same scripted engine, each in a process of its own
+(`benchmarks.front.fronts`), and serve the same calls in turns: whole answers of one token, and
+streams of 64. The number of called functions does not depend on other work on the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.commands.options import count_option, json_option, note
+from agentrt.lab.commands.options import json_option, note, repeat_option
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.serve import SINGLES, Turn, user
@@ -27,10 +27,12 @@ from benchmarks.servers import piped
 
 SERVERS = ("stock", "agentrt")
 CALLS = {"calls": 100, "streams": 24}
-"""So many in a turn."""
+"""The number of calls in a turn."""
 _CLIENTS = 16
 _IDLE_S = 2.0
-"""A connection that was idle for so long is not used again: vLLM's server closes it after 5 s."""
+"""A connection that was idle for this long is not used again, because vLLM's server closes it after
+5 s.
+"""
 _CALL_S = 60.0
 COLUMNS = (
     Column("functions a call", "called", WHOLE),
@@ -43,15 +45,15 @@ COLUMNS = (
 
 
 @click.command()
-@count_option("--repeat", default=24, about="Turns of 100 calls and 24 streams on each.")
+@repeat_option(24, "Turns of each server, with 100 calls and 24 streams.")
 @json_option
 def front(**options: Any) -> None:
-    """The CPU time and the functions of a call in agentrt's front end, over those in vLLM's own.
+    """Compare the CPU time and the functions of a call in agentrt's front end with vLLM's own.
 
-    On an engine whose outputs are scripted, so that only the front ends compute. Needs no GPU.
+    The outputs of the engine are scripted, so that only the front ends compute. Needs no GPU.
     """
     measured = Results({"front": "front end", "asked": "asked for"})
-    measured.expect((name, asked) for asked in SINGLES for name in SERVERS)
+    measured.expect((name, kind) for kind in SINGLES for name in SERVERS)
 
     run_with_table(
         measure(measured, options["repeat"]), measured, COLUMNS, as_json=options["as_json"]
@@ -59,7 +61,9 @@ def front(**options: Any) -> None:
 
 
 class Used(NamedTuple):
-    """What a front end's process has used so far: seconds of the processor, functions called."""
+    """The resources that a front end's process has used so far: CPU seconds and called
+    functions.
+    """
 
     cpu_s: float
     called: int
@@ -69,77 +73,79 @@ class Front:
     """A front end in a process of its own, and a client of it."""
 
     def __init__(
-        self, to: asyncio.StreamWriter, said: asyncio.StreamReader, client: httpx.AsyncClient
+        self, to: asyncio.StreamWriter, out: asyncio.StreamReader, client: httpx.AsyncClient
     ) -> None:
-        self._to, self._said, self._client = to, said, client
+        self._to, self._out, self._client = to, out, client
         self._made = 0
 
     async def used(self, line: str = "used") -> Used:
-        """What it has used so far."""
+        """Return the resources used so far."""
         self._to.write(f"{line}\n".encode())
-        return Used(*json.loads(await self._said.readline()))
+        return Used(*json.loads(await self._out.readline()))
 
-    async def turn(self, asked: str) -> Figures:
-        """Make a turn's calls; what each took of the processor, and of functions if counted."""
+    async def turn(self, kind: str) -> Figures:
+        """Make the calls of a turn, and return the CPU time of a call."""
         before = await self.used()
-        await self._make(asked)
+        await self._make(kind)
         after = await self.used()
-        count, tokens = CALLS[asked], SINGLES[asked]
+        count, tokens = CALLS[kind], SINGLES[kind]
         each_s = (after.cpu_s - before.cpu_s) / count
         return {"cpu_ms": each_s * 1e3, "cpu_us": each_s / tokens * 1e6}
 
-    async def count(self, asked: str) -> Figures:
-        """Make a turn's calls; how many functions each called."""
+    async def count(self, kind: str) -> Figures:
+        """Make the calls of a turn, and return the number of functions that a call calls."""
         await self.used("count")
         before = await self.used()
-        await self._make(asked)
-        each = ((await self.used("count")).called - before.called) / CALLS[asked]
-        return {"called": each, "called_token": each / SINGLES[asked]}
+        await self._make(kind)
+        each = ((await self.used("count")).called - before.called) / CALLS[kind]
+        return {"called": each, "called_token": each / SINGLES[kind]}
 
-    async def _make(self, asked: str) -> None:
-        turn, end = Turn(), self._made + CALLS[asked]
+    async def _make(self, kind: str) -> None:
+        turn, end = Turn(), self._made + CALLS[kind]
 
-        async def one() -> None:
+        async def client_calls() -> None:
             while self._made < end:
                 self._made += 1
-                how = {"json": {"stream": asked == "streams"}}
-                await turn.call(self._client, [user(f"{self._made}")], SINGLES[asked], **how)
+                chat = [user(f"{self._made}")]
+                await turn.call(self._client, chat, SINGLES[kind], stream=kind == "streams")
 
-        await asyncio.gather(*(one() for _ in range(_CLIENTS)))
-        if turn.statuses != {"200": CALLS[asked]}:
+        await asyncio.gather(*(client_calls() for _ in range(_CLIENTS)))
+        if turn.statuses != {"200": CALLS[kind]}:
             raise EngineStartError(f"a front end did not answer all calls: {dict(turn.statuses)}")
 
 
 async def measure(measured: Results, repeats: int) -> None:
-    """Count each front end's functions in one turn, and take its processor time in others."""
+    """Count the functions of each front end in one turn, and measure its CPU time in
+    other turns.
+    """
     async with AsyncExitStack() as stack:
         fronts: dict[str, Front] = {}
         for name in SERVERS:
             note(f"starting the front end of {name}")
             fronts[name] = await stack.enter_async_context(opened(name))
         counted: dict[tuple[str, str], Figures] = {}
-        for name, one in fronts.items():
+        for name, front_end in fronts.items():
             note(f"{name}: counting functions")
-            for asked in SINGLES:
-                await one.turn(asked)  # the first ones import and cache
-                counted[name, asked] = await one.count(asked)
+            for kind in SINGLES:
+                await front_end.turn(kind)  # the first calls import modules and fill caches
+                counted[name, kind] = await front_end.count(kind)
         for repeat in range(repeats):
             note(f"repeat {repeat + 1} of {repeats}")
-            for asked in SINGLES:
-                found: dict[str, Figures] = {}
+            for kind in SINGLES:
+                timed: dict[str, Figures] = {}
                 for name in turns(SERVERS, repeat):
-                    found[name] = {**await fronts[name].turn(asked), **counted[name, asked]}
-                for name, mine in found.items():
-                    over = ratios(mine, found[SERVERS[0]], ["called", "cpu_ms"], "_to_stock")
-                    measured.add(name, asked, figures={**mine, **over})
+                    timed[name] = {**await fronts[name].turn(kind), **counted[name, kind]}
+                for name, mine in timed.items():
+                    over = ratios(mine, timed[SERVERS[0]], ["called", "cpu_ms"], "_to_stock")
+                    measured.add(name, kind, figures={**mine, **over})
 
 
 @asynccontextmanager
 async def opened(name: str) -> AsyncIterator[Front]:
-    """A front end that serves. Raises `EngineStartError` if it ends before."""
+    """Start a front end. Raises `EngineStartError` if it ends before it serves."""
     command = sys.executable, "-m", "benchmarks.front.fronts", name
-    async with piped(*command, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}) as (_, to, said):
-        url = (await said.readline()).decode().strip()
+    async with piped(*command, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}) as (_, to, out):
+        url = (await out.readline()).decode().strip()
         if not url:
             raise EngineStartError(f"the front end of {name} ended before it served")
         limits = httpx.Limits(
@@ -148,4 +154,4 @@ async def opened(name: str) -> AsyncIterator[Front]:
         async with httpx.AsyncClient(
             base_url=f"{url}/v1", timeout=_CALL_S, limits=limits
         ) as client:
-            yield Front(to, said, client)
+            yield Front(to, out, client)

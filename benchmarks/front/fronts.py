@@ -1,8 +1,8 @@
 """A front end on a scripted engine, in a process of its own: agentrt's, or vLLM's alone.
 
-``python -m benchmarks.front.fronts NAME`` says its URL. For each line of its input it prints, as
-JSON, what it has used since it began: seconds of processor time, and how many functions were
-called, Python's and C's, while that is counted. The line "count" turns the counting on or off.
+``python -m benchmarks.front.fronts NAME`` prints its URL. For each line of its input, it prints the
+resources that it has used so far, as JSON: CPU seconds, and the number of called functions (of
+Python and C) while they are counted. The line "count" turns the counting on or off.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from tests.doubles.scripted_engine import ScriptedEngine
 SAYS = [300 + i * 37 % 5000 for i in range(64)]
 _HOST = "127.0.0.1"
 _REST_S = 0.05
-"""In which ends of programs reach the engine."""
+"""Seconds in which the ends of programs reach the engine."""
 _CALLS = ("call", "c_call")
 
 
 class Served(NamedTuple):
-    """A front end that answers at ``url``; ``settle`` does what it would do later."""
+    """A front end that serves at ``url``. ``settle`` does at once what it would do later."""
 
     url: str
     settle: Callable[[], object] = lambda: None
 
 
 class _Nothing(list[Any]):
-    """What a scripted engine would keep of its calls."""
+    """A list that stays empty, in place of the calls that a scripted engine would keep."""
 
-    def append(self, one: Any) -> None:
+    def append(self, item: Any) -> None:
         pass
 
 
@@ -68,7 +68,7 @@ def _engine() -> ScriptedEngine:
 
 @asynccontextmanager
 async def agentrt() -> AsyncIterator[Served]:
-    """What `agentrt serve` serves, without keys."""
+    """Serve as `agentrt serve` does, without keys."""
     tenants, listener = Tenants(time.monotonic, Limits(), dict), Listener(_HOST, 0)
     controller = AdmissionController(RestartedEngine(_engine), tenants)
     with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
@@ -80,12 +80,12 @@ async def agentrt() -> AsyncIterator[Served]:
                 opened_app(server, load_apis(), front) as app,
                 _served(listener.serve(app, server.bounds), listener.stop),
             ):
-                # Programs that nobody named end a while after their last call.
+                # Programs without a name end some time after their last call.
                 yield Served(listener.url, lambda: server.programs.sweep(all_idle=True))
 
 
 class _Client(ProgramEngineClient):
-    """Gives vLLM's front end what the engine says, and does nothing beside."""
+    """A client that passes the engine's outputs to vLLM's front end, and does nothing else."""
 
     engine: ScriptedEngine
 
@@ -100,7 +100,7 @@ class _Client(ProgramEngineClient):
 
 @asynccontextmanager
 async def stock() -> AsyncIterator[Served]:
-    """What `vllm serve` serves."""
+    """Serve as `vllm serve` does."""
     engine = _engine()
     await engine.start(lambda message: None)
     (setup,) = await engine.front_setups()
@@ -134,14 +134,14 @@ async def _served(work: Coroutine[Any, Any, None], stop: Callable[[], None]) -> 
 
 
 class _Counter:
-    """Counts the functions that this thread calls."""
+    """A counter of the functions that this thread calls."""
 
     def __init__(self) -> None:
         self.called = 0
         self._on = False
 
     def turn(self) -> None:
-        """Begin, or end."""
+        """Turn the counting on or off."""
         self._on = not self._on
         sys.setprofile(self._count if self._on else None)
 

@@ -1,1 +1,1 @@
-"""Other people's load generators on `agentrt serve`, beside vLLM's own server."""
+"""Load generators of other projects on `agentrt serve`, compared with vLLM's own server."""

@@ -1,8 +1,9 @@
-"""``benchmarks generators``: other people's load generators on `agentrt serve` and vLLM's server.
+"""``benchmarks generators``: load generators of other projects on `agentrt serve` and vLLM's
+server.
 
-Each is run as its users run it, with the same seed on both servers, which have the same engine
-options; one of them has the load at a time, in turns. What is shown is what the generator reports,
-and the programs that agentrt made of its conversations.
+Each generator runs as its users run it, with the same seed on both servers, which have the same
+engine options. One server has the load at a time, in turns. The table has the figures that the
+generator reports, and the number of programs that agentrt recognised in its conversations.
 """
 
 from __future__ import annotations
@@ -17,20 +18,18 @@ import click
 import httpx
 
 from agentrt.errors import AgentrtError, UsageError
-from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.commands.options import (
-    count_option,
     json_option,
     many,
     max_num_seqs_option,
     model_option,
     note,
+    repeat_option,
 )
-from agentrt.scheduler.config import SchedulerConfig
+from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
 from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
-from benchmarks.servers import AgentrtServer, Server, both_servers
+from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_model
 from tests.clients.processes import run
 
 SIDES = ("stock", "agentrt")
@@ -45,7 +44,7 @@ COLUMNS = (
     Column("calls/s / stock", "rate_to_stock"),
 )
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""With these aiperf takes the folder of a tokenizer for a name on the hub."""
+"""With these variables, aiperf takes the folder of a tokenizer for a name on the hub."""
 
 
 @click.command()
@@ -56,61 +55,58 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     default=Path(".clients"),
     show_default=True,
     metavar="FOLDER",
-    help="Has an environment named after each generator, but for vLLM's own.",
+    help="Folder with an environment for each generator, named like it; vLLM's own needs none.",
 )
-@count_option("--repeat", default=3)
+@repeat_option(3)
 @max_num_seqs_option(default=8)
 @model_option
 @json_option
 def generators(**options: Any) -> None:
-    """Other people's load generators on agentrt serve and on vLLM's own server, in turns.
+    """Run load generators of other projects on agentrt serve and on vLLM's own server, in turns.
 
-    8 conversations of 3 turns, 4 at a time. vLLM's timed trace has no conversations, but prompts
-    that begin alike. agentrt has the defaults of 'agentrt serve'.
+    Each generator sends 8 conversations of 3 turns, 4 at a time. vLLM's timed trace has no
+    conversations, but prompts with common beginnings. agentrt has the defaults of 'agentrt serve'.
     """
     if unknown := set(options["only"]) - set(GENERATORS):
-        raise UsageError(f"no generator {min(unknown)!r}: there are {', '.join(GENERATORS)}")
+        raise UsageError(f"unknown generator {min(unknown)!r}; available: {', '.join(GENERATORS)}")
     clients: Path = options["clients"]
-    there = [each for each in GENERATORS.values() if not each.program or each.is_in(clients)]
-    chosen = [GENERATORS[name] for name in options["only"]] or there
+    installed = [each for each in GENERATORS.values() if not each.program or each.is_in(clients)]
+    chosen = [GENERATORS[name] for name in options["only"]] or installed
     bench = GeneratorBench(clients, chosen)
     run_with_table(_measure(bench, options), bench.measured, COLUMNS, as_json=options["as_json"])
 
 
 async def _measure(bench: GeneratorBench, options: dict[str, Any]) -> None:
-    policy = SchedulerConfig(policy="adaptive")
-    engine = EngineOptions(options["model"], options["max_num_seqs"], policy)
-    prepare_environment(engine)
-    model = options["model"] or default_model(note)
-    async with both_servers(engine, model) as servers:
-        await bench.run(dict(zip(SIDES, servers, strict=True)), model, options["repeat"])
+    engine, model = engine_and_model(options)
+    async with all_started((STOCK, DEFAULT), engine, model) as servers:
+        sides = dict(zip(SIDES, servers.values(), strict=True))
+        await bench.run(sides, model, options["repeat"])
 
 
 class GeneratorBench:
-    """Drives both servers with each of the ``chosen`` generators, which ``clients`` has."""
+    """The runs of the ``chosen`` generators, whose environments are in the folder ``clients``."""
 
     def __init__(self, clients: Path, chosen: Sequence[Generator]) -> None:
         self._clients, self._chosen = clients, chosen
         self.measured = Results({"generator": "generator"})
 
     async def run(self, servers: dict[str, Server], model: str, repeats: int) -> None:
-        """Each generator on each server in each repeat, after one round that does not count."""
+        """Run each generator on each server in each repeat, after a round that does not count."""
         for each in self._chosen:
-            found: dict[str, Figures] = {}
+            figures: dict[str, Figures] = {}
             for repeat, side in in_turns(SIDES, repeats + 1):
                 note(f"{each.package} on {side}, {repeat} of {repeats}")
-                found[side] = await self._once(each, servers[side], model)
-                if len(found) == len(SIDES):
+                figures[side] = await self._once(each, servers[side], model)
+                if len(figures) == len(SIDES):
                     if repeat:
-                        self._keep(each, found)
-                    found = {}
+                        self._keep(each, figures)
+                    figures = {}
 
     async def _once(self, generator: Generator, server: Server, model: str) -> Figures:
-        root = server.base_url.removesuffix("/v1")
         environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
         with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as name:
             folder = Path(name)
-            target = Target(root, server.NAME, model, folder)
+            target = Target(server.root, server.NAME, model, folder)
             before = await programs(server)
             ended = await run(
                 *generator.command(self._clients, target), folder=folder, environ=environ
@@ -123,8 +119,8 @@ class GeneratorBench:
             counts = {"programs": len(calls), "whole": calls.count(TURNS)}
             return {**generator.figures(folder), **counts}
 
-    def _keep(self, generator: Generator, found: dict[str, Figures]) -> None:
-        stock, mine = (found[side] for side in SIDES)
+    def _keep(self, generator: Generator, sides: dict[str, Figures]) -> None:
+        stock, mine = (sides[side] for side in SIDES)
         both = {name: stock[name] + mine[name] for name in ("calls", "failed")}
         to_stock = ratios(mine, stock, ("ttft", "latency", "rate"), "_to_stock")
         figures = {**mine, **both, **to_stock, "stock_ttft": stock["ttft"]}
@@ -132,13 +128,12 @@ class GeneratorBench:
 
 
 async def programs(server: Server) -> dict[str, int]:
-    """The calls of each live program, once those with names of the clients' own have ended: a
-    generator that begins again uses its names again.
+    """Return the number of calls of each live program, and end the programs that the clients named,
+    because a generator uses the same names again in its next run.
     """
     if not isinstance(server, AgentrtServer):
         return {}
-    root = server.base_url.removesuffix("/v1")
-    async with httpx.AsyncClient(base_url=root, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.root, timeout=60) as client:
         listed = (await client.get("/programs", params={"limit": 1000})).json()["programs"]
         for program in listed:
             if program["session"]:

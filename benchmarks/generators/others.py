@@ -1,4 +1,4 @@
-"""Other people's load generators: how each is run here, and what its report says."""
+"""Load generators of other projects: how each is run here, and how its report is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.harness import Figures
 CONVERSATIONS, TURNS, AT_ONCE = 8, 3, 4
 CALLS = CONVERSATIONS * TURNS
 PROMPT, ANSWER, BLOCK = 64, 16, 32
-"""Tokens of a turn's prompt, of an answer, and of what a hash in a trace stands for."""
+"""Tokens of a turn's prompt, of an answer, and of the block that a hash in a trace stands for."""
 BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -23,13 +23,13 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-"""``vllm bench serve``: as a command it does not start with vLLM's build for CPUs."""
+"""``vllm bench serve``. With vLLM's build for CPUs, it does not start as a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a load goes, the model's name there, whose ``tokenizer`` counts (a folder or a name on
-    the hub), and a ``folder`` for the run's files.
+    """The target of a load: the URL, the model's name there, the ``tokenizer`` that counts (a
+    folder or a name on the hub), and a ``folder`` for the files of the run.
     """
 
     url: str
@@ -40,7 +40,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A load generator. ``program`` is in the ``bin`` of its own environment; vLLM's is in ours."""
+    """A load generator. ``program`` is in the ``bin`` of its own environment; it is empty for
+    vLLM's own, which runs in this environment.
+    """
 
     package: str
     program: tuple[str, ...]
@@ -49,37 +51,39 @@ class Generator:
     read: Callable[[Any], Figures]
 
     def command(self, clients: Path, target: Target) -> list[str]:
-        """Its command line. Raises `UsageError` where the folder ``clients`` does not have it."""
+        """Return the command line. Raises `UsageError` if the folder ``clients`` does not have the
+        generator.
+        """
         if not self.program:
             return [sys.executable, "-c", BENCH_SERVE, *self.arguments(target)]
-        found = clients.absolute() / self.package / "bin" / self.program[0]
-        if not found.exists():
-            raise UsageError(f"{found} is missing: docs/benchmarks.md says how to install it")
-        return [str(found), *self.program[1:], *self.arguments(target)]
+        program = clients.absolute() / self.package / "bin" / self.program[0]
+        if not program.exists():
+            raise UsageError(f"{program} is missing; docs/benchmarks.md says how to install it")
+        return [str(program), *self.program[1:], *self.arguments(target)]
 
     def is_in(self, clients: Path) -> bool:
-        """Whether the folder ``clients`` has it."""
+        """Return whether the folder ``clients`` has the generator."""
         return (clients / self.package).is_dir()
 
     def label(self, clients: Path) -> str:
-        """Its name with its version."""
+        """Return the name of the generator with its version."""
         if not self.program:
             import vllm
 
             return f"vllm bench serve {vllm.__version__}"
         name = self.package.replace("-", "_")
-        [found] = clients.glob(f"{self.package}/lib/python*/site-packages/{name}-*.dist-info")
-        return f"{self.package} {found.stem.removeprefix(f'{name}-')}"
+        [package] = clients.glob(f"{self.package}/lib/python*/site-packages/{name}-*.dist-info")
+        return f"{self.package} {package.stem.removeprefix(f'{name}-')}"
 
     def figures(self, folder: Path) -> Figures:
-        """What its report says: the ``calls`` that were answered and those that ``failed``, the
-        medians of ``ttft`` and ``latency`` (ms), and the ``rate`` (calls a second).
+        """Read its report: the ``calls`` that were answered and those that ``failed``, the medians
+        of ``ttft`` and ``latency`` in ms, and the ``rate`` in calls per second.
         """
         return self.read(json.loads((folder / self.report).read_text("utf-8")))
 
 
 def _vllm(target: Target) -> Sequence[str]:
-    """Timed requests whose prompts grow, a tenth of a second apart."""
+    """Make timed requests with growing prompts, a tenth of a second apart."""
     trace = target.folder / "trace.jsonl"
     lines = []
     for at in range(CALLS):
@@ -143,7 +147,7 @@ def _inference_perf(target: Target) -> Sequence[str]:
         "storage": {"local_storage": {"path": str(target.folder)}},
     }
     config = target.folder / "inference-perf.yml"
-    config.write_text(json.dumps(settings), "utf-8")  # which is YAML, too
+    config.write_text(json.dumps(settings), "utf-8")  # JSON is YAML, too
     return ("--config_file", str(config))
 
 
@@ -152,34 +156,34 @@ def _figures(calls: float, failed: float, ms: Iterable[float], rate: float) -> F
     return {"calls": calls, "failed": failed, "ttft": ttft, "latency": latency, "rate": rate}
 
 
-def _of_vllm(said: Any) -> Figures:
-    ms = (said[f"median_{name}_ms"] for name in ("ttft", "e2el"))
-    return _figures(said["completed"], said["failed"], ms, said["request_throughput"])
+def _of_vllm(report: Any) -> Figures:
+    ms = (report[f"median_{name}_ms"] for name in ("ttft", "e2el"))
+    return _figures(report["completed"], report["failed"], ms, report["request_throughput"])
 
 
-def _of_aiperf(said: Any) -> Figures:
-    failed = sum(error["count"] for error in said["error_summary"])
-    ms = (said[name]["p50"] for name in ("time_to_first_token", "request_latency"))
-    return _figures(said["request_count"]["avg"], failed, ms, said["request_throughput"]["avg"])
+def _of_aiperf(report: Any) -> Figures:
+    failed = sum(error["count"] for error in report["error_summary"])
+    ms = (report[name]["p50"] for name in ("time_to_first_token", "request_latency"))
+    return _figures(report["request_count"]["avg"], failed, ms, report["request_throughput"]["avg"])
 
 
-def _of_guidellm(said: Any) -> Figures:
-    found = said["benchmarks"][0]["metrics"]
-    count = found["request_totals"]
+def _of_guidellm(report: Any) -> Figures:
+    metrics = report["benchmarks"][0]["metrics"]
+    count = metrics["request_totals"]
     parts = ("time_to_first_token_ms", "request_latency", "requests_per_second")
-    ttft, latency, rate = (found[name]["successful"] for name in parts)
+    ttft, latency, rate = (metrics[name]["successful"] for name in parts)
     failed = count["total"] - count["successful"]
     return _figures(
         count["successful"], failed, (ttft["median"], latency["median"] * 1e3), rate["mean"]
     )
 
 
-def _of_inference_perf(said: Any) -> Figures:
-    done = said["successes"]
-    found = done["latency"]
-    ms = (found[name]["median"] * 1e3 for name in ("time_to_first_token", "request_latency"))
+def _of_inference_perf(report: Any) -> Figures:
+    done = report["successes"]
+    latency = done["latency"]
+    ms = (latency[name]["median"] * 1e3 for name in ("time_to_first_token", "request_latency"))
     rate = done["throughput"]["requests_per_sec"]
-    return _figures(done["count"], said["failures"]["count"], ms, rate)
+    return _figures(done["count"], report["failures"]["count"], ms, rate)
 
 
 _EACH = (
@@ -194,5 +198,5 @@ _EACH = (
         _of_inference_perf,
     ),
 )
-GENERATORS = {one.package: one for one in _EACH}
-"""By package, from which `--only` names them."""
+GENERATORS = {generator.package: generator for generator in _EACH}
+"""The generators by package, which is their name for ``--only``."""

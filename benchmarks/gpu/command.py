@@ -49,8 +49,7 @@ from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
 from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
-from benchmarks.harness import run_shown
-from benchmarks.policies.command import FlagsCommand
+from benchmarks.harness import FlagsCommand, run_shown
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -76,8 +75,8 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 
 
 @click.command(cls=FlagsCommand, epilog=EPILOG)
-@click.option("--minutes", type=_MINUTES, default=25.0, show_default=True, metavar="N")
-@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="For all that comes of it.")
+@text_option("--minutes", "N", "Minutes for the whole run.", type=_MINUTES, default=25.0)
+@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="Folder for all results.")
 @text_option(
     "--model-shape",
     "NAME",
@@ -94,7 +93,12 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 @seeds_option(default=2)
 @seed_option
 @many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
-@click.option("--step-time", type=_FILE, metavar="FILE", help="In place of measuring it.")
+@click.option(
+    "--step-time",
+    type=_FILE,
+    metavar="FILE",
+    help="File with step times, instead of measuring them.",
+)
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
 
@@ -126,7 +130,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     except OSError as error:
         raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
     known = {"blocks": options["kv_blocks"], "jobs": options["programs"]}
-    size = replace(SIZES[shape], **{name: one for name, one in known.items() if one})
+    size = replace(SIZES[shape], **{name: value for name, value in known.items() if value})
     size = size.whole() if options["whole"] else size
     if size.blocks * size.block_size <= size.longest:
         least = size.longest // size.block_size + 2
@@ -162,14 +166,14 @@ class GpuBench:
     limits: Limits
     open: Open
     times: StepTimeModel | None
-    asked: dict[str, Any]
+    options: dict[str, Any]
     failed: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
         """Run all cells that fit into the time."""
         groups = in_order(self.seeds)
         for at, group in enumerate(groups):
-            later = [cell for some in groups[at + 1 :] for cell in some]
+            later = [cell for others in groups[at + 1 :] for cell in others]
             if group[0].contender == OFFLOAD and not has_gpus():
                 self._leave(group, _CPU)
             elif not self.budget.fitting([*group, *later]) & {*group}:
@@ -180,9 +184,9 @@ class GpuBench:
     async def _opened(self, group: Sequence[Cell], later: Sequence[Cell]) -> None:
         """Run the cells that share an engine."""
         began, (memory, kind) = time.monotonic(), engine_of(group[0])
-        more = self.size.flags(memory)
-        more += ["--kv-offloading-size", str(_host_gib())] if kind == OFFLOAD else []
-        base = replace(self.base, flags=(*more, *self.base.flags))
+        flags = self.size.flags(memory)
+        flags += ["--kv-offloading-size", str(_host_gib())] if kind == OFFLOAD else []
+        base = replace(self.base, flags=(*flags, *self.base.flags))
         engine = engine_for(_contender(kind), base)
         note(f"loading an engine: {memory}, {kind}")
         try:
@@ -204,9 +208,9 @@ class GpuBench:
         await warm_up(engine, _contender(group[0].contender), self.size.programs(self.seeds[0]))
         options, key = _virtual(engine), engine_of(group[0])
         for at, cell in enumerate(group):
-            one, programs = _contender(cell.contender), self.size.programs(cell.seed)
+            contender, programs = _contender(cell.contender), self.size.programs(cell.seed)
             assert self.times is not None
-            virtual = one.run(programs, options, self.times)
+            virtual = contender.run(programs, options, self.times)
             predicted_s = virtual.summary().makespan_s
             self.budget.predicted_s[cell.memory, cell.contender] = predicted_s
             left_s = self.budget.left_s
@@ -214,16 +218,16 @@ class GpuBench:
                 self.report.leave(cell, _NO_TIME)
                 continue
             note(f"{cell}: predicted {predicted_s:.0f} s, {left_s:.0f} s left")
-            gate, began = one.make_gate(options), time.monotonic()
-            ran = await serve(engine, one, programs, run=f"/{cell}", gate=gate)
+            gate, began = contender.make_gate(options), time.monotonic()
+            ran = await serve(engine, contender, programs, run=f"/{cell}", gate=gate)
             self.budget.ran(cell, time.monotonic() - began)
             ran = ran.with_ideals(virtual)
-            real, told = (standard(run.outcomes, self.limits) for run in (ran, virtual))
-            self.report.add(Done(cell, options.kv_blocks, real, told), ran)
+            real, predicted = (standard(run.outcomes, self.limits) for run in (ran, virtual))
+            self.report.add(Done(cell, options.kv_blocks, real, predicted), ran)
 
     def _leave(self, cells: Sequence[Cell], why: str) -> None:
         """Record the reason for those of the cells that are not done."""
-        over = {one.cell for one in self.report.done} | self.report.not_run.keys()
+        over = {done.cell for done in self.report.done} | self.report.not_run.keys()
         for cell in cells:
             if cell not in over:
                 self.report.leave(cell, why)
@@ -233,14 +237,14 @@ class GpuBench:
         if self.report.head:
             return
         assert self.times is not None
-        told = {**_versions(), "options": self.asked, "jobs": asdict(self.size)}
-        told |= {"engine": engine.sizes(), "step_time": asdict(self.times)}
-        text = json.dumps(told, indent=2, default=str)
+        about = {**_versions(), "options": self.options, "jobs": asdict(self.size)}
+        about |= {"engine": engine.sizes(), "step_time": asdict(self.times)}
+        text = json.dumps(about, indent=2, default=str)
         (self.report.folder / "about.json").write_text(text + "\n", encoding="utf-8")
         size, times = self.size, self.times
         self.report.head = (
-            f"# A GPU run\n\nvLLM {vllm_version()} on {told['hardware']}, a model of the shape "
-            f"{self.asked['model_shape']} with made-up weights, agentrt {__version__}. "
+            f"# A GPU run\n\nvLLM {vllm_version()} on {about['hardware']}, a model of the shape "
+            f"{self.options['model_shape']} with made-up weights, agentrt {__version__}. "
             f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, "
             f"tokens x {size.tokens:g}, "
             f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "

@@ -76,7 +76,7 @@ def in_order(seeds: Sequence[int]) -> list[list[Cell]]:
     the order of the contenders that share it alternates.
     """
     return [
-        [Cell(memory, who, seed) for at, seed in enumerate(seeds) for who in turns(group, at)]
+        [Cell(memory, name, seed) for at, seed in enumerate(seeds) for name in turns(group, at)]
         for memory, groups in ((CAPPED, ENGINES), (UNCAPPED, ENGINES[::-1]))
         for group in groups
     ]

@@ -75,7 +75,7 @@ class Report:
     def add(self, done: Done, ran: RunOutcome) -> None:
         """Add a finished cell, and write its line and the tables at once."""
         self.done.append(done)
-        jobs = [asdict(one) for one in ran.outcomes]
+        jobs = [asdict(outcome) for outcome in ran.outcomes]
         names = {"calls": ran.outcomes[0].calls[0]._fields if ran.outcomes[0].calls else ()}
         self._line({**asdict(done), "fields": names, "jobs": jobs})
         self.write()
@@ -92,15 +92,18 @@ class Report:
     def write(self) -> None:
         (self.folder / "tables.md").write_text(self.text() + "\n", encoding="utf-8")
 
+    def _with(self, memory: str) -> list[Done]:
+        return [run for run in self.done if run.cell.memory == memory]
+
     def text(self) -> str:
         """Return all results as Markdown."""
         parts = [self.head]
         for memory in (CAPPED, UNCAPPED):
-            if some := [one for one in self.done if one.cell.memory == memory]:
-                blocks = sorted({one.blocks for one in some})
-                sizes = " to ".join(f"{one:,}" for one in blocks)
-                parts += [f"## {memory.capitalize()}: {sizes} KV blocks", _measured(some)]
-                parts += [f"Virtual time beside it:\n\n{_predicted(some)}"]
+            if done := self._with(memory):
+                blocks = sorted({run.blocks for run in done})
+                sizes = " to ".join(f"{count:,}" for count in blocks)
+                parts += [f"## {memory.capitalize()}: {sizes} KV blocks", _measured(done)]
+                parts += [f"Virtual time beside it:\n\n{_predicted(done)}"]
         if self.done:
             parts.append(f"Virtual time is off by {_verdict(self.done)}.")
         if self.not_run:
@@ -113,63 +116,65 @@ class Report:
         `ConfigError` without matplotlib.
         """
         check_matplotlib()
-        memories = [m for m in (CAPPED, UNCAPPED) if any(one.cell.memory == m for one in self.done)]
+        memories = [memory for memory in (CAPPED, UNCAPPED) if self._with(memory)]
         figure = new_figure(1 + 4.5 * len(memories), 6.5)
         axes = figure.subplots(2, len(memories), squeeze=False)
         for column, memory in enumerate(memories):
-            by = _by_contender([one for one in self.done if one.cell.memory == memory])
-            for row, (name, what) in enumerate({"mean_jct_s": "mean JCT, s", HITS: "hits"}.items()):
+            by = _by_contender(self._with(memory))
+            for row, (name, label) in enumerate(
+                {"mean_jct_s": "mean JCT, s", HITS: "hits"}.items()
+            ):
                 axis = axes[row][column]
                 for at, side in enumerate(_SIDES):
-                    sides = [[getattr(one, side)[name] for one in some] for some in by.values()]
+                    sides = [[getattr(run, side)[name] for run in runs] for runs in by.values()]
                     places = [place + 0.4 * at for place in range(len(by))]
-                    axis.bar(places, [fmean(one) for one in sides], width=0.38, label=side)
-                    axis.vlines(places, *zip(*((min(o), max(o)) for o in sides), strict=True))
+                    axis.bar(places, [fmean(values) for values in sides], width=0.38, label=side)
+                    axis.vlines(places, [*map(min, sides)], [*map(max, sides)])
                 axis.set_xticks([place + 0.2 for place in range(len(by))], [*by], fontsize=8)
-                axis.set(ylabel=what, title="" if row else memory)
+                axis.set(ylabel=label, title="" if row else memory)
                 axis.legend(fontsize=8)
         figure.savefig(self.folder / "jobs.svg")
 
 
 def _by_contender(done: Sequence[Done]) -> dict[str, list[Done]]:
-    found: dict[str, list[Done]] = {}
-    for one in sorted(done, key=lambda one: one.cell.seed):
-        found.setdefault(one.cell.contender, []).append(one)
-    return dict(sorted(found.items(), key=lambda pair: pair[0] != STOCK))
+    groups: dict[str, list[Done]] = {}
+    for run in sorted(done, key=lambda run: run.cell.seed):
+        groups.setdefault(run.cell.contender, []).append(run)
+    return dict(sorted(groups.items(), key=lambda pair: pair[0] != STOCK))
 
 
 def _measured(done: Sequence[Done]) -> str:
     by = _by_contender(done)
-    over = [_over_stock(some, by.get(STOCK, ()), "real") for some in by.values()]
-    runs = {who: [one.real for one in some] for who, some in by.items()}
-    return short_table(runs, {"JCT mean / stock": over})
+    over = [_over_stock(runs, by.get(STOCK, ()), "real") for runs in by.values()]
+    real = {name: [run.real for run in runs] for name, runs in by.items()}
+    return short_table(real, {"JCT mean / stock": over})
 
 
-def _over_stock(some: Sequence[Done], stock: Sequence[Done], side: str) -> str:
+def _over_stock(runs: Sequence[Done], stock: Sequence[Done], side: str) -> str:
     """Return the ratio of the mean times to stock's, over the seeds that both have."""
-    base = {one.cell.seed: getattr(one, side)["mean_jct_s"] for one in stock}
-    pairs = [(getattr(one, side)["mean_jct_s"], base.get(one.cell.seed)) for one in some]
+    base = {run.cell.seed: getattr(run, side)["mean_jct_s"] for run in stock}
+    pairs = [(getattr(run, side)["mean_jct_s"], base.get(run.cell.seed)) for run in runs]
     ratios = [mine / theirs for mine, theirs in pairs if theirs]
     return "-" if not ratios else str(Spread.of(ratios)) if ratios[1:] else f"{ratios[0]:.2f}"
 
 
 def _predicted(done: Sequence[Done]) -> str:
     by, rows = _by_contender(done), []
-    for who, some in by.items():
+    for name, runs in by.items():
         cells = [
-            " / ".join(digits(median(getattr(d, side)[name] for d in some)) for side in _SIDES)
-            + f" ({median(d.off(name) for d in some):+.0%})"
-            for name in _COMPARED
+            " / ".join(digits(median(getattr(d, side)[figure] for d in runs)) for side in _SIDES)
+            + f" ({median(d.off(figure) for d in runs):+.0%})"
+            for figure in _COMPARED
         ]
-        hits = [f"{median(getattr(d, side)[HITS] for d in some):.0%}" for side in _SIDES]
-        over = [_over_stock(some, by.get(STOCK, ()), side) for side in _SIDES]
-        rows.append([who, *cells, " / ".join(hits), " and ".join(over)])
+        hits = [f"{median(getattr(d, side)[HITS] for d in runs):.0%}" for side in _SIDES]
+        over = [_over_stock(runs, by.get(STOCK, ()), side) for side in _SIDES]
+        rows.append([name, *cells, " / ".join(hits), " and ".join(over)])
     heads = [f"{head}: measured / predicted" for head in _COMPARED.values()]
     return markdown(["contender", *heads, "hits", "JCT mean / stock"], rows)
 
 
 def _verdict(done: Sequence[Done]) -> str:
-    off = sorted(abs(one.off("mean_jct_s")) for one in done)
+    off = sorted(abs(run.off("mean_jct_s")) for run in done)
     return (
         f"{median(off):.0%} of a cell's mean JCT in the median of {len(off)}, {off[-1]:.0%} at most"
     )

@@ -1,1 +1,1 @@
-"""What a tool's call costs over each transport, beside the bare library's."""
+"""The cost of a tool call over each transport, compared with the bare library's."""

@@ -1,6 +1,7 @@
-"""``benchmarks interrupts``: what a tool's call costs in a program, beside the bare library's.
+"""``benchmarks interrupts``: the cost of a tool call in a program, compared with the bare
+library's.
 
-Both sides call the same function at the same kind of place (`benchmarks.interrupts.transports`), in
+Both sides call the same function in the same kind of place (`benchmarks.interrupts.transports`), in
 turns of a few calls, in one process.
 """
 
@@ -17,20 +18,27 @@ import click
 
 from agentrt import Context, Runtime, program
 from agentrt.interrupts import Tool
-from agentrt.lab.commands.options import ManyCommand, count_option, json_option, many, note
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    json_option,
+    many,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import SPREAD, Column, Figures, Results, no_collections, run_shown, show
 from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10
-"""So many calls of one side, then as many of the other."""
+"""The number of calls of one side before the other side has its turn."""
 AT_ONCE = 1000
 ROUNDS = 5
-"""So many turns of as many calls at once, in each repeat; fewer with ``--quick``."""
+"""The number of turns of `AT_ONCE` calls at once in each repeat; fewer with ``--quick``."""
 _FIND_S = 30.0
 Sides = Mapping[str, Call]
-"""The bare library's call and ours, by how their figures' names begin."""
+"""The call of the bare library and our call. The keys are the beginnings of the figures' names."""
 _QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
 COLUMNS = (
     Column("bare P50 us", "bare_p50_us", "{:.0f}"),
@@ -49,29 +57,31 @@ COLUMNS = (
 @many(
     "--transport",
     metavar="NAME,…",
-    help=f"Which of {', '.join(TRANSPORTS)}.  [default: all]",
+    help=f"Transports to measure: {', '.join(TRANSPORTS)}.  [default: all]",
     former=["--transports"],
 )
-@count_option("--calls", default=1000, about="Of each side in a repeat.")
-@count_option("--repeat", default=5)
-@click.option("--quick", is_flag=True, help="200 calls and 3 repeats.")
+@count_option("--calls", default=1000, about="Number of calls of each side in a repeat.")
+@repeat_option(5)
+@click.option("--quick", is_flag=True, help="Make 200 calls and 3 repeats.")
 @json_option
 def interrupts(**options: Any) -> None:
-    """The time of a tool's call in a program, over the bare library's round trip.
+    """Compare the time of a tool call in a program with the bare library's round trip.
 
     Needs no model. MCP needs agentrt[mcp], MQTT agentrt[mqtt] and Mosquitto.
     """
     names = options["transport"] or tuple(TRANSPORTS)
     if unknown := [name for name in names if name not in TRANSPORTS]:
-        raise click.UsageError(f"--transport {unknown[0]!r}: there are {', '.join(TRANSPORTS)}")
+        raise click.UsageError(
+            f"unknown --transport {unknown[0]!r}; available: {', '.join(TRANSPORTS)}"
+        )
     sizes = _QUICK if options["quick"] else {**options, "rounds": ROUNDS}
     measured = Results({"transport": "transport"})
     measured.expect((name,) for name in names)
     turned = sizes["calls"], sizes["repeat"], note, AT_ONCE, sizes["rounds"]
 
     def print_tables() -> None:
-        found = {"transports": measured.medians()}
-        show(measured.table(COLUMNS), found, as_json=options["as_json"])
+        values = {"transports": measured.medians()}
+        show(measured.table(COLUMNS), values, as_json=options["as_json"])
 
     run_shown(measure(measured, names, *turned), print_tables)
 
@@ -85,11 +95,11 @@ async def measure(
     at_once: int = AT_ONCE,
     rounds: int = ROUNDS,
 ) -> None:
-    """Sample each transport so many times."""
+    """Sample each transport in each repeat."""
     for name in names:
 
         async def sample_all(sides: Sides, name: str = name) -> None:
-            await both_at_once(sides, 0, at_once, 1)  # all is imported, and all workers are there
+            await both_at_once(sides, 0, at_once, 1)  # import modules and start workers
             for repeat in range(repeats):
                 progress(f"{name}: repeat {repeat + 1} of {repeats}")
                 each = await one_by_one(sides, calls, repeat)
@@ -100,7 +110,7 @@ async def measure(
 
 
 async def in_a_program(name: str, work: Callable[[Sides], Awaitable[None]]) -> None:
-    """Do the work inside a program, which has the bare library's call and ours."""
+    """Do the work inside a program, with the call of the bare library and with ours."""
     async with (
         TRANSPORTS[name]() as (bare, tool, transports),
         Runtime(ScriptedExecutor(), tools=transports) as runtime,
@@ -108,24 +118,24 @@ async def in_a_program(name: str, work: Callable[[Sides], Awaitable[None]]) -> N
 
         @program
         async def calling(ctx: Context) -> None:
-            found = tool if isinstance(tool, Tool) else await _found(ctx, tool)
-            await work({"bare_": bare, "": lambda x: ctx.tool(found, x=x)})
+            own = tool if isinstance(tool, Tool) else await _offered(ctx, tool)
+            await work({"bare_": bare, "": lambda x: ctx.tool(own, x=x)})
 
         await runtime.start(calling).wait()
 
 
-async def _found(ctx: Context, name: str) -> Tool:
-    """The tool, once somebody offers it."""
+async def _offered(ctx: Context, name: str) -> Tool:
+    """Wait until a tool is offered, and return it."""
     async with asyncio.timeout(_FIND_S):
         while True:
-            for one in await ctx.tools():
-                if one.name == name:
-                    return one
+            for tool in await ctx.tools():
+                if tool.name == name:
+                    return tool
             await asyncio.sleep(0.05)
 
 
 async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
-    """The median and the 99th percentile of so many calls of each side, in turns of a few."""
+    """Make calls of each side, in turns, and return the median and the 99th percentile."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     with no_collections():
         for turn in range(calls // TURN):
@@ -139,17 +149,19 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
         each.sort()
         for percent in (50, 99):
             figures[f"{side}p{percent}_us"] = each[len(each) * percent // 100] * 1e6
-    for what in ("p50", "p99"):
-        figures[f"{what}_ratio"] = figures[f"{what}_us"] / figures[f"bare_{what}_us"]
+    for name in ("p50", "p99"):
+        figures[f"{name}_ratio"] = figures[f"{name}_us"] / figures[f"bare_{name}_us"]
     return figures
 
 
 async def both_at_once(sides: Sides, repeat: int, at_once: int, rounds: int) -> Figures:
-    """The seconds until so many calls are over that begin together: the median of a few turns."""
+    """Make ``at_once`` calls at once in ``rounds`` turns, and return the median seconds until all
+    have ended.
+    """
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):
         for side in turns(list(sides), repeat + turn):
-            gc.collect()  # or a side pays for what the other one left
+            gc.collect()  # so that a side does not pay for the garbage of the other
             began = time.perf_counter()
             await asyncio.gather(*(sides[side](x) for x in range(at_once)))
             times[side].append(time.perf_counter() - began)

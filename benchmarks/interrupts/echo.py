@@ -1,7 +1,7 @@
-"""A tool that gives back what it gets, wherever `benchmarks interrupts` needs one.
+"""A tool that returns its argument, in each place where `benchmarks interrupts` needs a tool.
 
-``python -m benchmarks.interrupts.echo mcp-stdio``, ``mcp-http`` (says its port on stdout) or
-``mqtt PORT`` (answers as any MQTT 5 client does, by response topic and correlation data).
+``python -m benchmarks.interrupts.echo mcp-stdio``, ``mcp-http`` (prints its port), or ``mqtt PORT``
+(answers as any MQTT 5 client does, by response topic and correlation data).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from agentrt.interrupts import tool
 
 TOPIC = "echo"
 AT_ONCE = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
-"""Options of an MQTT client's socket. Without them a round trip takes 88 ms."""
+"""Options of an MQTT client's socket. Without them, a round trip takes 88 ms."""
 
 
 def echo(x: int) -> int:
-    """Give back a number."""
+    """Return the number."""
     return x
 
 
@@ -59,10 +59,10 @@ async def answer_mqtt(port: int) -> None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         async for message in client.messages:
-            asked: Any = message.properties
-            said: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-            said.CorrelationData = asked.CorrelationData
-            await client.publish(asked.ResponseTopic, message.payload, 1, properties=said)
+            request: Any = message.properties
+            answer: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            answer.CorrelationData = request.CorrelationData
+            await client.publish(request.ResponseTopic, message.payload, 1, properties=answer)
 
 
 if __name__ == "__main__":

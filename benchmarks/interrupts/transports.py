@@ -1,5 +1,5 @@
-"""What `benchmarks interrupts` compares: a transport's round trip in a program, and the bare
-library's own, to the same function at the same kind of place.
+"""The transports of `benchmarks interrupts`: the round trip in a program, and that of the bare
+library, to the same function in the same kind of place.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tests.doubles.ports import reserved_port
 
 Call = Callable[[int], Awaitable[Any]]
 Pair = tuple[Call, Tool | str, list[ToolTransport]]
-"""The bare library's call; the tool for `Context.tool`, and the transports that it needs."""
+"""The call of the bare library; the tool for `Context.tool`, and the transports that it needs."""
 _ECHO = (sys.executable, "-m", "benchmarks.interrupts.echo")
 _START_S = 30.0
 
 
 @asynccontextmanager
 async def in_thread() -> AsyncIterator[Pair]:
-    """asyncio's own threads."""
+    """Call in asyncio's own threads."""
     yield (lambda x: asyncio.to_thread(echo.echo, x)), echo.in_a_thread, []
 
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Pair]:
-    """concurrent.futures with as many workers as ours."""
+    """Call in processes of concurrent.futures, with as many workers as ours."""
     loop, spawn = asyncio.get_running_loop(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(ProcessTransport().concurrency, spawn) as pool:
         yield (lambda x: loop.run_in_executor(pool, echo.echo, x)), echo.in_a_process, []
@@ -47,7 +47,7 @@ async def in_process() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_stdio() -> AsyncIterator[Pair]:
-    """The SDK's client at a server that is a command."""
+    """Call by the SDK's client at a server that is a command."""
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -63,7 +63,7 @@ async def by_mcp_stdio() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_http() -> AsyncIterator[Pair]:
-    """The SDK's client at a server of streamable HTTP."""
+    """Call by the SDK's client at a server with streamable HTTP."""
     from mcp.client import Client
 
     from agentrt.integrations.mcp import HttpServer
@@ -78,7 +78,7 @@ async def by_mcp_http() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mqtt() -> AsyncIterator[Pair]:
-    """aiomqtt, with a response topic and correlation data, at QoS 1."""
+    """Call by aiomqtt, with a response topic and correlation data, at QoS 1."""
     from agentrt.integrations.mqtt import MqttTools, read_broker
 
     async with AsyncExitStack() as stack:
@@ -94,7 +94,7 @@ async def by_mqtt() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def bare_mqtt(port: int) -> AsyncIterator[Call]:
-    """Requests at the echo's topic, each with an answer of its own."""
+    """Make requests at the echo's topic, each with an answer of its own."""
     import aiomqtt
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties
@@ -116,11 +116,11 @@ async def bare_mqtt(port: int) -> AsyncIterator[Call]:
         reading = asyncio.create_task(read(client))
 
         async def call(x: int) -> Any:
-            asked: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-            asked.ResponseTopic = "echo/answers"
-            asked.CorrelationData = key = str(next(numbers)).encode()
+            request: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+            request.ResponseTopic = "echo/answers"
+            request.CorrelationData = key = str(next(numbers)).encode()
             answer = open_calls[key] = asyncio.get_running_loop().create_future()
-            await client.publish(TOPIC, json.dumps(x), 1, properties=asked)
+            await client.publish(TOPIC, json.dumps(x), 1, properties=request)
             return await answer
 
         try:
@@ -132,7 +132,7 @@ async def bare_mqtt(port: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def mosquitto() -> AsyncIterator[int]:
-    """A broker of its own; its port. Raises `FileNotFoundError` where there is no Mosquitto."""
+    """Start a broker, and give the body its port. Raises `FileNotFoundError` without Mosquitto."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
     if program is None:
         raise FileNotFoundError("mosquitto is not installed")
@@ -144,7 +144,7 @@ async def mosquitto() -> AsyncIterator[int]:
         process = await asyncio.create_subprocess_exec(program, "-c", config.name)
         try:
             async with asyncio.timeout(_START_S):
-                while not await _listens(port):  # noqa: ASYNC110 - another process is asked
+                while not await _listens(port):  # noqa: ASYNC110 - polls another process
                     await asyncio.sleep(0.05)
             yield port
         finally:
@@ -163,7 +163,7 @@ async def _listens(port: int) -> bool:
 
 @asynccontextmanager
 async def running(*command: str, stderr: bool = False) -> AsyncIterator[str]:
-    """A process that says a line when it is ready: that line."""
+    """Start a process that prints a line when it is ready, and give the body the line."""
     pipe = asyncio.subprocess.PIPE
     streams = {"stderr" if stderr else "stdout": pipe}
     process = await asyncio.create_subprocess_exec(*command, **streams)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ async def running(*command: str, stderr: bool = False) -> AsyncIterator[str]:
         async with asyncio.timeout(_START_S):
             line = (await out.readline()).decode().strip()
         if not line:
-            raise RuntimeError(f"it did not start: {' '.join(command)}")
+            raise RuntimeError(f"the process ended before it was ready: {' '.join(command)}")
         yield line
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -182,7 +182,7 @@ async def running(*command: str, stderr: bool = False) -> AsyncIterator[str]:
 
 
 def _quiet(line: str) -> None:
-    """Nobody reads how a connection stands."""
+    """Ignore a message about the state of a connection."""
 
 
 TRANSPORTS: dict[str, Callable[[], AbstractAsyncContextManager[Pair]]] = {

@@ -1,1 +1,1 @@
-"""Runs and searches of LangGraph's API, beside LangGraph's own in-memory server."""
+"""Runs and searches of LangGraph's API, compared with LangGraph's own in-memory server."""

@@ -1,7 +1,7 @@
 """``benchmarks langgraph-runs``: many runs on many threads, and searches of many threads.
 
-LangGraph's own server is not a dependency of this project; whoever has it starts it first, in an
-environment of its own: ``langgraph dev --config benchmarks/langgraph_runs/langgraph.json``.
+LangGraph's own server is not a dependency of this project. Start it first, in an environment of its
+own: ``langgraph dev --config benchmarks/langgraph_runs/langgraph.json``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
     json_option,
     model_option,
     note,
+    repeat_option,
     silence_vllm,
 )
 from benchmarks.harness import Column, Figures, Results, in_turns, ratios, run_with_table
-from benchmarks.servers import AgentrtServer
+from benchmarks.servers import AgentrtServer, engine_and_model
 
 GRAPH = "steps"
 _CONFIG = Path(__file__).with_name("langgraph.json")
 _AT_ONCE, _TIMEOUT_S, _POLL_S = 50, 300.0, 0.1
 _TEXT = "x" * 1500
-"""What each of the threads that are searched has in its values, beside its number."""
+"""The text in the values of each thread that is searched, in addition to its number."""
 SEARCHES: dict[str, dict[str, Any]] = {
     "by values": {"values": {"steps": ["s17"]}, "limit": 10},
     "by metadata": {"metadata": {"number": 17}},
@@ -58,20 +57,20 @@ OURS, THEIRS = "agentrt", "LangGraph"
     "--reference",
     required=True,
     metavar="URL",
-    help="LangGraph's own server, on this machine, which serves the same graph: "
+    help="URL of LangGraph's own server on this machine, which serves the same graph: "
     "langgraph dev --config benchmarks/langgraph_runs/langgraph.json",
 )
-@count_option("--runs", about="Runs that are created together.", default=400)
-@count_option("--threads", about="Threads that these runs are of.", default=200)
-@count_option("--stored", about="Threads that are searched.", default=3000)
-@count_option("--repeat", about="How often both servers are measured, in turns.", default=5)
+@count_option("--runs", about="Number of runs that are created together.", default=400)
+@count_option("--threads", about="Number of threads of these runs.", default=200)
+@count_option("--stored", about="Number of threads that are searched.", default=3000)
+@repeat_option(5, "Number of turns of each server.")
 @model_option
 @json_option
 def langgraph_runs(**options: Any) -> None:
-    """Runs and searches of LangGraph's API, beside LangGraph's own in-memory server.
+    """Compare runs and searches of LangGraph's API with LangGraph's own in-memory server.
 
-    The graph has one node, which calls no model. Both servers do the same in turns: create threads
-    and runs on them, wait until all runs have ended, and search stored threads.
+    The graph has one node, which does not call a model. Both servers do the same work in turns:
+    create threads and runs on them, wait until all runs have ended, and search stored threads.
     """
     measured = Results({"what": "what", "server": "server"})
     silence_vllm()
@@ -86,7 +85,7 @@ class Served:
         self.client, self._web = client, web
 
     async def store(self, threads: int) -> None:
-        """Store so many threads to be searched."""
+        """Store threads that are searched later."""
 
         async def create(number: int) -> None:
             values = {"steps": [f"s{number}", _TEXT]}
@@ -109,7 +108,7 @@ class Served:
             await _together(self._create_run(ids[number % threads]) for number in range(runs))
 
         async def wait() -> None:
-            while await self.client.threads.count(status="busy"):  # noqa: ASYNC110  # of a server
+            while await self.client.threads.count(status="busy"):  # noqa: ASYNC110  # polls a server
                 await asyncio.sleep(_POLL_S)
 
         created, waited = await self._timed(create), await self._timed(wait)
@@ -125,7 +124,7 @@ class Served:
         await self.client.runs.create(thread, GRAPH, input=steps, multitask_strategy="enqueue")
 
     async def search(self, body: dict[str, Any], times: int = 20) -> Figures:
-        """The median time of a search, on a connection that stays open."""
+        """Return the median time of a search, on a connection that stays open."""
         each_ms = []
 
         async def searches() -> None:
@@ -150,7 +149,7 @@ class Served:
 
 
 async def _together(work: Any) -> list[Any]:
-    """The results of ``work``, of which so much is under way at a time."""
+    """Return the results of awaitables, of which a limited number is in flight at a time."""
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def do(awaitable: Awaitable[Any]) -> Any:
@@ -161,16 +160,13 @@ async def _together(work: Any) -> list[Any]:
 
 
 async def _measure(measured: Results, options: dict[str, Any]) -> None:
-    reference, engine = options["reference"].rstrip("/"), EngineOptions(options["model"])
+    reference = options["reference"].rstrip("/")
     pid = _pid_of(reference)
-    prepare_environment(engine)
-    model = options["model"] or default_model(note)
-    async with AgentrtServer(engine, model, more=[str(_CONFIG)]) as server:
+    async with AgentrtServer(*engine_and_model(options), own=[str(_CONFIG)]) as server:
         note("starting agentrt serve")
         await server.start()
         assert server.process is not None
-        ours = server.base_url.removesuffix("/v1")
-        async with opened(ours, server.process.pid) as own, opened(reference, pid) as other:
+        async with opened(server.root, server.process.pid) as own, opened(reference, pid) as other:
             sides = {OURS: own, THEIRS: other}
             for name, side in sides.items():
                 note(f"{name}: storing {options['stored']} threads")
@@ -187,16 +183,16 @@ async def _in_turns(measured: Results, sides: dict[str, Served], options: dict[s
         for kind, body in SEARCHES.items():
             figures[name][f"search: {kind}"] = await side.search(body)
         if len(figures) == len(sides):
-            for what, theirs in figures[THEIRS].items():
-                for server, by_what in figures.items():
-                    over = ratios(by_what[what], theirs, ["elapsed", "cpu"], "_ratio")
-                    measured.add(what, server, figures={**by_what[what], **over})
+            for work, theirs in figures[THEIRS].items():
+                for server, by_work in figures.items():
+                    over = ratios(by_work[work], theirs, ["elapsed", "cpu"], "_ratio")
+                    measured.add(work, server, figures={**by_work[work], **over})
             figures = {}
 
 
 @asynccontextmanager
 async def opened(url: str, pid: int) -> AsyncIterator[Served]:
-    """Clients of the server at ``url``, whose process is ``pid``."""
+    """Open clients of the server at ``url``, whose process is ``pid``."""
     async with (
         get_client(url=url, timeout=_TIMEOUT_S) as client,
         httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as web,
@@ -205,7 +201,9 @@ async def opened(url: str, pid: int) -> AsyncIterator[Served]:
 
 
 def _pid_of(url: str) -> int:
-    """The process that listens there. Raises `ConfigError` if there is none on this machine."""
+    """Return the process that listens at a URL. Raises `ConfigError` if there is none on this
+    machine.
+    """
     port = urlsplit(url).port
     for connection in psutil.net_connections("tcp"):
         listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port

@@ -145,15 +145,15 @@ class Memory:
         scale = Scales(work.scale * self.scale, work.scale * self.scale)
         if work.source == RECORDED:
             drawn = _drawn(self.trace, count, self.longest(cell), seed)
-            made = [rescaled(one, Scales(gap=cell.tool_s), exact=True) for one in drawn]
+            programs = [rescaled(program, Scales(gap=cell.tool_s), exact=True) for program in drawn]
         else:
-            made = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
+            programs = generate(work.source, count, seed, known={**WORKLOADS, **HELD_OUT})
             if scale != UNSCALED:
-                made = [rescaled(one, scale) for one in made]
-            made = with_tools(made, cell.tool_s, seed)
-        made = [Cut(tokens=self.longest(cell)).of(one) for one in made]
-        per_s = capacity_per_s(made, self.slots, self.step_time or work.step_time)
-        return work.arrivals(made, (self.load or work.load) * per_s, seed)
+                programs = [rescaled(program, scale) for program in programs]
+            programs = with_tools(programs, cell.tool_s, seed)
+        programs = [Cut(tokens=self.longest(cell)).of(program) for program in programs]
+        per_s = capacity_per_s(programs, self.slots, self.step_time or work.step_time)
+        return work.arrivals(programs, (self.load or work.load) * per_s, seed)
 
     def longest(self, cell: Setup) -> int:
         """Return the maximum context of a cell's model, in tokens."""
@@ -240,8 +240,10 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
     """Draw ``count`` programs of a trace whose first call fits into ``tokens``."""
-    firsts = [(one, one.calls[0]) for one in trace]
-    fits = [one for one, call in firsts if call.prompt_tokens + call.output_tokens <= tokens]
+    firsts = [(program, program.calls[0]) for program in trace]
+    fits = [
+        program for program, call in firsts if call.prompt_tokens + call.output_tokens <= tokens
+    ]
     if count > len(fits):
         raise ConfigError(
             f"the trace has only {len(fits)} programs whose first call has at most {tokens} "

@@ -139,32 +139,32 @@ def memory(**options: Any) -> None:
     is the cap with the smallest mean. With --real, each contender has a real engine of its own, in
     alternating order; then the same programs run in virtual time.
     """
-    asked = plan(options)
+    requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
     silence_vllm()
     engines = _engines(options)
     bench = _bench(options)
-    found: dict[Key, list[Found]] = {}
+    figures: dict[Key, list[Found]] = {}
     about: list[str] = []
 
     def tell() -> None:
-        cells = {key: seeds for key, seeds in found.items() if seeds}
-        told = [_told(key, seeds, asked.seeds) for key, seeds in cells.items()]
+        cells = {key: seeds for key, seeds in figures.items() if seeds}
+        values = [_as_values(key, seeds, requested.seeds) for key, seeds in cells.items()]
         tables = _tables(cells, together=options["held_out"])
-        if earlier is not None and told:
-            tables.append(beside_earlier(earlier, told))
-        show([*about, *tables] if tables else "", {"cells": told}, as_json=options["as_json"])
+        if earlier is not None and values:
+            tables.append(beside_earlier(earlier, values))
+        show([*about, *tables] if tables else "", {"cells": values}, as_json=options["as_json"])
 
     if engines is not None:
-        run_shown(_on_both(bench, engines, asked, found, about), tell)
+        run_shown(_on_both(bench, engines, requested, figures, about), tell)
         return
-    works = [Scarce(bench, setup) for setup in asked.cells]
-    cells = cells_of(works, [asked.lineup], asked.seeds)
+    works = [Scarce(bench, setup) for setup in requested.cells]
+    cells = cells_of(works, [requested.lineup], requested.seeds)
     with measured(cells, in_virtual_time, options["jobs"]) as runs:
         for (work, _), by_seed in runs.by_seed().items():
             # After a signal, keep the seeds before the interrupted one.
-            whole = takewhile(by_seed.__contains__, asked.seeds)
-            found[work.setup, VIRTUAL] = [by_seed[seed] for seed in whole]
+            whole = takewhile(by_seed.__contains__, requested.seeds)
+            figures[work.setup, VIRTUAL] = [by_seed[seed] for seed in whole]
         tell()
 
 
@@ -205,25 +205,29 @@ def _engines(options: dict[str, Any]) -> Engines | None:
 
 
 async def _on_both(
-    bench: Memory, engines: Engines, asked: Plan, found: dict[Key, list[Found]], about: list[str]
+    bench: Memory,
+    engines: Engines,
+    requested: Plan,
+    figures: dict[Key, list[Found]],
+    about: list[str],
 ) -> None:
     """Serve each cell on real engines, and then in virtual time with the steps measured there."""
     if bench.step_time is None:
         bench = replace(bench, step_time=await engines.calibrated())
     about.append(_about(bench, engines))
-    for setup, seed in product(asked.cells, asked.seeds):
+    for setup, seed in product(requested.cells, requested.seeds):
         note(f"{setup}, seed {seed}")
         load = bench.make(setup, seed)
-        everyone = asked.lineup.contenders(load)
+        everyone = requested.lineup.contenders(load)
         real: dict[str, Figures] = {}
         for each in turns(everyone, seed):
             began = time.monotonic()
             real[each.name] = load.figures(await engines.run(load, each))
             note(f"  {each.name}: {time.monotonic() - began:.0f} s")
         in_order = {each.name: real[each.name] for each in everyone}
-        found.setdefault((setup, REAL), []).append(in_order)
+        figures.setdefault((setup, REAL), []).append(in_order)
         await asyncio.sleep(0)  # let a signal stop the benchmark here
-        found.setdefault((setup, VIRTUAL), []).append(in_virtual_time(load, asked.lineup))
+        figures.setdefault((setup, VIRTUAL), []).append(in_virtual_time(load, requested.lineup))
 
 
 def _about(bench: Memory, engines: Engines) -> str:
@@ -240,31 +244,31 @@ def _about(bench: Memory, engines: Engines) -> str:
 def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
     """Return a table for each cell, or one table for all cells in virtual and one in real time."""
     if not together:
-        return [f"{_head(key, found)}\n\n{table(found)}" for key, found in cells.items()]
+        return [f"{_head(key, figures)}\n\n{table(figures)}" for key, figures in cells.items()]
     shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
-    for (cell, on), found in cells.items():
-        served = _as_served(cell, found)
-        shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = found
-    return [f"**{on}**\n\n{one_table(some)}" for on, some in shown.items()]
+    for (cell, on), figures in cells.items():
+        served = _as_served(cell, figures)
+        shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = figures
+    return [f"**{on}**\n\n{one_table(group)}" for on, group in shown.items()]
 
 
-def _told(key: Key, found: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
+def _as_values(key: Key, figures: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
     """Return a cell as JSON values. ``share`` is the requested share, ``memory`` the actual one."""
     cell, on = key
-    about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(found)}
-    return as_json({**asdict(_as_served(cell, found)), **about}, found)
+    about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(figures)}
+    return as_json({**asdict(_as_served(cell, figures)), **about}, figures)
 
 
-def _head(key: Key, found: Sequence[Found]) -> str:
-    (cell, on), stock = key, found[0][STOCK]
+def _head(key: Key, figures: Sequence[Found]) -> str:
+    (cell, on), stock = key, figures[0][STOCK]
     size = f"{stock['blocks']:.0f} of {stock['wanted']:.0f} blocks"
-    seeds = f"{len(found)} {'seed' if len(found) == 1 else 'seeds'}"
-    return f"**{_as_served(cell, found)}**, {on}: {size}, {seeds}"
+    seeds = f"{len(figures)} {'seed' if len(figures) == 1 else 'seeds'}"
+    return f"**{_as_served(cell, figures)}**, {on}: {size}, {seeds}"
 
 
-def _as_served(cell: Setup, found: Sequence[Found]) -> Setup:
+def _as_served(cell: Setup, figures: Sequence[Found]) -> Setup:
     """Return the cell with the actual share of the working set, because ``--kv-blocks`` may have
     set the size of the KV cache.
     """
-    shares = [one[STOCK]["blocks"] / one[STOCK]["wanted"] for one in found]
+    shares = [each[STOCK]["blocks"] / each[STOCK]["wanted"] for each in figures]
     return replace(cell, memory=round(median(shares), 2))

@@ -64,7 +64,7 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
         )
     while len(level) > 1:
         groups = [level[i : i + REDUCED] for i in range(0, len(level), REDUCED)]
-        level = [builder.call("reduce", _DIGEST, 40, after=one, quotes=one) for one in groups]
+        level = [builder.call("reduce", _DIGEST, 40, after=group, quotes=group) for group in groups]
     return builder.build(program_id, "map_reduce_64")
 
 

@@ -88,7 +88,7 @@ def _works(options: dict[str, Any]) -> list[str]:
     traced = options["trace"] is not None
     for name in options["workload"]:
         if name not in ALL_WORKS:
-            raise ConfigError(f"no workload is named {name!r}: there are {', '.join(ALL_WORKS)}")
+            raise ConfigError(f"unknown workload {name!r}; available: {', '.join(ALL_WORKS)}")
         if name == RECORDED and not traced:
             raise ConfigError(f"--workload {RECORDED} needs a trace; add --trace FILE")
     if options["workload"]:
@@ -102,19 +102,19 @@ def _works(options: dict[str, Any]) -> list[str]:
 def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
     able = [name for name in usual if contender(name).on_engines or not options["real"]]
-    found = contenders([STOCK, *(options["policy"] or able)])
+    compared = contenders([STOCK, *(options["policy"] or able)])
     if options["real"]:
-        check_on_engines(found)
-    return found
+        check_on_engines(compared)
+    return compared
 
 
 def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[float]:
-    found = []
+    numbers = []
     for text in options[name]:
         try:
-            found.append(float(text))
+            numbers.append(float(text))
         except ValueError:
-            found.append(-1.0)
-        if not least <= found[-1] < float("inf"):
+            numbers.append(-1.0)
+        if not least <= numbers[-1] < float("inf"):
             raise ConfigError(f"--{name} {text!r}: give numbers such as 0.25,1")
-    return found
+    return numbers

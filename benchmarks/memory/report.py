@@ -34,20 +34,20 @@ Found = Mapping[str, Figures]
 """The figures on one cell with one seed, by contender."""
 
 
-def with_best_caps(found: Found) -> dict[str, Figures]:
+def with_best_caps(figures: Found) -> dict[str, Figures]:
     """Return all contenders, and two more: the best value of each figure over all caps, and the cap
     with the smallest mean.
 
     No single cap reaches all values of the first. A user who tries all caps would choose the
     second.
     """
-    caps = [one for name, one in found.items() if name.startswith(f"{CAP}:")]
+    caps = [each for name, each in figures.items() if name.startswith(f"{CAP}:")]
     if not caps:
-        return dict(found)
-    best = {name: min(one[name] for one in caps) for name in RATIOS}
-    one_cap = min(caps, key=lambda one: one["mean_jct_s"])
-    hits = max(one[HITS] for one in caps)
-    return {**found, BEST_CAP: {**best, HITS: hits}, ONE_CAP: one_cap}
+        return dict(figures)
+    best = {name: min(each[name] for each in caps) for name in RATIOS}
+    one_cap = min(caps, key=lambda each: each["mean_jct_s"])
+    hits = max(each[HITS] for each in caps)
+    return {**figures, BEST_CAP: {**best, HITS: hits}, ONE_CAP: one_cap}
 
 
 def table(seeds: Sequence[Found]) -> str:
@@ -72,13 +72,17 @@ def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
 
 
 def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> None:
-    for found in seeds:
-        shown = with_best_caps(found)
+    for figures in seeds:
+        shown = with_best_caps(figures)
         stock = shown[STOCK]
         for name, mine in shown.items():
             if not name.startswith(f"{CAP}:"):
                 # A ratio to 0 is undefined.
-                over = {f"{one}_ratio": mine[one] / stock[one] for one in RATIOS if stock[one]}
+                over = {
+                    f"{figure}_ratio": mine[figure] / stock[figure]
+                    for figure in RATIOS
+                    if stock[figure]
+                }
                 measured.add(*key, name, figures={**mine, **over})
 
 
@@ -102,14 +106,14 @@ def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
     """Return a cell as JSON values: the medians of all figures by contender, and the figures of
     each seed.
     """
-    names = dict.fromkeys(name for found in seeds for name in with_best_caps(found))
-    told: dict[str, Any] = dict(cell)
-    for name in names:
-        mine = [with_best_caps(found).get(name) for found in seeds]
-        some = [one for one in mine if one is not None]
-        known = [key for key in some[0] if all(key in one for one in some)]
-        told[name] = {key: median(one[key] for one in some) for key in known}
-    return {**told, "by_seed": list(seeds)}
+    contenders = dict.fromkeys(name for figures in seeds for name in with_best_caps(figures))
+    values: dict[str, Any] = dict(cell)
+    for name in contenders:
+        mine = [with_best_caps(figures).get(name) for figures in seeds]
+        known = [each for each in mine if each is not None]
+        names = [key for key in known[0] if all(key in each for each in known)]
+        values[name] = {key: median(each[key] for each in known) for key in names}
+    return {**values, "by_seed": list(seeds)}
 
 
 # -- comparison with an earlier run ----------------------------------------------------
@@ -167,19 +171,21 @@ def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str
     notes = {
         f"More than {ALLOWED:.0%} worse": worse or "none",
         "Stock itself differs, so the measurement has changed": _workloads(
-            new for old, new in both if any(one.ratio != 1 for one in _changes(old, new).values())
+            new
+            for old, new in both
+            if any(change.ratio != 1 for change in _changes(old, new).values())
         ),
         "Not in the earlier run": _workloads(cell for cell in after if _key(cell) not in earlier),
     }
-    lines = [f"{what}: {names}." for what, names in notes.items() if names]
+    lines = [f"{label}: {names}." for label, names in notes.items() if names]
     return "\n\n".join([table, "\n".join(lines)] if rows else lines)
 
 
 def _row(old: JsonCell, new: JsonCell, name: str) -> list[str]:
-    found = _changes(old, new, name)
-    marked = [_COMPARED[one] for one in _MARKED if found[one].ratio > 1 + ALLOWED]
+    changes = _changes(old, new, name)
+    marked = [_COMPARED[figure] for figure in _MARKED if changes[figure].ratio > 1 + ALLOWED]
     hits = " → ".join(f"{side[name][HITS]:.0%}" for side in (old, new))
-    return [new["workload"], name, *map(str, found.values()), hits, ", ".join(marked)]
+    return [new["workload"], name, *map(str, changes.values()), hits, ", ".join(marked)]
 
 
 def _workloads(cells: Iterable[JsonCell]) -> str:
@@ -190,12 +196,14 @@ def _changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Chang
     """Return the changes of all figures of a contender, over the seeds that both cells have."""
     seeds = min(len(old["by_seed"]), len(new["by_seed"]))
 
-    def values(cell: JsonCell, who: str, figure: str) -> list[float]:
-        return [seed[who][figure] for seed in cell["by_seed"][:seeds]]
+    def values(cell: JsonCell, contender: str, figure: str) -> list[float]:
+        return [seed[contender][figure] for seed in cell["by_seed"][:seeds]]
 
     return {
-        one: Change(values(old, name, one), values(new, name, one), values(new, STOCK, one))
-        for one in _COMPARED
+        figure: Change(
+            values(old, name, figure), values(new, name, figure), values(new, STOCK, figure)
+        )
+        for figure in _COMPARED
     }
 
 

@@ -1,1 +1,1 @@
-"""Mutation testing: what the tests of the pure rooms let pass."""
+"""Mutation testing of the pure rooms."""

@@ -1,4 +1,4 @@
-"""``benchmarks mutation``: what the tests of the pure rooms let pass."""
+"""``benchmarks mutation``: the mutants of the pure rooms that their tests do not detect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from agentrt.lab.reports.tables import markdown
 
 MUTANTS = Path("mutants")
 SURVIVED, KILLED, UNTESTED, TIMED_OUT = 0, 1, 33, 36
-"""How a trial ends: the exit codes that mutmut keeps by mutant, None for one not tried."""
+"""The exit codes of trials, which mutmut keeps for each mutant; None for a mutant
+without a trial.
+"""
 _TIMED_OUT = (TIMED_OUT, 24, 152, 255, -24)
 _HEADS = ("module", "mutants", "of them ran out of time", "survived", "killed")
 _SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
@@ -22,12 +24,12 @@ _SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
 @click.command()
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 def mutation(patterns: tuple[str, ...]) -> int:
-    """Break the pure rooms in thousands of small ways, and count what their tests let pass.
+    """Break the pure rooms in thousands of small ways, and count the mutants that the tests miss.
 
-    PATTERN, such as 'agentrt.graph.*', chooses mutants by their names. What was killed is not
-    tried again: a second run tries what survived. Some minutes on two cores.
+    PATTERN, such as 'agentrt.graph.*', chooses mutants by their names. Killed mutants are not tried
+    again: a second run tries the survivors. Takes some minutes on two cores.
     """
-    # In a process that has not imported the package: it takes the mutants' copy.
+    # In another process, because this one has imported the package, and not the mutants' copy.
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.mutation.trials", *patterns], check=False
     )
@@ -37,7 +39,7 @@ def mutation(patterns: tuple[str, ...]) -> int:
 
 
 def table(folder: Path = MUTANTS) -> str:
-    """As Markdown, with the survivors' names below."""
+    """Return the results as a Markdown table, followed by the names of the survivors."""
     rows: list[tuple[str, int, int, int]] = []
     left: list[str] = []
     for meta in sorted(folder.rglob("*.py.meta")):

@@ -1,10 +1,11 @@
-"""Tries all mutants, or those that the patterns name, but for what is known as killed.
+"""Tries all mutants, or those that the patterns name, except the killed ones.
 
-mutmut makes the mutants. Its own run starts pytest anew for each and takes the tests in any order,
-which is hours where this is minutes. Here children are forked from one process that has collected
-the tests: each swaps the code of one function and runs the tests that reach it until one fails,
-first those that killed the function's other mutants, then the quickest. The verdicts go where
-mutmut keeps its own: `mutmut show NAME` and `benchmarks.mutation.command` know them.
+mutmut makes the mutants. Its own run starts pytest for each mutant and takes the tests in any
+order, which takes hours where this takes minutes. Here, children are forked from one process that
+has collected the tests: each child swaps the code of one function, and runs the tests that reach it
+until one fails: first those that killed other mutants of the function, then the fastest. The
+verdicts are written where mutmut keeps its own, so that `mutmut show NAME` and
+`benchmarks.mutation.command` read them.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ Function = Callable[..., Any]
 
 
 def function_of(mutant: str) -> str:
-    """The name that a function's mutants have in common."""
+    """Return the common name of a function's mutants."""
     return mutant.partition("__mutmut_")[0]
 
 
 class Functions:
-    """In place of mutmut's trampoline: the functions themselves, with their mutants."""
+    """The functions themselves, with their mutants; it replaces mutmut's trampoline."""
 
     def __init__(self, called: set[int] | None = None) -> None:
         self.known: list[tuple[Function, Mapping[str, Any]]] = []
@@ -56,7 +57,7 @@ class Functions:
     def take(
         self, mutants: Mapping[str, Any], is_classmethod: bool = False
     ) -> Callable[[Function], Function]:
-        """A decorator, as mutmut's own."""
+        """Return a decorator, as mutmut's own does."""
 
         def keep(function: Function) -> Function:
             self.known.append((function, mutants))
@@ -73,7 +74,9 @@ class Functions:
         return keep
 
     def mutants(self) -> dict[str, tuple[Any, Any, int]]:
-        """Function, mutant and the identity of its dictionary, by the mutant's name."""
+        """Return the function, the mutant and the identity of its dictionary, by the
+        mutant's name.
+        """
         return {
             f"{function.__module__}.{name}": (
                 function,
@@ -87,7 +90,9 @@ class Functions:
 
 
 class Recorder:
-    """Runs all tests, and writes down each one's CPU seconds and which functions it calls."""
+    """A plug-in that runs all tests, and records the CPU seconds of each and the functions that it
+    calls.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -111,7 +116,7 @@ class Recorder:
 
 
 class Trials:
-    """Tries mutants in place of running the tests."""
+    """A plug-in that tries mutants in place of running the tests."""
 
     def __init__(self, mutants: Sequence[tuple[Any, str]]) -> None:
         self.todo, self.functions = mutants, Functions()
@@ -133,7 +138,7 @@ class Trials:
         return True
 
     def start(self, data: Any, name: str, function: Any, mutant: Any) -> None:
-        """Try a mutant in a process of its own, once there is room for one."""
+        """Try a mutant in a process of its own, as soon as there is room for a process."""
         killers, tests = self.killers[function_of(name)], self.tests[function_of(name)]
         tests = sorted(tests, key=lambda test: self.seconds[test] / (1 + 3 * killers[test]))
         if not tests:
@@ -149,7 +154,7 @@ class Trials:
         self.under_way[pid] = (data, name, read)
 
     def finish(self) -> None:
-        """Wait for a trial's end."""
+        """Wait for the end of a trial."""
         pid, status = os.wait()
         data, name, read = self.under_way.pop(pid)
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123  # a descriptor
@@ -175,12 +180,14 @@ class Trials:
             os._exit(code)
 
     def first_failed(self, items: Sequence[pytest.Item]) -> str | None:
-        """The test that fails first, if any does. One that takes too long ends the process."""
+        """Return the test that fails first; None if all pass. A test that takes too long ends the
+        process.
+        """
         for item, following in zip(items, [*items[1:], None], strict=True):
             limit = 5 + 4 * int(self.seconds[item.nodeid])
             cpu = int(time.process_time()) + limit
             resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
-            signal.alarm(60 + 40 * limit)  # one that sleeps; the machine may be busy
+            signal.alarm(60 + 40 * limit)  # for a test that sleeps; the machine may be busy
             reports = runtestprotocol(item, log=False, nextitem=following)
             if any(report.failed for report in reports):
                 return item.nodeid
@@ -194,7 +201,7 @@ def _say(text: str) -> None:
 
 
 def judge(data: Any, name: str, code: int) -> None:
-    """Keep how a trial ended."""
+    """Record the exit code of a trial."""
     data.exit_code_by_key[name] = code
     data.save()
 
@@ -209,7 +216,7 @@ def make_mutants() -> None:
 
 
 def chosen(patterns: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """The mutants that the patterns name, but for those that were killed before."""
+    """Yield the mutants that the patterns name, except those that were killed before."""
     for data in mutmut.collect_source_file_mutation_data(mutant_names=())[1].values():
         data.meta_path = data.meta_path.absolute()
         for name, code in data.exit_code_by_key.items():
@@ -218,7 +225,7 @@ def chosen(patterns: Sequence[str]) -> Iterator[tuple[Any, str]]:
 
 
 def run(plugin: Recorder | Trials) -> int:
-    """Run the tests of the copy with the plugin. Returns pytest's exit code."""
+    """Run the tests of the copy with a plug-in, and return pytest's exit code."""
     settings = config()
     vars(trampoline)["wrap_in_trampoline"] = plugin.functions.take
     os.chdir(MUTANTS)
@@ -228,7 +235,7 @@ def run(plugin: Recorder | Trials) -> int:
 
 
 def main() -> None:
-    """Try what the command line names."""
+    """Try the mutants that the command line names."""
     make_mutants()
     pid = os.fork()
     if pid == 0:

@@ -34,14 +34,14 @@ from agentrt.lab.commands.options import (
     silence_vllm,
     step_time_option,
 )
-from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.progress import finished
 from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
-from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, do, grid
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.paper.report import Panel, as_values, draw, page
-from benchmarks.policies.asked import source_of
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.policies.plan import source_of
+from benchmarks.steps import SlotMachine
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
@@ -102,16 +102,15 @@ def paper(**options: Any) -> None:
     silence_vllm()
     machine = _machine(options)
     specs = dict.fromkeys(spec for panel in panels for spec in _specs(panel, machine, seeds))
-    done, stop = do_runs(list(specs), options["jobs"])
-    shown = [one for panel in panels if (one := panel.measured(done)).cells]
-    if shown:
-        click.echo(page(shown, machine, seeds, _command()))
-        if options["plot"]:
-            draw(shown, options["plot"])
-        if options["as_json"]:
-            click.echo(json.dumps({"vllm": vllm_version(), "panels": as_values(shown)}))
-    if stop is not None:
-        raise stop
+    with finished(list(specs), options["jobs"], do) as results:
+        measured = [panel.measured([*results.values()]) for panel in panels]
+        shown = [panel for panel in measured if panel.cells]
+        if shown:
+            click.echo(page(shown, machine, seeds, _command()))
+            if options["plot"]:
+                draw(shown, options["plot"])
+            if options["as_json"]:
+                click.echo(json.dumps({"vllm": vllm_version(), "panels": as_values(shown)}))
 
 
 def _machine(options: dict[str, Any]) -> Machine:
@@ -124,13 +123,13 @@ def _machine(options: dict[str, Any]) -> Machine:
 def _command() -> str:
     """Return the command line, without options that do not change the figures."""
     context = click.get_current_context()
-    given = [
+    options = [
         f"--{name.replace('_', '-')}{_said(value)}"
         for name, value in context.params.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         and name not in _ELSEWHERE
     ]
-    return " ".join(["python -m benchmarks paper", *given])
+    return " ".join(["python -m benchmarks paper", *options])
 
 
 def _said(value: object) -> str:
@@ -160,19 +159,19 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
     chat, react, lats = (source_of(name, scale, 0.0) for name in ("chat", "react", "lats"))
     # The virtual engine needs half a minute for 600 programs of mixed, three times that for LATS.
     coarse = with_tools = loads
-    beside = some = names
+    beside = fewer = names
     few = count // 4
     if not options["quick"]:
         coarse, with_tools = _COARSE, _TOOL_LOADS
         beside = tuple(name for name in names if name in (names[0], *_BESIDE))
-        some = tuple(name for name in names if name != "plas")
+        fewer = tuple(name for name in names if name != "plas")
     return [
         _panel("Mixed, tools take no time", still, loads, count, names),
         _panel("Mixed, half as long", still, loads, count // 2, beside),
-        _panel("Mixed, tools on", tools, with_tools, count, some),
+        _panel("Mixed, tools on", tools, with_tools, count, fewer),
         _panel("BFCL (ReAct)", react, coarse, count, names),
         _panel("ShareGPT (chat)", chat, coarse, count, names),
-        _panel("LATS", lats, coarse, few, some),
+        _panel("LATS", lats, coarse, few, fewer),
         _panel("Mixed, twice as long", still, loads, 2 * count, beside),
     ]
 
@@ -181,17 +180,17 @@ def _policies(options: dict[str, Any]) -> tuple[str, ...]:
     """Return the policies, baseline first. The step simulator does not have vLLM, but its ``fcfs``
     decides as ``stock`` does.
     """
-    asked = [name for name in options["policy"] or POLICIES if name != STOCK]
-    found = contenders([BASELINE if options["quick"] else STOCK, *asked])
-    return tuple(one.name for one in found)
+    names = [name for name in options["policy"] or POLICIES if name != STOCK]
+    compared = contenders([BASELINE if options["quick"] else STOCK, *names])
+    return tuple(contender.name for contender in compared)
 
 
 def _panel(
     title: str, source: Source, loads: Sequence[str], count: int, policies: tuple[str, ...]
 ) -> Panel:
-    found = sorted({Pressure.parse(load) for load in loads}, key=lambda load: load.value)
-    if any(load.kind != "load" for load in found):
+    pressures = sorted({Pressure.parse(load) for load in loads}, key=lambda load: load.value)
+    if any(load.kind != "load" for load in pressures):
         raise ConfigError(
             f"--load {','.join(loads)}: bursts are not allowed; give shares of capacity such as 0.9"
         )
-    return Panel(title, [Setting(source, load, count) for load in found], policies)
+    return Panel(title, [Setting(source, load, count) for load in pressures], policies)

@@ -19,8 +19,9 @@ from benchmarks.equal_latency import (
     exactly,
     repeats_as_dicts,
 )
+from benchmarks.harness import Column, table
 from benchmarks.plots import draw_panels
-from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, Column, about_scales, ratios, table
+from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, about_scales, ratios
 
 LEVELS = (2.0, 3.0, 5.0)
 """The latency levels, as multiples of the unloaded token latency."""
@@ -58,11 +59,15 @@ class Panel:
 
     def measured(self, results: Sequence[RunResult]) -> Panel:
         """Return the panel with those of the results that belong to it."""
-        own = [one for one in results if one.spec.setting in self.settings]
+        own = [result for result in results if result.spec.setting in self.settings]
         types = sorted({name for result in own for name in result.by_type})
         by_type = {
             name: self._cells(
-                [replace(one, summary=one.by_type[name]) for one in own if name in one.by_type]
+                [
+                    replace(result, summary=result.by_type[name])
+                    for result in own
+                    if name in result.by_type
+                ]
             )
             for name in types
         }
@@ -75,9 +80,9 @@ class Panel:
         """Yield the load that each policy carries at each level, if enough loads are done."""
         for times in LEVELS:
             level = exactly(times * self.unloaded_s)
-            found = at_equal_latency(self.cells, self.baseline, level, MEAN)
-            if found:
-                yield times, found
+            carried = at_equal_latency(self.cells, self.baseline, level, MEAN)
+            if carried:
+                yield times, carried
 
 
 # -- the page --------------------------------------------------------------------------
@@ -109,7 +114,8 @@ but a few large ones generate most tokens."""
 
 def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], command: str) -> str:
     """Return all tables as Markdown."""
-    scales = max((one.settings[0].source.scales for one in panels), key=lambda one: one.gap)
+    every = (panel.settings[0].source.scales for panel in panels)
+    scales = max(every, key=lambda scales: scales.gap)
     scaled = f"Scaled: {about_scales(scales)} where tools are on."
     about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
     parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
@@ -130,18 +136,18 @@ def _equal(panels: Sequence[Panel]) -> str:
     names = list(dict.fromkeys(name for panel in panels for name in panel.policies))
     rows = []
     for panel in panels:
-        for times, found in panel.carried():
-            carried = {one.policy: _load_of(one, panel.baseline) for one in found}
+        for times, carried in panel.carried():
+            loads = {each.policy: _load_of(each, panel.baseline) for each in carried}
             row = [panel.title, panel.settings[0].count, f"{times:g}x"]
-            rows.append([*row, *(carried.get(name, "-") for name in names)])
+            rows.append([*row, *(loads.get(name, "-") for name in names)])
     return markdown(["workload", "programs", "level", *names], rows)
 
 
-def _load_of(one: Carried, baseline: str) -> str:
-    if one.policy == baseline:
-        bound = {"<": "≤", ">=": "≥"}.get(one.bound, "")
-        return f"{bound}{digits(Spread.of(one.loads).median)}"
-    return f"{one.mark}{Spread.of(one.ratios).median:.2f}"
+def _load_of(carried: Carried, baseline: str) -> str:
+    if carried.policy == baseline:
+        bound = {"<": "≤", ">=": "≥"}.get(carried.bound, "")
+        return f"{bound}{digits(Spread.of(carried.loads).median)}"
+    return f"{carried.mark}{Spread.of(carried.ratios).median:.2f}"
 
 
 def _by_load(panel: Panel) -> str:
@@ -153,11 +159,11 @@ def _by_load(panel: Panel) -> str:
 def _by_type(panel: Panel) -> str:
     typed = {
         id(cell): name
-        for name, found in panel.by_type.items()
-        for cell in found
+        for name, series in panel.by_type.items()
+        for cell in series
         if cell.setting.pressure.value >= _TYPED_LOADS
     }
-    shown = [one for found in panel.by_type.values() for one in found if id(one) in typed]
+    shown = [cell for series in panel.by_type.values() for cell in series if id(cell) in typed]
     kind = Column("type", lambda cell: typed[id(cell)])
     return table(shown, LOAD, kind, POLICY, MS_PER_TOKEN, *ratios(*_OF_TYPES, over=panel.baseline))
 
@@ -173,11 +179,11 @@ def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
             "unloaded_s_per_token": panel.unloaded_s,
             "equal_latency": [
                 {"times": times, **row}
-                for times, found in panel.carried()
-                for row in repeats_as_dicts(found)
+                for times, carried in panel.carried()
+                for row in repeats_as_dicts(carried)
             ],
             "cells": as_dicts(panel.cells, _COMPARED),
-            "by_type": {name: as_dicts(found, _OF_TYPES) for name, found in panel.by_type.items()},
+            "by_type": {name: as_dicts(cells, _OF_TYPES) for name, cells in panel.by_type.items()},
         }
         for panel in panels
     ]
@@ -185,5 +191,5 @@ def as_values(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw token latency against load for each panel. The dotted lines are the levels."""
-    levels = {one.name: [times * one.unloaded_s for times in LEVELS] for one in panels}
-    draw_panels({one.name: one.cells for one in panels}, path, ("token_latency_s",), levels)
+    levels = {panel.name: [times * panel.unloaded_s for times in LEVELS] for panel in panels}
+    draw_panels({panel.name: panel.cells for panel in panels}, path, ("token_latency_s",), levels)

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.cli.options import Options, RunCommand, together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import silence_vllm, split_commas
-from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.options import (
+    count_option,
+    file,
+    flag_option,
+    jobs_option,
+    json_flag,
+    many,
+    max_num_seqs_option,
+    model_option,
+    policy_option,
+    programs_option,
+    seed_option,
+    seeds_option,
+    silence_vllm,
+    step_time_option,
+    text_option,
+)
+from agentrt.lab.commands.progress import finished
 from agentrt.lab.reports.compare import as_dicts, cells
 from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.runs.contenders import STOCK
-from agentrt.lab.runs.grid import RunResult, Setting, grid
+from agentrt.lab.runs.grid import Setting, do, grid
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.equal_latency import (
@@ -26,8 +42,9 @@ from benchmarks.equal_latency import (
     repeats_as_dicts,
     times,
 )
+from benchmarks.harness import FlagsCommand
 from benchmarks.plots import draw_curves
-from benchmarks.policies.asked import POLICIES, Asked, Measured, read
+from benchmarks.policies.plan import POLICIES, Measured, Plan, read
 from benchmarks.tables import ALL, about_workload, latencies, where_it_went
 
 EPILOG = """\b
@@ -44,81 +61,48 @@ do not depend on the machine. Without it: real engines in real time, one after t
 Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
 """
 
-_work, _engine, _output = Options("Workload"), Options("Engine"), Options("Output")
-_options = together(
-    _work.text(
-        "--workload",
-        "NAME|[FORMAT:]FILE",
-        "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
-        f"{', '.join(KNOWN)}.",
-        default="mixed",
-    ),
-    _work.several(
-        "--rate",
-        "rate",
-        "R,…",
-        "Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
-        "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
-        callback=split_commas,
-    ),
-    _work.count("--burst", "Let N programs arrive at once.  [default in real time: 9]"),
-    _work.count("--programs", "Number of programs.  [default: 150; real time 9]"),
-    _work.text(
-        "--scale",
-        "X",
-        "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
-        type=NumberRange(min=0, min_open=True),
-    ),
-    _work.count("--calls", "Cut programs after N calls."),
-    _work.several(
-        "--policy",
-        "policy",
-        "NAME,…",
-        "Policies to compare with stock; retention and admission after a plus, as in "
-        "atlas+cost+memory.  [default: "
-        f"{','.join(POLICIES)}]",
-        callback=split_commas,
-        former=["--policies"],
-    ),
-    _work.count(
-        "--seeds",
-        "Number of seeds, starting with --seed.  [default: 3; real 2]",
-        former=["--repeat"],
-    ),
-    _work.text("--seed", "N", "The first seed.", type=int, default=0),
-    _work.text(
-        "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
-    ),
-    _engine.flag("--virtual", "Run in virtual time, without a model."),
-    _engine.file(
-        "--step-time",
-        "With --virtual: file with step times, of agentrt calibrate.  [default: made up]",
-        dir_okay=True,
-        former=["--step-model"],
-    ),
-    _engine.count(
-        "--jobs", "With --virtual: number of processes.  [default: one per core]", metavar="J"
-    ),
-    _engine.count("--max-num-seqs", "Number of batch slots.  [default: 16; real 4]", metavar="B"),
-    _engine.text("--model", "MODEL", "Model: a folder or a Hugging Face name."),
-    _engine.text(
-        "--model-shape",
-        "NAME",
-        "Model shape with made-up weights: llama-8b, small, tiny.",
-    ),
-    _output.flag("--json", "Print all results as one JSON line, too.", "as_json"),
-    _output.file("--plot", "Draw latency against rate.", dir_okay=True),
-)
-
-
-class FlagsCommand(RunCommand):
-    """A command whose arguments after ``--`` go to vLLM: ``engine_flags``."""
-
-    TARGETS = ""
-
 
 @click.command(cls=FlagsCommand, no_args_is_help=True, epilog=EPILOG)
-@_options
+@text_option(
+    "--workload",
+    "NAME|[FORMAT:]FILE",
+    "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
+    f"{', '.join(KNOWN)}.",
+    default="mixed",
+)
+@many(
+    "--rate",
+    metavar="R,…",
+    help="Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
+    "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+)
+@count_option("--burst", "Let N programs arrive at once.  [default in real time: 9]")
+@programs_option("Number of programs.  [default: 150; real time 9]")
+@text_option(
+    "--scale",
+    "X",
+    "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
+    type=NumberRange(min=0, min_open=True),
+)
+@count_option("--calls", "Cut programs after N calls.")
+@policy_option(
+    "Policies to compare with stock; retention and admission after a plus, as in "
+    f"atlas+cost+memory.  [default: {','.join(POLICIES)}]",
+    former=["--policies"],
+)
+@seeds_option(suffix="  [default: 3; real 2]")
+@seed_option
+@text_option(
+    "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
+)
+@flag_option("--virtual", "Run in virtual time, without a model.")
+@step_time_option(" For --virtual.  [default: made up]")
+@jobs_option
+@max_num_seqs_option(suffix="  [default: 16; real 4]")
+@model_option
+@text_option("--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny.")
+@json_flag("Print all results as one JSON line, too.")
+@file("--plot", about="Draw latency against rate.")
 def policies(engine_flags: Sequence[str], **options: Any) -> None:
     """Compare policies with stock vLLM: latency by load.
 
@@ -127,34 +111,33 @@ def policies(engine_flags: Sequence[str], **options: Any) -> None:
     priorities that a client can set. Tables go to stdout, as Markdown. Separate the values of an
     option by commas, as in --rate 0.5,0.8.
     """
-    asked = read(options, engine_flags)
+    plan = read(options, engine_flags)
     if options["virtual"]:
-        measured = measure_virtual(asked)
+        runs = measure_virtual(plan)
     else:
         from benchmarks.policies.real import measure
 
-        measured = measure(asked)
-    about, head, results, stop = measured
-    _print(asked, about, head, results)
-    if stop is not None:
-        raise stop
+        runs = measure(plan)
+    with runs as measured:
+        _report(plan, measured)
 
 
-def _print(asked: Asked, about: dict[str, Any], head: str, results: Sequence[RunResult]) -> None:
-    settings = list(dict.fromkeys(result.spec.setting for result in results))
+def _report(plan: Plan, measured: Measured) -> None:
+    settings = list(dict.fromkeys(result.spec.setting for result in measured.results))
     settings.sort(key=lambda setting: setting.pressure.value)
-    found = cells(results, settings, [one.name for one in asked.everyone], STOCK)
-    if not found:
+    names = [contender.name for contender in plan.contenders]
+    series = cells(measured.results, settings, names, STOCK)
+    if not series:
         return
-    carried = at_equal_latency(found, STOCK, times(_LEVEL))
-    parts = [head, latencies(found, STOCK), where_it_went(found, STOCK)]
+    carried = at_equal_latency(series, STOCK, times(_LEVEL))
+    parts = [measured.head, latencies(series, STOCK), where_it_went(series, STOCK)]
     parts += [_EQUAL, by_repeats(carried, STOCK)] if carried else []
     click.echo("\n\n".join(parts))
-    if asked.options["as_json"]:
-        values = {"cells": as_dicts(found, ALL), "equal_latency": repeats_as_dicts(carried)}
-        click.echo(json.dumps({**about, **values}))
-    if asked.options["plot"]:
-        draw_curves(found, asked.options["plot"], tuple(MEASURES))
+    if plan.options["as_json"]:
+        values = {"cells": as_dicts(series, ALL), "equal_latency": repeats_as_dicts(carried)}
+        click.echo(json.dumps({**measured.about, **values}))
+    if plan.options["plot"]:
+        draw_curves(series, plan.options["plot"], tuple(MEASURES))
 
 
 _LEVEL = 1.5
@@ -174,26 +157,27 @@ _FLAGS = {
 """The flags of vLLM that also have a meaning without an engine."""
 
 
-def measure_virtual(asked: Asked) -> Measured:
-    """Do all runs, by default in one process per core. A signal keeps the finished runs."""
+@contextmanager
+def measure_virtual(plan: Plan) -> Iterator[Measured]:
+    """Do all runs, by default in one process per core, and give the body the finished ones."""
     silence_vllm()
-    options = asked.options
-    sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(asked.flags)}
+    options = plan.options
+    sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(plan.flags)}
     machine = Machine(step_model=options["step_time"], **sizes)
-    settings = [Setting(asked.source, pressure, asked.programs) for pressure in asked.pressures]
-    specs = grid(settings, asked.everyone, asked.seeds, machine)
+    settings = [Setting(plan.source, pressure, plan.programs) for pressure in plan.pressures]
+    specs = grid(settings, plan.contenders, plan.seeds, machine)
     for setting in settings:
-        setting.arrivals(machine, asked.seeds[0])  # raise errors before anything runs
-    results, stop = do_runs(specs, options["jobs"])
+        setting.arrivals(machine, plan.seeds[0])  # raise errors before anything runs
     about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
-    workload = about_workload(asked.source, asked.programs, asked.seeds)
-    return about, f"{about_engine(machine)}\n{workload}", results, stop
+    workload = about_workload(plan.source, plan.programs, plan.seeds)
+    with finished(specs, options["jobs"], do) as results:
+        yield Measured(about, f"{about_engine(machine)}\n{workload}", [*results.values()])
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:
     """Return the virtual engine's sizes from vLLM's flags. Raises `ConfigError` for other flags."""
     words = [word for flag in flags for word in flag.split("=", 1)]
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for name, value in zip(words[::2], [*words[1::2], ""], strict=False):
         if name not in _FLAGS:
             raise ConfigError(
@@ -201,5 +185,5 @@ def _sizes(flags: Sequence[str]) -> dict[str, Any]:
             )
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"{name} {value!r}: give a whole number of at least 1")
-        found[_FLAGS[name]] = int(value)
-    return found
+        sizes[_FLAGS[name]] = int(value)
+    return sizes

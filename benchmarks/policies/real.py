@@ -7,7 +7,8 @@ engine, which is reconfigured. The prefix cache is emptied before every run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals,
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
-from benchmarks.policies.asked import Asked, Measured
+from benchmarks.policies.plan import Measured, Plan
 from benchmarks.tables import about_workload
 
 
@@ -45,7 +46,7 @@ class RealBench:
     source: Source
     pressures: Sequence[Pressure]
     programs: int
-    everyone: Sequence[Contender]
+    contenders: Sequence[Contender]
     seeds: Sequence[int]
     open: Open
     progress: Callable[[int, str], None]
@@ -57,7 +58,7 @@ class RealBench:
 
     async def run(self) -> None:
         """Do all runs. ``progress`` is called with the number of finished runs and a message."""
-        groups = by_engine(self.everyone)
+        groups = by_engine(self.contenders)
         for repeat, seed in enumerate(self.seeds):
             for group in turns(groups, repeat):
                 engine = engine_for(group[0], self.base)
@@ -116,23 +117,24 @@ _NO_MACHINE = Machine()
 _SLOTS_ON_CPU = 4
 
 
-def measure(asked: Asked) -> Measured:
-    """Do all runs on this machine. A signal keeps the finished runs."""
-    base = _engine_options(asked)
-    plan = asked.source, asked.pressures, asked.programs, asked.everyone, asked.seeds
-    runs = len(asked.everyone) * len(asked.pressures) * len(asked.seeds)
-    bench = RealBench(base, *plan, started, Meter(runs).now)
+@contextmanager
+def measure(plan: Plan) -> Iterator[Measured]:
+    """Do all runs on this machine, and give the body the finished ones to report."""
+    runs = len(plan.contenders) * len(plan.pressures) * len(plan.seeds)
+    settings = plan.source, plan.pressures, plan.programs, plan.contenders, plan.seeds
+    bench = RealBench(_engine_options(plan), *settings, started, Meter(runs).now)
     stop = do_on_engines(bench.run(), bench.results, runs)
-    if stop and not bench.results:  # no engine started in time, so there is nothing to print
+    if stop is not None and not bench.results:  # no engine started in time
         raise stop
-    machine = hardware()
-    return _about(asked, bench, machine), _head(asked, bench, machine), bench.results, stop
+    yield _measured(plan, bench)
+    if stop is not None:
+        raise stop
 
 
-def _engine_options(asked: Asked) -> EngineOptions:
+def _engine_options(plan: Plan) -> EngineOptions:
     """Return the options of the engines, checked as far as possible before anything is loaded."""
-    options, slots = asked.options, asked.options["max_num_seqs"]
-    base = engine_options(options["model"], options["model_shape"], slots, asked.flags)
+    options, slots = plan.options, plan.options["max_num_seqs"]
+    base = engine_options(options["model"], options["model_shape"], slots, plan.flags)
     prepare_environment(base)
     import torch
 
@@ -141,25 +143,20 @@ def _engine_options(asked: Asked) -> EngineOptions:
     return base
 
 
-def _named(asked: Asked) -> str:
-    return model_in_words(asked.options["model"], asked.options["model_shape"])
-
-
-def _about(asked: Asked, bench: RealBench, machine: str) -> dict[str, Any]:
-    return {
+def _measured(plan: Plan, bench: RealBench) -> Measured:
+    machine = hardware()
+    model = model_in_words(plan.options["model"], plan.options["model_shape"])
+    about = {
         "time": "real",
         "vllm": vllm_version(),
         "hardware": machine,
-        "engine": {"model": _named(asked), "flags": list(asked.flags), **bench.sizes},
+        "engine": {"model": model, "flags": list(plan.flags), **bench.sizes},
         "capacity_per_s": bench.per_s,
     }
-
-
-def _head(asked: Asked, bench: RealBench, machine: str) -> str:
     lines = [
-        about_engine(_named(asked), asked.flags, bench.sizes, machine),
-        about_workload(bench.source, asked.programs, asked.seeds),
+        about_engine(model, plan.flags, bench.sizes, machine),
+        about_workload(bench.source, plan.programs, plan.seeds),
     ]
     if bench.per_s is not None:
         lines.append(f"All at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate.")
-    return "\n".join(lines)
+    return Measured(about, "\n".join(lines), bench.results)

@@ -18,11 +18,11 @@ STUDIES = {
         "Compare routers over several simulated engines.",
     ),
     "run": (
-        "benchmarks.simulate.run:run",
+        "benchmarks.simulate.policies:run",
         "Simulate policies under one setting, as agentrt simulate run does.",
     ),
     "sweep": (
-        "benchmarks.simulate.sweep:sweep",
+        "benchmarks.simulate.policies:sweep",
         "Simulate every policy under every load on every workload.",
     ),
 }

@@ -15,7 +15,7 @@ from agentrt.lab.commands.options import Option, text_option, workload_option
 from agentrt.lab.commands.simulate.options import machine_options, read_fleet, read_machine
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.traces import KNOWN
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.steps import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)
 WORKLOADS = f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}."

@@ -23,23 +23,25 @@ from agentrt.lab.commands.options import (
     many,
     programs_option,
     seeds_option,
+    text_option,
 )
-from agentrt.lab.commands.progress import do_runs
+from agentrt.lab.commands.progress import finished
 from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
 from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
-from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, do
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
+from benchmarks.harness import Column, table
 from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,
     depth_options,
     read_depth,
     workloads_option,
 )
-from benchmarks.tables import SHORT, WORKLOAD, Column, table, values
+from benchmarks.tables import SHORT, WORKLOAD, values
 
 _EPILOG = """\b
 Examples:
@@ -60,7 +62,7 @@ Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @many("--router", metavar="NAME,…", help="Routers to compare.  [default: all]")
 @many("--replicas", metavar="N,…", help="Numbers of engines.  [default: 4]")
 @load_option("Loads, bursts as b0.8.  [default: 0.9]")
-@click.option("--policy", default=DEFAULT, show_default=True, metavar="NAME")
+@text_option("--policy", "NAME", "Policy of the engines.", default=DEFAULT)
 @programs_option("Number of programs for each replica.", default=50)
 @seeds_option(default=3, suffix=" The first is 0.")
 @depth_options
@@ -79,12 +81,12 @@ def routing(**options: Any) -> None:
     policy = contender(options["policy"])
     machine.check([policy])
     runs = _specs(options, replicas, routers, policy, machine)
-    results, stop = do_runs(runs, options["jobs"])
-    series = gather(sorted(results, key=lambda result: runs.index(result.spec)))
-    if series:
-        click.echo(_as_json(series, options) if options["as_json"] else _as_text(series, machine))
-    if stop:
-        raise stop
+    with finished(runs, options["jobs"], do) as results:
+        series = gather(results.values())
+        if series:
+            click.echo(
+                _as_json(series, options) if options["as_json"] else _as_text(series, machine)
+            )
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:

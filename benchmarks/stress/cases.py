@@ -92,11 +92,13 @@ def _silence() -> None:
 
 
 def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
-    """The case's settings, the last events of a call or program, and what is in the engine."""
+    """Yield the settings of the case, the last events of a call or program, and the calls in the
+    engine.
+    """
     yield f"engine {plan.engine}"
     yield f"settings {plan.settings}"
-    concerned = [event for event in watch.events if not subject or event[2] in (subject, "")]
-    for now, step, name, text in concerned[-_LAST_EVENTS:]:
+    events = [event for event in watch.events if not subject or event[2] in (subject, "")]
+    for now, step, name, text in events[-_LAST_EVENTS:]:
         yield f"{now:9.3f} s, step {step:5d}: {name} {text}"
     yield f"in the engine: {'; '.join(watch.standing()) or 'nothing'}"
 

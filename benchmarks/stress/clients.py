@@ -1,4 +1,4 @@
-"""Clients that play the programs of a plan against an engine, in virtual time."""
+"""Clients that run the programs of a plan against an engine, in virtual time."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ from benchmarks.stress.watch import Watch
 
 Context = list[int]
 Then = Callable[[Context, bool], None]
-"""What goes on when stages have ended: with the context, and whether all went well."""
+"""Called when stages have ended, with the context, and with whether all calls succeeded."""
 
 TIMES_ALONE, SPARE_S = 4.0, 60.0
-"""All has ended within so many times the sum of what each call takes alone, beside the clients'
-own time, and this many seconds more."""
+"""All programs must have ended within `TIMES_ALONE` times the sum of the times that the calls take
+alone, plus the clients' own time, plus `SPARE_S` seconds.
+"""
 _FIRST_TICK_S, _LONGEST_TICK_S = 0.05, 1.0
-"""How far the clock moves on where calls wait and nothing runs: each time twice as far."""
+"""The seconds that the clock advances while calls wait and nothing runs. They double each time."""
 _STEPS_TO_STALE = 600
-"""Steps after which an engine has looked for programs that it has not heard of for long."""
+"""The number of steps after which an engine has looked for programs that have timed out."""
 _PROBES = 3
-"""Steps that are tried while an engine is paused."""
+"""The number of steps that are tried while an engine is paused."""
 
 
 class Grammar:
-    """A compiled grammar, which takes every token or none."""
+    """A compiled grammar that accepts all tokens or none."""
 
     def __init__(self, accepts: bool) -> None:
         self._accepts = accepts
@@ -61,7 +62,9 @@ class Grammar:
 
 @dataclass(slots=True)
 class _Live:
-    """A program that runs: its calls in the engine, and the calls that it has still to make."""
+    """A running program: its calls in the engine, and the number of calls that it has still to
+    make.
+    """
 
     plan: ProgramPlan
     left: int
@@ -83,7 +86,7 @@ class _Call:
 
 
 class Clients:
-    """The clients of a case. ``run`` plays all to the end, and raises `Violation`.
+    """The clients of a case. ``run`` runs all programs to their end, and raises `Violation`.
 
     An engine that is not ``ours`` gets no messages about programs.
     """
@@ -93,7 +96,7 @@ class Clients:
         self.scheduler = engine.scheduler
         self.calls: dict[str, _Call] = {}
         self.ended_at: dict[str, float] = {}
-        """When each program had all that it wanted."""
+        """The time at which each program got its last answer."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._alone_s = self._apart_s = 0.0
@@ -116,7 +119,7 @@ class Clients:
         self._at(self.engine.now + seconds, act)
 
     def run(self) -> None:
-        """Play until all clients have what they want and the engine has nothing to do."""
+        """Run until all clients are done and the engine has nothing to do."""
         engine, tick_s = self.engine, _FIRST_TICK_S
         while True:
             while self._events and self._events[0][0] <= engine.now:
@@ -137,17 +140,17 @@ class Clients:
                 tick_s = min(2 * tick_s, _LONGEST_TICK_S)
             self._check_progress()
         for name in self.calls:
-            raise Violation("progress", "the engine has nothing to do, and it has not ended", name)
+            raise Violation("progress", "has not ended, but the engine has nothing to do", name)
 
     def _give_up_lost(self) -> bool:
-        """Close the streaming sessions that vLLM itself has lost; False if there is none."""
+        """Close the streaming sessions that vLLM itself has lost. Return whether there are any."""
         lost = self.watch.lost & self.calls.keys()
         for name in sorted(lost):
             self._abort(name)
         return bool(lost)
 
     def settle(self) -> None:
-        """Let the engine give up the programs whose clients say nothing any more."""
+        """Wait until the engine ends the programs whose clients have timed out."""
         scheduler, numbers = self.scheduler, count(1)
         if not self.ours or not len(scheduler.table):
             return
@@ -166,7 +169,7 @@ class Clients:
         self._submit(live, call, [], lambda context, well: None)
 
     def _idle(self, tick_s: float) -> None:
-        """Let time go on while calls wait and nothing runs."""
+        """Advance the time while calls wait and nothing runs."""
         before = self.engine.now
         until = before + tick_s
         if self._events:
@@ -197,7 +200,7 @@ class Clients:
         self._go_on(live, plan.stages, context, lambda context, well: self._finish(live, context))
 
     def _go_on(self, live: _Live, stages: Sequence[Stage], context: Context, then: Then) -> None:
-        """Play the stages, one after the other."""
+        """Run the stages, one after the other."""
         if not stages or live.over:
             then(context, True)
             return
@@ -243,7 +246,7 @@ class Clients:
             self._control("boundary", [(live.plan.name, event, name)])
 
     def _finish(self, live: _Live, context: Context) -> None:
-        """End a program whose stages have ended, or whose client has cancelled the rest."""
+        """End a program whose stages have ended, or whose client has cancelled it."""
         plan = live.plan
         self.ended_at[plan.name] = self.engine.now
         if plan.session is not None:
@@ -259,7 +262,7 @@ class Clients:
                 self._control("ends", [plan.name])
 
     def _cancel(self, live: _Live) -> None:
-        """Abort all calls of a program; the engine hears of its end before that or after."""
+        """Abort all calls of a program. The engine is told the end before or after this."""
         if live.over:
             return
         live.over = True
@@ -298,7 +301,7 @@ class Clients:
             self._control("ends", [live.plan.name])
 
     def _expect(self, plan: CallPlan, prompt: list[int]) -> None:
-        """Tell the model runner what the request's tokens have to be."""
+        """Tell the model runner which tokens are right for the request."""
         stops_at = -1 if plan.stops_at is None else len(prompt) + plan.stops_at
         flavour = crc32(f"{plan.salt} {plan.lora}".encode()) if plan.salt or plan.lora else 0
         text = Text(plan.name, list(prompt), len(prompt), flavour, stops_at)
@@ -358,7 +361,7 @@ class Clients:
         self.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
         self._ended(call, well=False)
 
-    # -- what the engine says ------------------------------------------------------------
+    # -- outputs of the engine -------------------------------------------------------------
 
     def _deliver(self, output: Any) -> None:
         call = self.calls.get(output.request_id)
@@ -391,18 +394,18 @@ class Clients:
         if STOP in right:
             right = right[: right.index(STOP) + 1]
         if call.tokens != right:
-            raise Violation("output", f"gave {call.tokens} in place of {right}", plan.name)
+            raise Violation("output", f"gave {call.tokens} instead of {right}", plan.name)
 
     def _ended(self, call: _Call, *, well: bool) -> None:
         name = call.plan.name
         del self.calls[name]
         call.program.active.pop(name, None)
         context = call.prompt + call.tokens if well else call.prompt
-        # Its program goes on when the scheduler has done with this step.
+        # Its program continues after the scheduler has finished this step.
         self._at(self.engine.now, lambda: call.then(context, well))
 
     def _turn_ended(self, call: _Call) -> None:
-        """Send a session that has answered its next turn, or its end, after a pause."""
+        """After an answer of a session, send its next turn after a pause, or its end."""
         turns, nth = call.plan.turns, call.turns
         call.turns += 1
         self.watch.note(call.plan.name, f"ends its turn {nth}")
@@ -429,7 +432,7 @@ class Clients:
         self.scheduler.add_request(chunk)
 
     def _close(self, call: _Call) -> None:
-        """Tell the engine that no input comes any more."""
+        """Tell the engine that there is no further input."""
         name = call.plan.name
         if name not in self.calls:
             return
@@ -455,7 +458,7 @@ class Clients:
             with suppress(ConfigError):
                 self._control("configure", self.plan.settings)
         elif event.kind in ("reset", "restart"):
-            # VLLM cannot reset a cache that sessions hold which wait for input.
+            # vLLM cannot reset a cache that is held by sessions that wait for input.
             restart = event.kind == "restart" and not len(scheduler.kv_holding_waiting)
             scheduler.reset_prefix_cache(restart)
         else:
@@ -475,7 +478,7 @@ class Clients:
         return self.scheduler.pause_state is not PauseState.UNPAUSED
 
     def _wait_for_the_pause(self) -> None:
-        """Take the steps that an engine may take while it is paused, or wait for what is next."""
+        """Take the steps that a paused engine may take, or wait for the next event."""
         engine, scheduler = self.engine, self.scheduler
         if scheduler.has_unfinished_requests() or engine.busy:
             if not (self.watch.step() or engine.busy):
@@ -489,7 +492,9 @@ class Clients:
         for _ in range(_PROBES):
             self.watch.step()
         if not self._events:
-            raise Violation("progress", "paused for ever: this is the stress's own mistake")
+            raise Violation(
+                "progress", "paused for ever: this is a mistake of the stress test itself"
+            )
         engine.now = max(engine.now, self._events[0][0])
 
     def _idle_paused(self) -> None:
@@ -499,7 +504,7 @@ class Clients:
 
 
 def _words(name: str, length: int) -> list[int]:
-    """Return so many tokens that no other name has."""
+    """Return ``length`` tokens that differ from those of every other name."""
     seed = crc32(name.encode())
     return [200 + (seed + 7919 * position) % 9973 for position in range(length)]
 

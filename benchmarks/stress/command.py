@@ -43,13 +43,14 @@ Examples:
 @click.option(
     "--shrink",
     is_flag=True,
-    help="Show the first case that fails without what its failure does not need, and stop.",
+    help="Remove all that the failure does not need from the first case that fails, show it, and "
+    "stop.",
 )
 @many(
     "--without",
     metavar="NAME,…",
     help="Kinds of requests and disturbances to leave out, of "
-    f"{', '.join(FEATURES)}. A seed's case is another one then.",
+    f"{', '.join(FEATURES)}. This changes the case of a seed.",
 )
 @click.pass_context
 def stress(
@@ -61,13 +62,13 @@ def stress(
     shrink: bool,
     without: tuple[str, ...],
 ) -> int | None:
-    """Random programs, requests and engines on vLLM's real scheduler, in virtual time.
+    """Run random programs, requests and engines on vLLM's real scheduler, in virtual time.
 
-    Every case is drawn from one number, beginning with --seed, and the cases go through all
-    policies, retentions and admissions. Fails if an invariant does not hold in a case: a call that
-    never ends, a batch beyond its slots, a wrong token or block, preemption or admission while the
-    engine is paused, or anything that is left at the end. 'stress ratios' compares the time until
-    everything has ended with stock's.
+    Every case is drawn from one number, beginning with --seed. The cases take turns through all
+    policies, retentions and admissions. Fails if a case violates an invariant: a call never ends, a
+    batch exceeds its slots, a token or a block is wrong, a call is preempted or admitted while the
+    engine is paused, or something is left at the end. 'stress ratios' compares the total time with
+    stock's.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -84,7 +85,7 @@ def stress(
                 break
             if done.number % 500 == 0:
                 note(f"{done.number} of {cases} cases, {done.failed.total()} failed")
-            await asyncio.sleep(0)  # where a signal stops it
+            await asyncio.sleep(0)  # let a signal stop the run here
 
     run_shown(work(), lambda: show(done.table(), {}))
     return 1 if done.failed else 0
@@ -121,7 +122,7 @@ def _line(seed: int, without: tuple[str, ...]) -> str:
 
 def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
     plan, outcome = shrink_case(draw_case(seed, without))
-    note("\n".join(("the smallest case that fails alike:", *describe(plan), outcome.report)))
+    note("\n".join(("the smallest case with the same failure:", *describe(plan), outcome.report)))
 
 
 @stress.command("ratios")
@@ -150,7 +151,7 @@ def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst:
             done.extend(compared)
             if number % 50 == 0:
                 note(f"{number} of {workloads} workloads")
-            await asyncio.sleep(0)  # where a signal stops it
+            await asyncio.sleep(0)  # let a signal stop the run here
 
     run_shown(work(), lambda: show([summary(done), worst_of(done, worst)] if done else "", {}))
     return 1 if any(ratio.ratio > ratio.limit for ratio in done) else 0

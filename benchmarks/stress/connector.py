@@ -1,8 +1,8 @@
-"""A KV connector to a made-up other engine, which is slow and fails now and then.
+"""A KV connector to an imaginary other engine, which is slow and fails sometimes.
 
-A request's name says what the other engine has of it: all of a ``load``, at once; all of a
-``wait``, after a while; and it takes over the cache of a ``send``. It answers each request's first
-question with "not known yet".
+The name of a request says what the other engine has: of a ``load`` it has everything, at once; of a
+``wait`` everything, after some time; and it takes over the cache of a ``send``. To the first
+question about a request it answers "not known yet".
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Load = tuple[str, list[int], int, int]
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """What arrives with the step that it is part of, and what is under way from then on."""
+    """The transfers that arrive with a step, and those that begin with it."""
 
     loads: list[Load] = field(default_factory=list)
     begun: list[Load] = field(default_factory=list)
 
 
 class Elsewhere(KVConnectorBase_V1):
-    """The scheduler's half of the connector. ``going`` are the requests that are handed on.
+    """The scheduler's half of the connector. ``going`` are the requests that are handed over.
 
-    The other engine has nothing any more of the ``failed``: vLLM would reserve room for such a
-    request beside itself, and wait for ever where there is not twice its room.
+    The other engine no longer has anything of the ``failed`` requests: vLLM would reserve room for
+    such a request in addition to its own, and wait for ever if there is not twice its room.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ class Elsewhere(KVConnectorBase_V1):
         self.going[request.request_id] = None
         return True, None
 
-    # The worker's half, which no scheduler calls.
+    # The methods of the worker's half, which a scheduler does not call.
     def start_load_kv(self, *args: Any, **kwargs: Any) -> None: ...
     def wait_for_layer_load(self, *args: Any) -> None: ...
     def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...

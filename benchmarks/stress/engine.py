@@ -1,4 +1,6 @@
-"""vLLM's real scheduler and KV manager over a made-up model that takes all kinds of request."""
+"""vLLM's real scheduler and KV manager over an imaginary model that serves all kinds of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,13 @@ _WINDOWS: dict[str, tuple[int | None, ...]] = {
     "hybrid": (0, WINDOW, WINDOW),
     "mamba": (0, None),
 }
-"""The groups of layers: their tokens of context, 0 for all, None where a state stands for it."""
+"""The groups of layers, each with its tokens of context: 0 for all, None for a state in place of a
+context.
+"""
 
 
 class StressEngine(HeadlessEngine):
-    """An engine of a plan. ``deliver`` gets each output for a client."""
+    """The engine of a plan. ``deliver`` is called with each output for a client."""
 
     def __init__(self, scheduler: Any, plan: EnginePlan, seed: int) -> None:
         super().__init__(scheduler, plan.in_flight, self._seconds)
@@ -86,23 +90,25 @@ class StressEngine(HeadlessEngine):
 
     def _transfers(self, connector: Elsewhere) -> KVConnectorOutput:
         draw, requests = self._rng.random, self.scheduler.requests
-        came = {name for name in self._coming if draw() < _ARRIVES}
-        went = {name for name in connector.going if draw() < _ARRIVES}
-        lost = {name for name in sorted(came) if self.lossy and draw() < _FAILS}
+        arrived = {name for name in self._coming if draw() < _ARRIVES}
+        sent = {name for name in connector.going if draw() < _ARRIVES}
+        lost = {name for name in sorted(arrived) if self.lossy and draw() < _FAILS}
         connector.failed |= lost
-        for name in sorted(came):
+        for name in sorted(arrived):
             load = self._coming.pop(name)
             if name not in lost and not requests[name].is_finished():
                 self.runner.write_loaded(*load)
-        for name in went:
+        for name in sent:
             del connector.going[name]
-        return KVConnectorOutput(finished_recving=came, finished_sending=went, failed_recving=lost)
+        return KVConnectorOutput(
+            finished_recving=arrived, finished_sending=sent, failed_recving=lost
+        )
 
 
 def make_engine(
     cls: type[Any], plan: EnginePlan, settings: Mapping[str, Any] | None, seed: int
 ) -> StressEngine:
-    """Make the engine of a plan with a scheduler of class ``cls``."""
+    """Make the engine of a plan with a scheduler of the class ``cls``."""
     scheduler = make_scheduler(
         cls,
         max_num_seqs=plan.slots,

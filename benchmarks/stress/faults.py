@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class Violation(Exception):
-    """Something happened that must never happen.
+    """A violation of an invariant.
 
-    ``invariant`` is its short name, ``subject`` the call or program that it concerns, if any.
+    ``invariant`` is its short name, and ``subject`` the call or program that it concerns, if any.
     """
 
     def __init__(self, invariant: str, detail: str, subject: str = "") -> None:

@@ -1,7 +1,7 @@
 """Random cases, each drawn from one number: an engine, its settings, its clients and disturbances.
 
-A plan holds every decision that is random, so that engines that schedule differently serve the
-same clients. Times are seconds of virtual time, sizes are tokens or blocks.
+A plan has the results of all random decisions, so that engines that schedule differently serve the
+same clients. Times are seconds of virtual time; sizes are tokens or blocks.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from agentrt.scheduler.config import ADMISSIONS, RETENTIONS, SchedulerConfig
 from agentrt.scheduler.policies import BUILT_IN
 
 COMBINATIONS = tuple(product(BUILT_IN, RETENTIONS, ADMISSIONS))
-"""Policy, retention and admission: case n has the n-th, counted round."""
+"""All combinations of policy, retention and admission. Consecutive cases have consecutive
+combinations.
+"""
 LAYERS = {"full": 1, "sliding": 1, "hybrid": 3, "mamba": 2}
-"""Kinds of KV cache, and how many groups of blocks each has."""
+"""Kinds of KV cache, and the number of groups of blocks of each."""
 WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
 FEATURES = (
     *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
     *("pauses", "resets", "aborts", "stall", "messages"),
 )
-"""Kinds of requests, and of what disturbs an engine, that are in some of the cases."""
+"""Kinds of requests and of disturbances. Each is in a part of the cases only."""
 _SOMETIMES = 0.25
-"""The chance that a case has a given feature."""
+"""The probability that a case has a given feature."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """An engine's sizes, and the time that its steps take.
+    """The sizes of an engine, and the time that its steps take.
 
-    ``connector`` is what becomes of KV cache that fails to arrive (``fail`` or ``recompute``), None
-    without a connector. ``stalled`` is the number of a step that takes a minute. Calls may hold
-    ``active_slots`` of the batch, None for all.
+    ``connector`` says what happens to KV cache that fails to arrive (``fail`` or ``recompute``);
+    None is an engine without a connector. ``stalled`` is the number of a step that takes a minute.
+    ``active_slots`` is the number of batch slots that calls may hold; None for all.
     """
 
     slots: int
@@ -61,22 +63,24 @@ class EnginePlan:
 
     @property
     def places(self) -> int:
-        """Calls that may run at a time, or wait for input as streaming sessions."""
+        """The number of calls that may run at a time, or wait for input as streaming sessions."""
         return self.slots if self.active_slots is None else self.active_slots
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest call that fits into the pool beside nothing else."""
+        """The tokens of the longest call that fits into the pool alone."""
         blocks = (self.blocks - 1) // LAYERS[self.layers] - 2
         return min(blocks * BLOCK_SIZE, self.max_model_len) - 4 * (1 + self.drafts)
 
     @property
     def too_large(self) -> bool:
-        """Whether the model takes prompts that the pool has no room for."""
+        """Whether the model accepts prompts that do not fit into the pool."""
         return self.max_model_len - 20 > self.blocks * BLOCK_SIZE
 
     def alone_s(self, prompt: int, output: int) -> float:
-        """Seconds that a call takes with the engine to itself, and nothing cached."""
+        """Return the seconds of a call that is alone on the engine, with nothing in the prefix
+        cache.
+        """
         steps = -(-prompt // min(self.step_tokens, self.long_prefill or prompt or 1)) + output
         return steps * self.base_s + prompt * self.token_s
 
@@ -85,10 +89,11 @@ class EnginePlan:
 class CallPlan:
     """One call, or one streaming session of ``turns``: (pause, new tokens, output tokens) each.
 
-    It repeats a share ``keeps`` of its program's context, then has ``fresh`` tokens of its own.
-    ``stops_at`` is the output token with which it ends before its ``output`` is full. A client
-    ``gives_up_s`` after it has submitted the call. A grammar takes ``grammar_s`` to compile (None:
-    for ever), and then may have an error or reject what the model says (``grammar_ends``).
+    Its prompt repeats a share ``keeps`` of its program's context, and then has ``fresh`` tokens of
+    its own. ``stops_at`` is the output token at which it stops before its ``output`` is full. Its
+    client aborts it ``gives_up_s`` seconds after it was submitted. A grammar takes ``grammar_s``
+    seconds to compile (None: for ever); ``grammar_ends`` says whether it then has an error or
+    rejects the output.
     """
 
     name: str
@@ -113,7 +118,8 @@ class CallPlan:
 class Gap:
     """Time that a program spends outside the engine.
 
-    ``kind`` is ``tool`` or ``human``; a client that is not ``reported`` says nothing of it.
+    ``kind`` is ``tool`` or ``human``. If it is not ``reported``, the client does not tell the
+    engine.
     """
 
     kind: str
@@ -124,7 +130,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Lists of stages that run side by side; the program goes on when all have ended."""
+    """Lists of stages that run in parallel. The program continues when all have ended."""
 
     branches: tuple[tuple[Stage, ...], ...]
 
@@ -134,12 +140,12 @@ Stage = CallPlan | Gap | Branches
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """A program: when it begins, what it does, and what its client says at the end.
+    """A program: when it arrives, its stages, and how its client reports the end.
 
-    ``says`` is how its calls name it: ``nested`` or ``flat`` values, vLLM's ``session`` id, or
-    ``nothing``, so that each call is a program of its own. ``end`` is ``ends``, ``twice``,
-    ``early`` (while its last call runs), or ``silent``. ``cancelled_s`` after its beginning the
-    client aborts what runs of it.
+    ``says`` is how its calls name the program: ``nested`` or ``flat`` values, vLLM's ``session``
+    id, or ``nothing``, so that each call is a program of its own. ``end`` is ``ends``, ``twice``,
+    ``early`` (while its last call runs), or ``silent``. The client aborts its running calls
+    ``cancelled_s`` seconds after its arrival.
     """
 
     name: str
@@ -154,19 +160,19 @@ class ProgramPlan:
 
     @property
     def calls(self) -> Iterator[CallPlan]:
-        """All its calls."""
+        """All calls of the program."""
         return _calls(self.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """Something that happens to the whole engine.
+    """An event that affects the whole engine.
 
-    ``kind`` is ``new`` or ``all`` (a pause of so many ``seconds``, of new calls or of all),
-    ``drain`` (a pause of new calls until the others have ended, and so much longer), ``reset`` (of
-    the prefix cache), ``restart`` (the same, and running calls begin anew), ``messages`` (about
-    programs that nobody knows, and questions), or ``configure`` (new settings, which an engine
-    refuses while it has calls).
+    ``kind`` is ``new`` or ``all`` (a pause of new calls, or of all, for ``seconds``), ``drain`` (a
+    pause of new calls until the others have ended, and then for ``seconds``), ``reset`` (of the
+    prefix cache), ``restart`` (the same, and running calls start again), ``messages`` (about
+    unknown programs, and queries), or ``configure`` (new settings, which an engine refuses while it
+    has calls).
     """
 
     at: float
@@ -176,7 +182,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class CasePlan:
-    """A whole case."""
+    """A case: an engine, its settings, the programs and the disturbances."""
 
     seed: int
     engine: EnginePlan
@@ -186,7 +192,7 @@ class CasePlan:
 
     @property
     def policy(self) -> str:
-        """Policy, retention and admission, as other commands name them."""
+        """Policy, retention and admission, in the form of other commands."""
         names = ("policy", "retention", "admission")
         return "+".join(str(self.settings.get(name)) for name in names)
 
@@ -201,7 +207,7 @@ def _calls(stages: tuple[Stage, ...]) -> Iterator[CallPlan]:
 
 
 def describe(plan: CasePlan) -> list[str]:
-    """A line for each program and disturbance of a case, in the order of their times."""
+    """Return a line for each program and disturbance of a case, in the order of their times."""
     lines = [(program.arrives, _program_line(program)) for program in plan.programs]
     lines += [(event.at, f"{event.kind} for {event.seconds:.2f} s") for event in plan.disturbances]
     return [f"{at:.3f} s: {line}" for at, line in sorted(lines)]
@@ -229,7 +235,7 @@ def _stages_line(stages: tuple[Stage, ...]) -> str:
 
 
 def _call_line(call: CallPlan) -> str:
-    """A call's sizes, and the fields that are not as in a plain call."""
+    """Return the sizes of a call, and the fields that differ from a plain call."""
     plain = CallPlan(call.name)
     names = ["keeps", "stops_at", "priority", "salt", "lora", "gives_up_s", "turns"]
     names += ["grammar_s", "grammar_ends"] if call.kind == "grammar" else []
@@ -245,16 +251,16 @@ def _call_line(call: CallPlan) -> str:
 
 
 def draw_case(seed: int, without: Collection[str] = ()) -> CasePlan:
-    """Draw the case of a seed, ``without`` some of the `FEATURES`.
+    """Draw the case of a seed, ``without`` the given features of `FEATURES`.
 
-    Cases that follow each other go through all combinations of settings.
+    Consecutive seeds have consecutive combinations of settings.
     """
     return _Draw(seed, without).case()
 
 
 class _Draw:
-    """Draws a case. Each kind of request and disturbance is in some of the cases only, so that a
-    case that fails has few of them.
+    """The draw of a case. Each kind of request and disturbance is in a part of the cases only, so
+    that a failed case has few of them.
     """
 
     def __init__(self, seed: int, without: Collection[str]) -> None:
@@ -282,7 +288,7 @@ class _Draw:
     def _engine(self) -> EnginePlan:
         rng, has = self.rng, self.has
         layers = rng.choice(("full", "full", "full", "sliding", "hybrid", "mamba"))
-        if "connector" in has:  # vLLM's connectors know one group of blocks
+        if "connector" in has:  # vLLM's connectors support one group of blocks
             layers = "full"
         groups = LAYERS[layers]
         order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"
@@ -296,8 +302,8 @@ class _Draw:
             in_flight=rng.choice((1, 2)),
             layers=layers,
             # In vLLM's order of priorities, a call that is preempted in the step in which it was
-            # scheduled leaves blocks in the prefix cache that were never computed; and prompts that
-            # need not fit as a whole preempt each other for ever, under stock's scheduler, too.
+            # scheduled leaves blocks in the prefix cache that were never computed. And prompts that
+            # need not fit as a whole preempt each other for ever, also under stock's scheduler.
             prefix_cache=rng.random() < 0.75 and order == "fcfs",
             whole_prompt_fits=rng.random() < 0.8 or order == "priority",
             order=order,
@@ -409,13 +415,13 @@ class _Draw:
         )
 
     def _oversized(self, name: str) -> CallPlan:
-        """A call whose prompt is larger than the pool, until its client gives up."""
+        """Draw a call whose prompt is larger than the pool. It waits until its client aborts it."""
         fresh = self.rng.randint(self.engine.blocks * BLOCK_SIZE, self.engine.max_model_len - 18)
         gives_up_s = self.rng.uniform(1, 100) * self.engine.base_s
         return CallPlan(name, fresh=fresh, gives_up_s=gives_up_s, too_large=True)
 
     def _grammar(self, name: str) -> CallPlan:
-        """A call that waits for its grammar, some for ever until their clients give up."""
+        """Draw a call that waits for its grammar, possibly until its client aborts it."""
         rng, base_s = self.rng, self.engine.base_s
         never = rng.random() < 0.2
         return CallPlan(
@@ -433,7 +439,9 @@ class _Draw:
         return self.rng.uniform(0, 60) * self.engine.base_s if impatient else None
 
     def _stream(self, name: str) -> CallPlan:
-        """A streaming session. Few are in a case: they hold their cache while they wait."""
+        """Draw a streaming session. A case has few, because sessions hold their cache while they
+        wait.
+        """
         rng = self.rng
         self._streams += 1
         turns = tuple(
@@ -456,7 +464,7 @@ class _Draw:
         rng, base_s = self.rng, self.engine.base_s
         drawn: list[Disturbance] = []
         kinds = [("pauses", ("new", "all", "drain")), ("messages", ("messages", "configure"))]
-        # In vLLM, running calls cannot begin anew while steps or KV cache are under way.
+        # vLLM cannot restart running calls while steps or transfers of KV cache are in flight.
         whole = self.engine.in_flight == 1 and self.engine.connector is None
         kinds.append(("resets", ("reset", "restart") if whole else ("reset",)))
         for feature, names in kinds:

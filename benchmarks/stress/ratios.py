@@ -1,4 +1,6 @@
-"""How long workloads take that fit into the cache, beside stock vLLM's scheduler."""
+"""The times of workloads that fit into the cache, compared with those under stock
+vLLM's scheduler.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ from benchmarks.stress.workloads import draw_workload
 
 DEFAULT = "default"
 POLICIES = (DEFAULT, *(name for name in BUILT_IN if name != DEFAULT_POLICY))
-"""The defaults, and every other policy with the retention and admission that go with it."""
+"""The defaults, and every other policy with its usual retention and admission."""
 LIMITS = {DEFAULT: 1.15}
 OTHERS_LIMIT = 1.5
-"""The most that the time until everything has ended may be of stock's."""
+"""The highest acceptable ratio of the total time to stock's, for policies that are not
+in `LIMITS`.
+"""
 
 
 _WORTH_NAMING = 0.05
 _ORDERS = 8
-"""Other orders of a workload's programs that are tried."""
+"""The number of other orders of a workload's programs that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload under one scheduler: when each program had ended, how long its calls waited."""
+    """The run of a workload under one scheduler: the time of the end of each program, and the
+    waiting time of its calls.
+    """
 
     figures: Figures
     ended_at: dict[str, float]
@@ -44,9 +50,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A workload's time under a policy over stock's; ``mean`` is that of the programs' times.
+    """The ratio of a workload's total time under a policy to stock's. ``mean`` is the ratio of the
+    programs' mean times.
 
-    ``cause`` names what explains it, ``figures`` are the two runs'.
+    ``cause`` names the explanation, and ``figures`` has the figures of both runs.
     """
 
     seed: int
@@ -84,7 +91,7 @@ def run_workload(plan: CasePlan, policy: str | None) -> Run:
 
 
 def settings(policy: str) -> dict[str, object]:
-    """The settings of a policy that no others are given for."""
+    """Return the settings of a policy without further options."""
     config = SchedulerConfig.of_policy() if policy == DEFAULT else SchedulerConfig.of_policy(policy)
     return config.to_dict()
 
@@ -98,7 +105,7 @@ def compare(seed: int, policies: Sequence[str]) -> list[Ratio]:
 
 
 def compare_all(seeds: range, policies: Sequence[str], jobs: int) -> Iterator[list[Ratio]]:
-    """Compare policies with stock on the workload of each seed, in so many processes."""
+    """Compare policies with stock on the workload of each seed, in ``jobs`` processes."""
     run = partial(compare, policies=tuple(policies))
     yield from run_all(seeds, jobs, run)
 
@@ -117,7 +124,7 @@ def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:
 
 
 def _cause(ours: Run, stock: Run) -> str:
-    """Name the greatest difference from stock's run that costs time, if it is above 5%."""
+    """Name the greatest difference to stock's run that costs time, if it is above 5%."""
     mine, theirs = ours.figures, stock.figures
     costs = {
         "tokens computed again": mine.tokens / theirs.tokens - 1,
@@ -147,7 +154,9 @@ def _figures(ours: Run, stock: Run) -> str:
 
 
 def summary(ratios: Sequence[Ratio]) -> str:
-    """A row per policy: the ratios' median, 99th percentile and most, and how many exceed."""
+    """Return a table with a row for each policy: the median, the 99th percentile and the maximum of
+    the ratios, and how many exceed the limit.
+    """
     rows = []
     for policy in dict.fromkeys(ratio.policy for ratio in ratios):
         mine = [ratio for ratio in ratios if ratio.policy == policy]
@@ -174,9 +183,9 @@ def summary(ratios: Sequence[Ratio]) -> str:
 
 
 def worst_of(ratios: Sequence[Ratio], most: int) -> str:
-    """The workloads that took longest beside stock, and why.
+    """Return a table of the workloads with the highest ratios, and the explanations.
 
-    Beside each stands how long stock takes at most when the programs exchange their arrivals.
+    A column has the highest ratio of stock to itself, if the programs exchange their arrival times.
     """
     ranked = sorted(ratios, key=lambda ratio: -ratio.ratio)[:most]
     others = {seed: other_orders(seed) for seed in {ratio.seed for ratio in ranked}}
@@ -196,9 +205,11 @@ def worst_of(ratios: Sequence[Ratio], most: int) -> str:
 
 
 def other_orders(seed: int) -> list[float]:
-    """How long stock takes for a workload whose programs exchange their arrivals, over its time.
+    """Return the ratios of stock's total time to itself, for workloads whose programs exchange
+    their arrival times.
 
-    What no policy can be blamed for: which program comes first decides when the last one ends.
+    No policy is responsible for these differences: the program that arrives first determines when
+    the last one ends.
     """
     plan = draw_workload(seed)
     stock, rng = run_workload(plan, None), random.Random(f"orders {seed}")

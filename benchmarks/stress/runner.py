@@ -1,9 +1,9 @@
-"""A stand-in for vLLM's model runner that has a memory: it notices wrong positions and blocks.
+"""A replacement for vLLM's model runner that has a memory, and detects wrong positions and blocks.
 
-It keeps what a runner keeps from step to step: the tokens and the block tables of the requests,
-and what was written into each slot of each block. A real model reads the cache; this one compares
-what it would read with what has to be there. Each token depends on its request and its position
-alone, so that every call has one right answer, whatever preempts it.
+It keeps the same state from step to step as a runner: the tokens and the block tables of the
+requests, and what was written into each slot of each block. A real model reads the cache; this one
+compares what it would read with what must be there. Each token depends only on its request and its
+position, so that every call has one right answer, whatever preempts it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from benchmarks.stress.faults import Violation
 STOP = 5
 """The token that ends a call."""
 _REJECTED = -1
-"""What a draft leaves in its slot that was not accepted."""
+"""The content of the slot of a rejected draft."""
 
 
 @dataclass(slots=True)
 class Text:
-    """The right tokens of a request, as far as they were needed; ``chain`` sums up each prefix.
+    """The right tokens of a request, as far as they were needed; ``chain`` has a hash of each
+    prefix.
 
-    ``stops_at`` is the position of its `STOP`, ``flavour`` tells apart requests whose cache
+    ``stops_at`` is the position of its `STOP`. ``flavour`` distinguishes requests whose cache
     differs for the same tokens (adapters, salts).
     """
 
@@ -42,7 +43,7 @@ class Text:
         self.number = crc32(self.name.encode())
 
     def reach(self, length: int) -> None:
-        """Have so many tokens."""
+        """Extend the text to this length."""
         tokens, chain = self.tokens, self.chain
         while len(tokens) < length:
             tokens.append(self.token(len(tokens)))
@@ -52,14 +53,14 @@ class Text:
             chain.append(last)
 
     def token(self, position: int) -> int:
-        """The token that the model says at a position."""
+        """Return the token that the model writes at a position."""
         return STOP if position == self.stops_at else 10 + (self.number + 37 * position) % 89
 
 
 @dataclass(slots=True)
 class _Row:
     """A request in the batch: it knows the first ``known`` tokens of its text, and has computed
-    ``computed``. ``rejected`` are the drafts that were not accepted, by the step.
+    ``computed``. ``rejected`` has the rejected drafts by step.
     """
 
     text: Text
@@ -71,10 +72,10 @@ class _Row:
 
 
 class ModelRunner:
-    """Executes the outputs of a scheduler with so many ``blocks``.
+    """Executes the outputs of a scheduler with ``blocks`` blocks.
 
-    ``windows`` are the groups of layers: the tokens of context that they attend to, 0 for all. One
-    with None has a state in place of a context, which is not looked at.
+    ``windows`` are the groups of layers, each with the tokens of context that it attends to, 0 for
+    all. A group with None has a state in place of a context, which is not checked.
     """
 
     def __init__(self, blocks: int, block_size: int, windows: Sequence[int | None]) -> None:
@@ -88,9 +89,10 @@ class ModelRunner:
     def execute(
         self, output: SchedulerOutput, settled: int
     ) -> tuple[dict[str, list[int]], list[Any]]:
-        """Run a step: the tokens sampled for each request, and the answers to pooling requests.
+        """Run a step, and return the tokens sampled for each request, and the answers to pooling
+        requests.
 
-        When it was scheduled, the scheduler knew what came of the first ``settled`` steps.
+        When the step was scheduled, the scheduler knew the results of the first ``settled`` steps.
         """
         self.executed += 1
         gone = output.finished_req_ids | (output.preempted_req_ids or set())
@@ -104,7 +106,7 @@ class ModelRunner:
             drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
             row = self._rows.get(name)
             if row is None:
-                raise Violation("runner", "a step has a request that never began", name)
+                raise Violation("runner", "is in a step, but has never begun", name)
             if name in begun:
                 self._check_memory(name, row)
             optimistic = sum(number for step, number in row.rejected if step > settled)
@@ -119,7 +121,7 @@ class ModelRunner:
     # -- requests that begin -----------------------------------------------------------
 
     def _begin(self, output: SchedulerOutput) -> set[str]:
-        """Take in the requests that begin, and the blocks that others were given."""
+        """Add the requests that begin, and the new blocks of the others."""
         begun = set()
         for new in output.scheduled_new_reqs:
             tokens = new.prefill_token_ids or new.prompt_token_ids or []
@@ -141,8 +143,8 @@ class ModelRunner:
     ) -> None:
         text = self.texts.get(name)
         if text is None:
-            raise Violation("runner", "a request begins that nobody has sent", name)
-        if name.startswith("stream"):  # vLLM makes its prompt of what was computed of its turns
+            raise Violation("runner", "begins, but no client has sent it", name)
+        if name.startswith("stream"):  # vLLM makes its prompt of the computed part of its turns
             text.tokens, text.chain, text.prompt = list(tokens), [], len(tokens)
         text.reach(len(tokens))
         if text.tokens[: len(tokens)] != list(tokens):
@@ -153,12 +155,14 @@ class ModelRunner:
         self._rows[name] = _Row(text, len(tokens), computed, tables, name in self.pooling)
 
     def _load(self, output: SchedulerOutput) -> None:
-        """Write what a connector brings with this step."""
+        """Write the transfers that arrive with this step."""
         for load in getattr(output.kv_connector_metadata, "loads", ()):
             self.write_loaded(*load)
 
     def write_loaded(self, name: str, blocks: Sequence[int], start: int, end: int) -> None:
-        """KV cache of a request has arrived in these blocks, from position ``start`` on."""
+        """Write KV cache of a request that has arrived in these blocks, from position
+        ``start`` on.
+        """
         text = self.texts[name]
         text.reach(end)
         self._write(name, [blocks], start, text.chain[start:end])
@@ -205,7 +209,7 @@ class ModelRunner:
                 at, rest = at + len(part), rest[len(part) :]
 
     def _check_memory(self, name: str, row: _Row) -> None:
-        """Compare what attention would read for the next token with what has to be there."""
+        """Compare what attention would read for the next token with what must be there."""
         size, chain = self._size, row.text.chain
         row.text.reach(row.computed)
         for table, window in zip(row.tables, self._windows, strict=True):

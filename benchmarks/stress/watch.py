@@ -1,8 +1,8 @@
-"""What must hold in every step of a scheduler, and what must be left of a case at its end: nothing.
+"""The invariants of every step of a scheduler, and of the end of a case, when nothing may be left.
 
-Only what the scheduler shows to others is read: vLLM's own fields, the control messages' snapshot,
-and the fields of `QueuedCall`. What is left at the end is searched for in all that the scheduler
-holds, so that a new place is searched, too.
+Only public state of the scheduler is read: vLLM's own fields, the snapshot of the control messages,
+and the fields of `QueuedCall`. Remains at the end are searched in everything that the scheduler
+holds, so that new places are searched, too.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
 
 FRUITLESS = 8
-"""Times in a row that a call may be preempted for others without having got any further."""
+"""The maximum number of preemptions in a row for other calls without any progress of the call."""
 WASTED_STEPS = 8
-"""Steps in which some call has to begin after running calls were preempted for others."""
+"""The number of steps within which a call must begin after running calls were preempted
+for others.
+"""
 PROMPTS, SLACK_S = 2.0, 2.0
-"""How long an idle engine may keep a call that could run: times its prompt's computing, and more.
-
-The slack is that of the clock, which moves on by up to a second where nothing happens."""
+"""An idle engine may keep a call that could run for `PROMPTS` times the computing time of its
+prompt, plus `SLACK_S` seconds. The slack is that of the clock, which advances by up to a second
+while nothing happens.
+"""
 _EVERY = 8
-"""Steps between two looks at everything."""
+"""The number of steps between two complete checks."""
 _UNPAUSED, _PAUSED_ALL = 0, 2
 _BLOCKED = ("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS")
 
 
 @dataclass(slots=True)
 class Figures:
-    """What one run came to: the time and steps until all had ended, and what explains them.
+    """The results of a run: the time and the steps until all programs had ended, and their causes.
 
-    ``lost_tokens`` were computed before and had to be computed again; ``gave_way`` counts the
-    preemptions for other calls, ``for_memory`` those by vLLM. ``idle_slots`` are steps with a free
-    slot while a call waited that could run, ``kept_out`` those of them in which a call was kept out
-    by admission; ``idle_s`` are seconds in which nothing ran though a call could.
+    ``lost_tokens`` were computed before and had to be computed again. ``gave_way`` counts the
+    preemptions for other calls, and ``for_memory`` those by vLLM. ``idle_slots`` counts the steps
+    with a free slot while a call waited that could run, and ``kept_out`` those of them in which
+    admission control held a call back. ``idle_s`` is the seconds in which nothing ran although a
+    call could run.
     """
 
     seconds: float = 0.0
@@ -57,7 +61,9 @@ class Figures:
 
 @dataclass(slots=True)
 class _Preempted:
-    """How far a call was when it was last preempted for another, and how often in vain since."""
+    """The progress of a call at its last preemption for another call, and the number of fruitless
+    preemptions since.
+    """
 
     progress: tuple[int, int] = (-1, -1)
     times: int = 0
@@ -65,17 +71,17 @@ class _Preempted:
 
 @dataclass(slots=True)
 class _Before:
-    """What a step that is taken while the engine is paused must not change."""
+    """The state that a step must not change while the engine is paused."""
 
     queued: dict[str, CallState]
     promotions: int
 
 
 class Watch:
-    """Looks at each step of an engine, and raises `Violation`.
+    """Checks each step of an engine, and raises `Violation`.
 
-    ``events`` are all that happened: time, step, whom it concerns, what. Of stock's scheduler only
-    vLLM's own part is looked at.
+    ``events`` has all events: time, step, the call or program, and a text. Of stock's scheduler,
+    only vLLM's own part is checked.
     """
 
     def __init__(self, engine: StressEngine, *, checks: bool = True) -> None:
@@ -85,7 +91,7 @@ class Watch:
         self.lost: set[str] = set()
         """Streaming sessions that vLLM itself may have lost (see `_preempting`)."""
         self.waited_s: dict[str, float] = {}
-        """By program: the seconds that its calls waited in all."""
+        """The total seconds that the calls of each program waited."""
         self._program: dict[str, str] = {}
         self._since: dict[str, float] = {}
         self._checks = checks
@@ -102,11 +108,13 @@ class Watch:
 
     @property
     def core(self) -> Any:
-        """The scheduler's core, which is another after new settings; None of stock's."""
+        """The core of the scheduler, which changes with new settings; None for stock's
+        scheduler.
+        """
         return getattr(self.scheduler, "core", None)
 
     def note(self, subject: str, text: str) -> None:
-        """Record something that happened to a call or a program."""
+        """Record an event of a call or a program."""
         self.events.append((self.engine.now, self.engine.steps, subject, text))
 
     def sent(self, name: str, program: str, size: str) -> None:
@@ -129,7 +137,7 @@ class Watch:
     # -- a step ------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Take a step and look at it. Returns whether anything ran."""
+        """Take a step and check it. Return whether anything ran."""
         scheduler = self.scheduler
         paused = scheduler.pause_state.value != _UNPAUSED
         self._before = self._standing() if paused and self.core is not None else None
@@ -154,7 +162,7 @@ class Watch:
         self._preempt(request, *args, **kwargs)
 
     def _scheduled(self, output: Any) -> None:
-        """Look at a step that was scheduled."""
+        """Check a step that was scheduled."""
         begun = list(started(output))
         for name in begun:
             self._began(name, output)
@@ -179,13 +187,15 @@ class Watch:
         self.figures.lost_tokens += lost
         self.note(name, f"begins with {cached} of {request.num_tokens} tokens computed")
         self._idle_s.pop(name, None)
-        if name in self._since:  # a streaming session has no other wait
+        if name in self._since:  # a streaming session waits only once
             waited_s = self.engine.now - self._since.pop(name)
             program = self._program[name]
             self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
 
     def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
-        """Look at a preemption: the call's outputs and computed tokens, and for which program."""
+        """Check a preemption. ``progress`` has the outputs and the computed tokens of the call, and
+        ``better`` the program that it was preempted for.
+        """
         name, (outputs, computed) = request.request_id, progress
         call = None if self.core is None else self.core.calls.get(name)
         better = better or ("" if call is None else call.gave_way_to)
@@ -202,7 +212,7 @@ class Watch:
         last.times = last.times + 1 if fruitless else 0
         last.progress = max(last.progress[0], outputs), max(last.progress[1], computed)
         if last.times >= FRUITLESS:
-            detail = f"preempted {last.times} times in a row for others before it got any further"
+            detail = f"preempted {last.times} times in a row for others without progress"
             raise Violation("kept progress", detail, name)
 
     def _check_sizes(self, output: Any) -> None:
@@ -215,7 +225,9 @@ class Watch:
             raise Violation("step tokens", detail)
 
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
-        """Only running calls may go on in a pause; vLLM itself may preempt them for memory."""
+        """Check a step of a paused engine: only running calls may continue; vLLM itself may preempt
+        them for memory.
+        """
         assert self._before is not None
         before, calls = self._before, self.core.calls
         if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
@@ -241,13 +253,14 @@ class Watch:
             detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
             raise Violation("preempted in vain", detail)
 
-    # -- what waits ----------------------------------------------------------------------
+    # -- waiting calls -------------------------------------------------------------------
 
     def _startable(self) -> list[Any]:
         """Return the waiting requests that could run if nothing else ran.
 
-        None if there is one that does not fit into the free blocks, or for which vLLM reserves
-        some beside those that it takes, as for KV cache that is to arrive: none goes past it.
+        The list is empty if a request does not fit into the free blocks, or if vLLM reserves
+        further blocks for it, as for KV cache that will arrive: no request may overtake such a
+        request.
         """
         scheduler = self.scheduler
         if not len(scheduler.waiting):
@@ -269,7 +282,7 @@ class Watch:
         return startable
 
     def idled(self, seconds: float) -> None:
-        """Look at so many seconds in which nothing ran, though the engine was not paused."""
+        """Check ``seconds`` in which nothing ran although the engine was not paused."""
         plan, scheduler = self.engine.plan, self.scheduler
         if scheduler.num_waiting_for_streaming_input >= plan.places:
             return
@@ -342,7 +355,7 @@ class Watch:
     # -- the end -------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Check that nothing is left, after all calls and programs have ended or were given up."""
+        """Check that nothing is left after all calls and programs have ended or timed out."""
         self.check_everything()
         scheduler = self.scheduler
         left = {
@@ -369,7 +382,9 @@ class Watch:
 
 
 def _protected_of_nobody(scheduler: Any) -> int:
-    """Count the blocks kept for programs that have ended; sessions and types may come back."""
+    """Count the blocks kept for programs that have ended. Those of sessions and types
+    do not count.
+    """
     queue = scheduler.retention.queue
     if queue is None:
         return 0
@@ -403,7 +418,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, list | tuple | set | frozenset | deque):
         for part in thing:
             yield "[]", part
-    elif isinstance(thing, Heap):  # it takes out lazily what was discarded
+    elif isinstance(thing, Heap):  # it removes discarded items lazily
         for key in thing:
             yield "[key]", key
     elif type(thing).__module__.startswith("agentrt.") and not isinstance(thing, Enum):

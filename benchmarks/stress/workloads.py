@@ -1,4 +1,4 @@
-"""Random workloads that fit into the cache as a whole, to compare schedulers on."""
+"""Random workloads that fit into the cache as a whole, for comparing schedulers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from benchmarks.stress.plans import (
 )
 
 _HEAD = 32
-"""Tokens with which all programs of a type begin."""
+"""The tokens with which all programs of a type begin."""
 _MODEL_LEN = 8000
 
 
 def draw_workload(seed: int) -> CasePlan:
     """Draw the workload of a seed, on an engine with room for every context at once.
 
-    Types of programs differ in their sizes, up to alike ones; programs come at once, in a stream,
-    or in bursts. The plan has no settings.
+    Types of programs differ in their sizes, between similar and very different. Programs arrive at
+    once, in a stream, or in bursts. The plan has no settings.
     """
     return _Draw(seed).workload()
 
@@ -108,7 +108,7 @@ class _Draw:
         )
 
     def _gap(self) -> list[Stage]:
-        """A tool, or a human, or a client that says nothing of what it waits for, or nothing."""
+        """Draw a tool, a human, an unreported wait, or no gap."""
         rng = self.rng
         if rng.random() < 0.3:
             return []
@@ -118,7 +118,7 @@ class _Draw:
 
 
 def _room(programs: tuple[ProgramPlan, ...]) -> int:
-    """Blocks for all contexts of all calls beside each other."""
+    """Return the blocks for all contexts of all calls at once."""
     blocks = 1
     for program in programs:
         context = _HEAD

@@ -1,1 +1,1 @@
-"""Techniques as programs over contexts, beside an HTTP client's."""
+"""Prompting techniques as programs over contexts, compared with an HTTP client."""

@@ -1,4 +1,6 @@
-"""Attention that a program chooses, beside plain code for transformers that does the same."""
+"""Attention that a program chooses, compared with plain code for transformers that does
+the same.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _ATTENTION = {
 
 
 class PlainModel:
-    """A model of transformers in plain code: all keys stay in its cache, and a mask hides them."""
+    """A transformers model in plain code: its cache keeps all keys, and a mask hides them."""
 
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,7 +30,7 @@ class PlainModel:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
 
     def write(self, text: str, attention: Attention) -> list[int]:
-        """What follows a text, greedily."""
+        """Generate the tokens that follow a text, greedily."""
         import torch
         from transformers import DynamicCache
 
@@ -49,12 +51,12 @@ class PlainModel:
         return wrote
 
     async def counted(self) -> tuple[float, float]:
-        """Forward passes so far, and the tokens in them."""
+        """Return the number of forward passes so far, and the tokens in them."""
         return self.forwards, self.tokens
 
 
 class PlainThread:
-    """A text before a plain model."""
+    """A text in front of a plain model."""
 
     def __init__(self, model: PlainModel, text: str) -> None:
         self.model, self.text = model, text
@@ -62,7 +64,9 @@ class PlainThread:
 
 
 def _mask(attention: Attention, first: int, end: int) -> Any:
-    """Which of the first ``end`` tokens those from ``first`` on see."""
+    """Return a mask with the keys, of the first ``end`` tokens, that the tokens from ``first`` on
+    see.
+    """
     import torch
 
     keys, queries = torch.arange(end), torch.arange(first, end)[:, None]

@@ -12,12 +12,14 @@ TOPICS = ("the sea", "old trains", "a clock", "wild horses")
 
 
 async def completion(thread: Thread) -> None:
-    """A text that goes on."""
+    """Continue a text."""
     await thread.write(64)
 
 
 async def tree_of_thought(root: Thread) -> None:
-    """Two levels of three thoughts, of which two are kept; each is scored by two verdicts."""
+    """Search two levels of three thoughts each, of which two are kept. Two verdicts score each
+    thought.
+    """
 
     async def think(state: Thread, seed: int) -> tuple[float, Thread]:
         thought = state.fork()
@@ -27,12 +29,14 @@ async def tree_of_thought(root: Thread) -> None:
 
     level = [root]
     for _ in range(2):
-        found = await asyncio.gather(*(think(state, seed) for state in level for seed in range(3)))
-        level = [state for _, state in sorted(found, key=lambda each: -each[0])[:2]]
+        thoughts = await asyncio.gather(
+            *(think(state, seed) for state in level for seed in range(3))
+        )
+        level = [state for _, state in sorted(thoughts, key=lambda each: -each[0])[:2]]
 
 
 async def recursion_of_thought(trunk: Thread) -> None:
-    """Eight numbers, sorted and merged two by two."""
+    """Sort eight numbers by merging two halves at a time."""
 
     async def solve(numbers: range) -> str:
         own = trunk.fork()
@@ -50,7 +54,7 @@ async def recursion_of_thought(trunk: Thread) -> None:
 
 
 async def graph_of_thought(trunk: Thread) -> None:
-    """Four notes, merged two by two, each as soon as its own two are there."""
+    """Write four notes and merge pairs of them, each as soon as both notes exist."""
 
     async def note(about: str) -> str:
         own = trunk.fork()
@@ -59,8 +63,8 @@ async def graph_of_thought(trunk: Thread) -> None:
         own.drop()
         return text
 
-    async def both(one: str, other: str) -> str:
-        left, right = await asyncio.gather(note(f"\nOn {one}:"), note(f"\nOn {other}:"))
+    async def both(first: str, second: str) -> str:
+        left, right = await asyncio.gather(note(f"\nOn {first}:"), note(f"\nOn {second}:"))
         return await note(f"\nOne: {left}\nOther: {right}\nMerged:")
 
     left, right = await asyncio.gather(both(*TOPICS[:2]), both(*TOPICS[2:]))
@@ -68,7 +72,7 @@ async def graph_of_thought(trunk: Thread) -> None:
 
 
 async def skeleton_of_thought(thread: Thread) -> None:
-    """Four headings one after another, and then their points at once."""
+    """Write four headings one after another, and then their points in parallel."""
     headings = []
     for number in range(4):
         await thread.fill(f"\n{number}.")
@@ -83,13 +87,13 @@ async def skeleton_of_thought(thread: Thread) -> None:
     await asyncio.gather(*map(point, headings))
 
 
-async def look_up(what: str) -> str:
-    """A tool of an agent. What a real one takes, both sides wait for alike."""
-    return f"there are {len(what)} of them, and all is well"
+async def look_up(topic: str) -> str:
+    """A tool of an agent. The time of a real tool would be the same on both sides."""
+    return f"there are {len(topic)} of them, and all is well"
 
 
 async def react(thread: Thread) -> None:
-    """Eight turns of a thought with an action, and the observation that a tool gives."""
+    """Take eight turns of a thought with an action, and the observation that a tool returns."""
     for _ in range(8):
         await thread.fill("\nThought and action:")
         seen = await thread.tool(look_up, await thread.write(24))
@@ -97,7 +101,7 @@ async def react(thread: Thread) -> None:
 
 
 async def react_by_scores(thread: Thread) -> None:
-    """Five turns of a thought, an action that is chosen by its score, and an observation."""
+    """Take five turns of a thought, an action that is chosen by its score, and an observation."""
     for turn in range(5):
         await thread.fill("\nThought:")
         await thread.write(16)
@@ -108,7 +112,7 @@ async def react_by_scores(thread: Thread) -> None:
 
 
 async def codeact(thread: Thread) -> None:
-    """Eight turns of code, and what it has printed."""
+    """Take eight turns of code and its printed output."""
     for _ in range(8):
         await thread.fill("\nCode:")
         printed = await thread.tool(look_up, await thread.write(16))
@@ -116,7 +120,7 @@ async def codeact(thread: Thread) -> None:
 
 
 async def swarm(thread: Thread) -> None:
-    """Eight rounds of four agents, who have heard each other."""
+    """Hold eight rounds of four agents, each of which reads the previous rounds."""
 
     async def speak(part: str) -> str:
         own = thread.fork()
@@ -133,7 +137,7 @@ async def swarm(thread: Thread) -> None:
 
 
 async def prefix_caching(thread: Thread) -> None:
-    """Three questions about a text that is kept."""
+    """Ask three questions about a text that is kept."""
     for question in ("Who wrote it?", "What is it about?", "How old is it?"):
         own = await thread.kept()
         await own.fill(f"\nQuestion: {question}\nAnswer:")
@@ -142,7 +146,7 @@ async def prefix_caching(thread: Thread) -> None:
 
 
 async def modular_caching(thread: Thread) -> None:
-    """Four prompts of modules in one order, of which each two have some in common."""
+    """Use four prompts of modules in one order; each pair of prompts shares modules."""
     modules = {
         name: f"\nOf {name}: it is as it was, and is not as it was said.\n" * 8 for name in "ABC"
     }
@@ -150,9 +154,9 @@ async def modular_caching(thread: Thread) -> None:
     for names in ("A", "AB", "ABC", "AC"):
         for end in range(1, len(names) + 1):
             if names[:end] not in known:
-                one = await known[names[: end - 1]].kept()
-                await one.fill(modules[names[end - 1]])
-                known[names[:end]] = one
+                longer = await known[names[: end - 1]].kept()
+                await longer.fill(modules[names[end - 1]])
+                known[names[:end]] = longer
         own = known[names].fork()
         await own.fill("\nSo:")
         await own.write(16)

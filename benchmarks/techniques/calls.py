@@ -1,5 +1,5 @@
-"""Calls of functions as Pie's Figure 7 has them: as a chat client makes them, and with one
-optimisation after another.
+"""Function calls as in Pie's Figure 7: as a chat client makes them, and with one optimisation after
+another.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ OFTEN = "look(what): Look at a thing from all sides, and tell what it is like.\n
 ONCE = "weigh(what): Weigh a thing on the large scales, and tell how heavy it is.\n" * 12
 
 
-async def function(what: str) -> str:
-    """It takes as long as a call of a near server."""
+async def function(item: str) -> str:
+    """Take as long as a call of a nearby server."""
     await asyncio.sleep(_FUNCTION_S)
-    return f"{what} is green"
+    return f"{item} is green"
 
 
 async def as_clients_do(thread: Thread) -> None:
-    """All documentation before the request; all calls are made when the model has written them."""
+    """Put all documentation before the request, and make all calls after the model has written
+    them.
+    """
     await thread.fill(f"\n{OFTEN}{ONCE}")
     await _answered(thread, thread, early=False)
 
 
 async def kept(thread: Thread) -> None:
-    """What is used often is kept by its name (1)."""
+    """Keep documentation that is often used by its name (1)."""
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     await own.fill(ONCE)
@@ -42,7 +44,7 @@ async def kept(thread: Thread) -> None:
 
 
 async def early(thread: Thread) -> None:
-    """And calls begin while the model writes the next (2)."""
+    """In addition, start calls while the model writes the next ones (2)."""
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     await own.fill(ONCE)
@@ -50,7 +52,7 @@ async def early(thread: Thread) -> None:
 
 
 async def dropped(thread: Thread) -> None:
-    """And what is needed once is on a branch of its own, which goes (3)."""
+    """In addition, put documentation that is needed once on a branch, and drop the branch (3)."""
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     branch = own.fork()
@@ -60,19 +62,19 @@ async def dropped(thread: Thread) -> None:
 
 
 async def _answered(thread: Thread, writer: Thread, *, early: bool) -> None:
-    """Calls that ``writer`` writes, and some turns with what they gave."""
-    wrote, found = "", list[asyncio.Task[str]]()
+    """Let ``writer`` write calls, and take some turns with their results."""
+    wrote, calls = "", list[asyncio.Task[str]]()
 
     def start() -> None:
-        for _, what in _CALL.findall(wrote)[len(found) :]:
-            found.append(asyncio.create_task(thread.tool(function, what)))
+        for _, item in _CALL.findall(wrote)[len(calls) :]:
+            calls.append(asyncio.create_task(thread.tool(function, item)))
 
     async for piece in writer.pieces(32 * _CALLS, _FORM):
         wrote += piece
         if early:
             start()
     start()
-    await thread.fill("\n" + "\n".join(await asyncio.gather(*found)))
+    await thread.fill("\n" + "\n".join(await asyncio.gather(*calls)))
     for _ in range(_TURNS):
         await thread.fill("\nAnd then:")
         await thread.write(16)

@@ -1,9 +1,10 @@
-"""``benchmarks techniques``: techniques as programs over contexts, beside an HTTP client's.
+"""``benchmarks techniques``: techniques as programs over contexts, compared with an HTTP client.
 
-Both sides run the same bodies where a client can, and else what comes nearest, with the same model
-and engine options, in turns: one over contexts of a runtime, whose engine is embedded, the other
-as a client of vLLM's own server, which sends the whole prompt with each call. Attention that a
-program chooses is compared with plain code for transformers. What one repeat reads, no other has.
+Both sides run the same bodies where a client can run them, and otherwise the closest equivalent,
+with the same model and engine options, in turns. One side runs over contexts of a runtime with an
+embedded engine; the other is a client of vLLM's own server, which sends the whole prompt with each
+call. Attention that a program chooses is compared with plain code for transformers. No two repeats
+have the same texts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions, prepare_environment
-from agentrt.lab.commands.options import count_option, json_option, many, model_option, note
+from agentrt.lab.commands.options import (
+    count_option,
+    json_option,
+    many,
+    model_option,
+    note,
+    repeat_option,
+)
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import SPREAD, WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import StockServer
@@ -52,39 +60,41 @@ _TIMEOUT_S = 600.0
 _SLOTS = 64
 _PROCESSOR = f"benchmarks.techniques.green_list:{GREEN}"
 Counts = Callable[[], Awaitable[tuple[float, float]]]
-"""Steps of an engine so far, and the tokens that it has computed in them."""
+"""Returns the number of steps of an engine so far, and the tokens that it has computed in them."""
 
 
 class Side(NamedTuple):
-    """One side: it does a technique with a text, and counts what its engine does."""
+    """One side: a function that runs a technique with a text, and the counts of its engine."""
 
     run: Callable[[Technique, str], Awaitable[object]]
     counted: Counts
 
 
 @click.command()
-@count_option("--repeat", default=5)
-@count_option("--concurrency", default=1, about="Programs at once, each with a text of its own.")
+@repeat_option(5)
+@count_option(
+    "--concurrency", default=1, about="Number of programs at once, each with a text of its own."
+)
 @count_option(
     "--round-trip",
     default=0,
     least=0,
     metavar="MS",
-    about="Between the client and the server. A program is sent once.",
+    about="Milliseconds of a round trip between client and server. A program is sent once.",
 )
-@many("--only", metavar="NAME,…", help="These techniques.  [default: all]")
-@click.option("--quick", is_flag=True, help="With a tiny model, whose steps take milliseconds.")
+@many("--only", metavar="NAME,…", help="Techniques to run.  [default: all]")
+@click.option("--quick", is_flag=True, help="Use a tiny model, whose steps take milliseconds.")
 @model_option
 @json_option
 def techniques(**options: Any) -> None:
-    """Techniques over contexts, beside a client of vLLM's own server that does the same.
+    """Compare techniques over contexts with a client of vLLM's own server that does the same.
 
-    Attention that a program chooses is beside plain code for transformers.
+    Attention that a program chooses is compared with plain code for transformers.
     """
     chosen, attentions = _chosen(TECHNIQUES, options), _chosen(ATTENTIONS, options)
     if unknown := set(options["only"]) - {*chosen, *attentions}:
         names = ", ".join({**TECHNIQUES, **ATTENTIONS})
-        raise click.UsageError(f"--only: no technique is named {min(unknown)!r}; there are {names}")
+        raise click.UsageError(f"unknown technique {min(unknown)!r}; available: {names}")
     measured = Results({"technique": "technique", "side": "side"})
     bench = Bench(measured, options["repeat"], options["concurrency"], options["round_trip"] / 1e3)
 
@@ -96,7 +106,7 @@ def techniques(**options: Any) -> None:
 
 def _chosen(techniques: Mapping[str, Technique], options: Any) -> dict[str, Technique]:
     only = options["only"] or {*techniques} - (OF_A_TRAINED_MODEL if options["quick"] else set())
-    return {name: one for name, one in techniques.items() if name in only}
+    return {name: body for name, body in techniques.items() if name in only}
 
 
 @contextlib.contextmanager
@@ -110,7 +120,7 @@ def _model(options: dict[str, Any]) -> Iterator[str]:
 
 
 class Bench(NamedTuple):
-    """How often, how many at once, and how far away the client is."""
+    """The sizes of a comparison: repeats, programs at once, and the seconds of a round trip."""
 
     measured: Results
     repeats: int
@@ -120,7 +130,7 @@ class Bench(NamedTuple):
     async def measure(
         self, model: str, chosen: dict[str, Technique], attentions: dict[str, Technique]
     ) -> None:
-        """Both comparisons."""
+        """Run both comparisons."""
         if chosen:
             async with engines(model, self.round_trip_s) as sides:
                 await self.compare(chosen, sides)
@@ -135,7 +145,7 @@ class Bench(NamedTuple):
                 await self.compare(attentions, sides)
 
     async def compare(self, techniques: Mapping[str, Technique], sides: Mapping[str, Side]) -> None:
-        """Let both sides do each technique in turns, so many times after a first one."""
+        """Let both sides run each technique in turns, in each repeat after a first one."""
         self.measured.expect((name, side) for name in techniques for side in sides)
         for name, repeat in product(techniques, range(-1, self.repeats)):
             note(f"{name}: repeat {repeat + 1} of {self.repeats}")
@@ -145,19 +155,19 @@ class Bench(NamedTuple):
                 for side in turns(list(sides), repeat)
             }
             for side, mine in took.items():
-                if repeat >= 0:  # before it, both warm up
+                if repeat >= 0:  # the first one is for warming up
                     over = ratios(mine, took["client"], _RATIOS, "_to_client")
                     self.measured.add(name, side, figures={**mine, **over})
 
 
 def text_of(name: str, repeat: int, index: int) -> str:
-    """Some 600 tokens that nobody has read."""
+    """Return a text of about 600 tokens that no other repeat has."""
     return f"{name}, {repeat}, {index}. " + "The river is wide, and the bridge is old. " * 55
 
 
 @contextlib.asynccontextmanager
 async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Side]]:
-    """An embedded engine, and vLLM's own server with the same options."""
+    """Start an embedded engine, and vLLM's own server with the same options."""
     options = EngineOptions(model, _SLOTS)
     prepare_environment(options)
     own = replace(options, flags=("--logits-processors", _PROCESSOR))
@@ -179,7 +189,7 @@ async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Si
 
 
 def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
-    """Programs over contexts of ``runtime``."""
+    """Return the side of programs over contexts of ``runtime``."""
 
     async def run(technique: Technique, text: str) -> None:
         @program
@@ -190,27 +200,29 @@ def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
         await runtime.start(body).wait()
 
     async def count() -> tuple[float, float]:
-        found = await runtime.executor.snapshot()
-        return found["steps"], found.get("computed_tokens", math.nan)
+        counts = await runtime.executor.snapshot()
+        return counts["steps"], counts.get("computed_tokens", math.nan)
 
     return Side(run, count)
 
 
 def theirs(client: HttpClient) -> Side:
-    """A client of vLLM's own server."""
+    """Return the side of a client of vLLM's own server."""
     return Side(lambda technique, text: technique.theirs(HttpThread(client, text)), client.counted)
 
 
 async def timed(side: Side, technique: Technique, texts: Sequence[str]) -> Figures:
-    """How long each program took, how many there were a second, and what the engine did."""
+    """Run programs, and return their mean time, their number per second, and the
+    engine's counts.
+    """
     steps, computed = await side.counted()
     began = time.perf_counter()
 
-    async def one(text: str) -> float:
+    async def run(text: str) -> float:
         await side.run(technique, text)
         return time.perf_counter() - began
 
-    took = await asyncio.gather(*map(one, texts))
+    took = await asyncio.gather(*map(run, texts))
     per_s = len(texts) / (time.perf_counter() - began)
     after = await side.counted()
     done = {"steps": after[0] - steps, "computed": after[1] - computed}

@@ -1,4 +1,6 @@
-"""Ways to decode as bodies over threads; where a client has another way to it, that has its own."""
+"""Ways to decode, as bodies over threads. If a client has a method of its own, it has a body of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ _AGAIN = "one two three four five six seven, "
 
 
 async def ebnf(thread: Thread) -> None:
-    """A formula by a grammar."""
+    """Write a formula that a grammar constrains."""
     async for _ in thread.pieces(64, _FORMULA):
         pass
 
 
 async def beam_search(thread: Thread) -> None:
-    """Three beams of twelve tokens."""
+    """Search with three beams of twelve tokens."""
     await thread.ids()
     beams = [(0.0, thread)]
     for _ in range(12):
@@ -44,20 +46,22 @@ async def beam_search(thread: Thread) -> None:
 
 
 async def servers_beam_search(thread: Thread) -> None:
-    """vLLM's own, which its server does token by token."""
+    """Use vLLM's own beam search, which its server does token by token."""
     own = cast(HttpThread, thread)
     await own.client.ask(await own.ids(), 12, n=3, use_beam_search=True)
 
 
 async def watermark(thread: Thread) -> None:
-    """A marked text: a logits processor favours every other token."""
+    """Write a marked text: a logits processor favours every other token."""
     await cast(OurThread, thread).write(
         32, temperature=1.0, seed=1, logits={GREEN: {"delta": DELTA}}
     )
 
 
 async def clients_watermark(thread: Thread) -> None:
-    """By a client: a request for each token, of whose twenty likeliest it chooses one."""
+    """Write a marked text as a client: one request for each token, chosen from the twenty
+    likeliest.
+    """
     drawn = random.Random(1)
     for _ in range(32):
         likely = await thread.likeliest(20)
@@ -67,16 +71,16 @@ async def clients_watermark(thread: Thread) -> None:
 
 
 async def output_validation(thread: Thread) -> None:
-    """The best of four answers, which is told what is wrong with it; twice."""
+    """Choose the best of four answers, and tell it what is wrong; twice."""
     for _ in range(2):
-        found: Sequence[tuple[str, Thread]] = await thread.answers(4, 24)
-        _, thread = max(found, key=lambda each: len(each[0]))
+        answers: Sequence[tuple[str, Thread]] = await thread.answers(4, 24)
+        _, thread = max(answers, key=lambda each: len(each[0]))
         await thread.fill("\nThat is wrong: there is no year in it. Again:")
     await thread.write(24)
 
 
 async def speculation(thread: Thread) -> None:
-    """What followed the last two tokens before is the draft of the next ones."""
+    """Draft the tokens that followed the last two tokens earlier, and let the model check them."""
     await thread.fill(_AGAIN * 4)
     end = len(await thread.ids()) + _TOKENS
     while (left := end - len(await thread.ids())) > 0:
@@ -90,7 +94,7 @@ async def speculation(thread: Thread) -> None:
 
 
 async def jacobi(thread: Thread) -> None:
-    """Eight tokens are guessed at once, and corrected until they stay as they are."""
+    """Guess eight tokens at once, and correct them until they no longer change."""
     await thread.fill(_AGAIN * 4)
     ids = await thread.ids()
     end, guess = len(ids) + _TOKENS, list[int]()
@@ -103,14 +107,14 @@ async def jacobi(thread: Thread) -> None:
 
 
 async def plain_decoding(thread: Thread) -> None:
-    """The same tokens in one request, one after another."""
+    """Write the same number of tokens in one request, one after another."""
     await thread.fill(_AGAIN * 4)
     await thread.write(_TOKENS)
 
 
 def _right(draft: Sequence[int], wanted: Sequence[int]) -> int:
-    """How many tokens of a draft are those that the model would write."""
-    return next((i for i, one in enumerate(draft) if one != wanted[i]), len(draft))
+    """Return how many tokens of a draft are those that the model would write."""
+    return next((i for i, token in enumerate(draft) if token != wanted[i]), len(draft))
 
 
 def _followed(ids: Sequence[int], most: int) -> list[int]:

@@ -10,18 +10,18 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 
 class GreenList(AdapterLogitsProcessor):
-    """Every other token gains ``delta``."""
+    """A processor that adds ``delta`` to every second token."""
 
     def is_argmax_invariant(self) -> bool:
         return False
 
     def new_req_logits_processor(self, params: SamplingParams) -> Any:
-        given = (params.extra_args or {}).get("GreenList")
-        if given is None:
+        settings = (params.extra_args or {}).get("GreenList")
+        if settings is None:
             return None
 
         def favour(output: list[int], logits: torch.Tensor) -> torch.Tensor:
-            logits[::2] += given["delta"]
+            logits[::2] += settings["delta"]
             return logits
 
         return favour

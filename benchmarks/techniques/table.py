@@ -1,4 +1,4 @@
-"""The techniques of ``benchmarks techniques``: what each side does."""
+"""The techniques of ``benchmarks techniques``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.techniques.bodies import Body
 
 
 class Technique(NamedTuple):
-    """What a program over contexts does, and what a client does for the same."""
+    """The body of a program over contexts, and that of a client with the same result."""
 
     ours: Body
     theirs: Body
@@ -46,6 +46,10 @@ TECHNIQUES = {
     "function calls (1 and 2)": Technique(calls.early, calls.as_clients_do),
     "function calls (1 to 3)": Technique(calls.dropped, calls.as_clients_do),
 }
-"""``plain`` beside one request for all tokens, and ``vLLM's own`` beside what its server has."""
+"""``plain`` compares with one request for all tokens, and ``vLLM's own`` with a feature of its
+server.
+"""
 OF_A_TRAINED_MODEL = {"speculative decoding (plain)", "Jacobi decoding (plain)"}
-"""The tiny model's texts never repeat themselves, so that no guess is ever right."""
+"""Techniques that need a trained model: the texts of the tiny model never repeat themselves, so
+that no guess is right.
+"""

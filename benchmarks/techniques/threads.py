@@ -1,4 +1,4 @@
-"""Both sides of ``benchmarks techniques``: contexts of ours, and prompts sent over HTTP."""
+"""Both sides of ``benchmarks techniques``: our contexts, and prompts sent over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELTA = 4.0
 
 @dataclass(slots=True)
 class OurThread:
-    """Text before a model: a context of the runtime, with its program's."""
+    """The text in front of a model: a context of the runtime, with its program."""
 
     ctx: Context
     context: TokenContext
@@ -32,7 +32,7 @@ class OurThread:
         return OurThread(self.ctx, self.context.fork())
 
     async def kept(self) -> OurThread:
-        """As `fork`, by a name under which it is kept beyond the program."""
+        """Fork the thread under a name, by which it is kept after the program."""
         name = str(hash(self.context.token_ids))
         await self.context.save(name)
         return OurThread(self.ctx, await self.ctx.open(name))
@@ -61,31 +61,31 @@ class OurThread:
         return (await made).text
 
     async def answers(self, count: int, tokens: int) -> list[tuple[str, OurThread]]:
-        """So many answers that are sampled, each with the thread that it ends."""
+        """Sample ``count`` answers, each with the thread that ends with it."""
         branches = [self.fork() for _ in range(count)]
-        writes = (one.write(tokens, temperature=1.0) for one in branches)
+        writes = (branch.write(tokens, temperature=1.0) for branch in branches)
         return list(zip(await asyncio.gather(*writes), branches, strict=True))
 
     async def pieces(self, tokens: int, grammar: str) -> AsyncGenerator[str, None]:
-        """What is written by a grammar, piece by piece; and it is appended."""
+        """Write a text that a grammar constrains, yield its pieces, and append it."""
         async for piece in self.context.generate(tokens, constrain=ebnf(grammar)):
             yield piece
 
     async def worth(self, text: str) -> float:
-        """The log probability of a text that would follow."""
+        """Return the log probability of a text as the continuation."""
         return (await self.context.score(text)).total
 
     async def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """The next tokens that are likeliest, with their log probabilities."""
+        """Return the likeliest next tokens with their log probabilities."""
         return list(await self.context.next_tokens(count))
 
     async def corrected(self, draft: Sequence[int]) -> list[int]:
-        """The likeliest token at each place of a draft, and after it."""
+        """Return the likeliest token at each place of a draft, and after it."""
         scores = await self.context.score(draft, top=1)
         return [score.top[0][0] for score in scores] + [scores.after[0][0]]
 
-    async def tool(self, function: Callable[[str], Awaitable[str]], what: str) -> str:
-        return str(await self.ctx.tool(function, what))
+    async def tool(self, function: Callable[[str], Awaitable[str]], item: str) -> str:
+        return str(await self.ctx.tool(function, item))
 
     def drop(self) -> None:
         self.context.drop()
@@ -93,46 +93,50 @@ class OurThread:
 
 @dataclass(slots=True)
 class HttpClient:
-    """A client of an OpenAI server, ``round_trip_s`` away."""
+    """A client of an OpenAI server at a distance of ``round_trip_s`` seconds."""
 
     client: httpx.AsyncClient
     round_trip_s: float = 0.0
 
-    async def ask(self, prompt: str | Sequence[int], tokens: int, **more: Any) -> Any:
-        """A completion's choices."""
+    async def ask(self, prompt: str | Sequence[int], tokens: int, **fields: Any) -> Any:
+        """Make a completion, and return its choices. ``fields`` are further fields of
+        the request.
+        """
         await asyncio.sleep(self.round_trip_s)
-        answer = await self.client.post("/completions", json=_body(prompt, tokens, more))
+        answer = await self.client.post("/completions", json=_body(prompt, tokens, fields))
         return _checked(answer).json()["choices"]
 
     async def pieces(
-        self, prompt: str | Sequence[int], tokens: int, **more: Any
+        self, prompt: str | Sequence[int], tokens: int, **fields: Any
     ) -> AsyncIterator[str]:
-        """A completion's text as it comes."""
+        """Yield the text of a completion as it arrives."""
         await asyncio.sleep(self.round_trip_s)
-        body = _body(prompt, tokens, {**more, "stream": True})
+        body = _body(prompt, tokens, {**fields, "stream": True})
         async with self.client.stream("POST", "/completions", json=body) as answer:
             async for line in _checked(answer).aiter_lines():
                 if line.startswith("data: {"):
                     yield json.loads(line[6:])["choices"][0]["text"]
 
     async def tokens_of(self, text: str) -> list[int]:
-        """A text's token ids, as the server's tokenizer has them."""
+        """Return a text's token ids, by the server's tokenizer."""
         await asyncio.sleep(self.round_trip_s)
         url = str(self.client.base_url.copy_with(path="/tokenize"))
         answer = await self.client.post(url, json={"model": Server.NAME, "prompt": text})
         return list(_checked(answer).json()["tokens"])
 
     async def counted(self) -> tuple[float, float]:
-        """Steps of the server's engine so far, and tokens that it has computed in them."""
+        """Return the number of steps of the server's engine so far, and the tokens computed in
+        them.
+        """
         page = (await self.client.get(str(self.client.base_url.copy_with(path="/metrics")))).text
-        found = dict(_SUM.findall(page))
-        return float(found.get("count", 0)), float(found.get("sum", 0))
+        counts = dict(_SUM.findall(page))
+        return float(counts.get("count", 0)), float(counts.get("sum", 0))
 
 
 @dataclass(slots=True)
 class HttpThread:
-    """A prompt, which goes to an OpenAI server as a whole with each call: text, or token ids
-    once a technique has asked for those.
+    """A prompt that is sent to an OpenAI server as a whole with each call: a text, or token ids
+    after a technique has asked for them.
     """
 
     client: HttpClient
@@ -157,8 +161,8 @@ class HttpThread:
         return self.prompt
 
     async def write(self, tokens: int, *, temperature: float = 0.0, seed: int | None = None) -> str:
-        # Without the seed: with one, a prompt that is read in two steps ends vLLM's core on a
-        # CPU ("CPU Generator does not use offset"), and its server answers 500 from then on.
+        # The seed is left out: with a seed, a prompt that is read in two steps kills vLLM's core on
+        # a CPU ("CPU Generator does not use offset"), and its server answers 500 from then on.
         [choice] = await self.client.ask(self.prompt, tokens, temperature=temperature)
         await self.fill(choice["text"])
         return str(choice["text"])
@@ -170,9 +174,9 @@ class HttpThread:
         return [(text, HttpThread(self.client, self.prompt + text)) for text in texts]
 
     async def pieces(self, tokens: int, grammar: str) -> AsyncGenerator[str, None]:
-        more = {"structured_outputs": {"grammar": grammar}, "ignore_eos": False}
+        fields = {"structured_outputs": {"grammar": grammar}, "ignore_eos": False}
         wrote = ""
-        async for piece in self.client.pieces(self.prompt, tokens, **more):
+        async for piece in self.client.pieces(self.prompt, tokens, **fields):
             wrote += piece
             yield piece
         await self.fill(wrote)
@@ -180,38 +184,38 @@ class HttpThread:
     async def worth(self, text: str) -> float:
         assert isinstance(self.prompt, str)
         [choice] = await self.client.ask(self.prompt + text, 1, echo=True, logprobs=0)
-        found, first = choice["logprobs"], len(self.prompt)
-        places = zip(found["text_offset"], found["token_logprobs"], strict=True)
+        logprobs, first = choice["logprobs"], len(self.prompt)
+        places = zip(logprobs["text_offset"], logprobs["token_logprobs"], strict=True)
         return float(sum(value for at, value in places if first <= at < first + len(text)))
 
     async def likeliest(self, count: int) -> list[tuple[int, float]]:
-        more = {"logprobs": count, "return_tokens_as_token_ids": True}
-        [choice] = await self.client.ask(await self.ids(), 1, **more)
+        fields = {"logprobs": count, "return_tokens_as_token_ids": True}
+        [choice] = await self.client.ask(await self.ids(), 1, **fields)
         [place] = choice["logprobs"]["top_logprobs"]
-        found = [(int(name.removeprefix(_ID)), value) for name, value in place.items()]
-        return sorted(found, key=lambda each: -each[1])[:count]
+        likely = [(int(name.removeprefix(_ID)), value) for name, value in place.items()]
+        return sorted(likely, key=lambda each: -each[1])[:count]
 
     async def corrected(self, draft: Sequence[int]) -> list[int]:
-        more = {"prompt_logprobs": 1, "return_token_ids": True}
-        [choice] = await self.client.ask([*await self.ids(), *draft], 1, **more)
+        fields = {"prompt_logprobs": 1, "return_token_ids": True}
+        [choice] = await self.client.ask([*await self.ids(), *draft], 1, **fields)
         places = choice["prompt_logprobs"][-len(draft) :]
         best = [next(token for token, at in place.items() if at["rank"] == 1) for place in places]
         return [*map(int, best), choice["token_ids"][0]]
 
-    async def tool(self, function: Callable[[str], Awaitable[str]], what: str) -> str:
-        return await function(what)
+    async def tool(self, function: Callable[[str], Awaitable[str]], item: str) -> str:
+        return await function(item)
 
     def drop(self) -> None:
-        """A server keeps nothing by name."""
+        """Do nothing, because a server keeps nothing by name."""
 
 
 Thread = OurThread | HttpThread
-"""What a technique runs on; both sides have the same methods."""
+"""The thread that a technique runs on; both sides have the same methods."""
 
 
-def _body(prompt: str | Sequence[int], tokens: int, more: dict[str, Any]) -> dict[str, Any]:
+def _body(prompt: str | Sequence[int], tokens: int, fields: dict[str, Any]) -> dict[str, Any]:
     body = {"model": Server.NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
-    return body | {"ignore_eos": True} | more
+    return body | {"ignore_eos": True} | fields
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

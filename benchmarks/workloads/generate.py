@@ -101,11 +101,11 @@ def rag(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make a RAG program: a short rewrite, a retrieval, and an answer to a long prompt."""
     builder = ProgramBuilder(rng, system_tokens=150)
     query = builder.call("rewrite", Sizes(25, 0.4, high=200), Sizes(60, 0.7, high=1000))
-    found = Sizes(1800, 0.4, low=200, high=6000)
+    passages = Sizes(1800, 0.4, low=200, high=6000)
     builder.call(
         "answer",
         Sizes(170, 0.6, high=1500),
-        found,
+        passages,
         after=(query,),
         quotes=(query,),
         gap_s=0.3 * gaps.tool(rng),
@@ -172,7 +172,7 @@ def debate(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
                 40,
                 after=said,
                 extends=said[own],
-                quotes=[one for one in said if one != said[own]],
+                quotes=[turn for turn in said if turn != said[own]],
             )
             for own in agents
         ]
@@ -219,8 +219,8 @@ def tree_search(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
             for _ in range(fan)
         ]
         scores = [
-            builder.call("score", Sizes(50, 0.5, high=300), 40, after=(one,), extends=one)
-            for one in thoughts
+            builder.call("score", Sizes(50, 0.5, high=300), 40, after=(thought,), extends=thought)
+            for thought in thoughts
         ]
         kept = list(rng.sample(thoughts, min(beam, len(thoughts))))
     best = kept[0]
@@ -272,7 +272,7 @@ def generate(
     if name not in known:
         near = get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no workload is named {name!r}: {meant}there are {', '.join(known)}")
+        raise ConfigError(f"unknown workload {name!r}; {meant}available: {', '.join(known)}")
     return [_program(name, known[name], seed, index, gaps) for index in range(n)]
 
 

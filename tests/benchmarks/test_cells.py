@@ -12,7 +12,7 @@ import pytest
 from agentrt.cli.faults import StoppedError
 from agentrt.errors import ConfigError
 from agentrt.lab.commands import progress
-from benchmarks.cells import Cell, Measured, cells_of, check_names, measured
+from benchmarks.cells import Cell, Measured, cells_of, check_names, measured, seeds_of
 
 
 @dataclass(frozen=True)
@@ -89,3 +89,13 @@ def test_names_are_all_that_are_known_where_the_list_is_empty() -> None:
     assert check_names("mix", ["b"], ["a", "b"]) == ["b"]
     with pytest.raises(ConfigError, match="unknown mix 'c'; available: a, b"):
         check_names("mix", ["c"], ["a", "b"])
+
+
+def test_the_seeds_of_a_study_start_with_the_first_one() -> None:
+    assert list(seeds_of({"seed": 5000, "seeds": 3})) == [5000, 5001, 5002]
+
+
+def test_the_runner_takes_any_spec_and_keeps_the_order_of_the_plan() -> None:
+    """Whatever the order of the ends, as for the grids of policies."""
+    with progress.finished(["ab", "c", "def"], 2, len) as lengths:
+        assert list(lengths.items()) == [("ab", 2), ("c", 1), ("def", 3)]

@@ -85,8 +85,8 @@ def test_under_fcfs_as_many_calls_end_as_under_stock(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--conversation", "endless"], "'endless' is unknown; known: short, long"),
-        (["--policy", "cap:3"], "'cap:3' is no scheduler of ours"),
+        (["--conversation", "endless"], "unknown --conversation 'endless'; available: short, long"),
+        (["--policy", "cap:3"], "'cap:3' does not name a policy of agentrt's scheduler"),
         (["--clients", "0"], "--clients"),
     ],
 )

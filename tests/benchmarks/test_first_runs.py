@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cells
+from agentrt.lab.commands import progress
 from benchmarks.__main__ import call
 from benchmarks.cells import Cell, Measured
-from benchmarks.first_runs import Newcomers, ratios, report, times
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
+from benchmarks.room import Newcomers, ratios, report, times
 from tests.cli.conftest import check
 
 
@@ -131,5 +131,5 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cells, "do_all", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(progress, "run_all", lambda *_: pytest.fail("it ran"))
     check(capsys, call(["first-runs", *args]), *words)

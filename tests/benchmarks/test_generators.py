@@ -67,5 +67,5 @@ async def test_a_generator_that_fails_ends_it_with_its_last_words(tmp_path: Path
 
 async def test_one_that_is_not_installed_is_named(tmp_path: Path) -> None:
     bench = GeneratorBench(tmp_path, [GENERATORS["guidellm"]])
-    with pytest.raises(UsageError, match=r"guidellm/bin/guidellm is missing: docs/benchmarks"):
+    with pytest.raises(UsageError, match=r"guidellm/bin/guidellm is missing; docs/benchmarks"):
         await bench.run(SERVERS, "a model", 1)

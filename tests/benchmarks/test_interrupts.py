@@ -36,4 +36,4 @@ async def test_both_sides_reach_a_server(name: str) -> None:
 
 def test_an_unknown_transport_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["interrupts", "--transport", "pigeon"]) == 2
-    assert "'pigeon': there are thread, process, mcp-stdio" in capsys.readouterr().err
+    assert "unknown --transport 'pigeon'; available: thread" in capsys.readouterr().err

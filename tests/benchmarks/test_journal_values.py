@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.journal_values.command import EQUAL, REFUSED, measure
+from benchmarks.journal_values import EQUAL, REFUSED, measure
 
 UNKEPT = {
     *("3,000 levels", "defaultdict of a lambda", "chain map", "user dict", "generator"),

@@ -80,7 +80,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--virtual", "--", "--max-num-seqs"], ["--max-num-seqs ''", "at least 1"]),
         (["--virtual", "0.9"], ["0.9", "python -m benchmarks policies --help"]),
         (["--vitual"], ["--vitual", "--virtual"]),
-        (["memory", "--workload", "chart"], ["no workload is named 'chart'", "chat"]),
+        (["memory", "--workload", "chart"], ["unknown workload 'chart'", "chat"]),
         (["memory", "--memory", "x"], ["--memory 'x'", "0.25"]),
         (["memory", "--policy", "adaptive+lots"], ["'adaptive+lots'", "adaptive+memory"]),
         (["memory", "--policy", "cap:0"], ["unknown policy 'cap:0'", "cap:N"]),
@@ -94,7 +94,7 @@ def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixt
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["policies", "--help"]) == 0
     text = capsys.readouterr().out
-    for words in ("\nWorkload:\n", "\nEngine:\n", "\nOutput:\n", "--virtual", "[-- VLLM_FLAGS]"):
+    for words in ("--workload", "--model-shape", "--plot", "--virtual", "[-- VLLM_FLAGS]"):
         assert words in text
     assert "Exit codes: 0" in text
 
@@ -102,7 +102,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["policies"]) == 2
     out, err = capsys.readouterr()
-    assert "Workload:" in out + err
+    assert "--workload" in out + err
 
 
 def test_ctrl_c_keeps_what_is_done(
@@ -110,18 +110,17 @@ def test_ctrl_c_keeps_what_is_done(
 ) -> None:
     """The runs that were done are told of; then the exit code says what ended the rest."""
     from agentrt.cli.faults import StoppedError
+    from agentrt.lab.commands import progress
     from agentrt.lab.outcome import Summary
     from agentrt.lab.runs.grid import RunResult, RunSpec
-    from benchmarks.policies import command as policies
 
-    some = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
+    summary = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
-    def stopped(specs: list[RunSpec], jobs: int) -> Any:
-        return [RunResult(specs[0], some)], StoppedError(
-            2, "interrupted; 1 of 8 runs were finished"
-        )
+    def stopped(specs: list[RunSpec], jobs: int | None, do: Any) -> Any:
+        error = StoppedError(2, "interrupted; 1 of 8 runs were finished")
+        return {specs[0]: RunResult(specs[0], summary)}, error
 
-    monkeypatch.setattr(policies, "do_runs", stopped)
+    monkeypatch.setattr(progress, "do_all", stopped)
     assert call(["policies", *SMALL]) == 130
     out, err = capsys.readouterr()
     assert "| 1    | stock  |" in out

@@ -73,7 +73,7 @@ def test_a_number_that_differs_is_named_and_written(
         "docs/refute.md",
         "docs/results/memory.md",
     ]
-    assert all("gives '42 (41-49)'" in line for line in lines)
+    assert all("has '42 (41-49)'" in line for line in lines)
     assert call(["published", "--root", str(copy), "--write"]) == 0
     assert call(["published", "--root", str(copy)]) == 0
     written = re.sub(r"<!--default-->.*?<!--/-->", "", page.read_text("utf-8"))
@@ -89,7 +89,7 @@ def test_a_number_that_differs_is_named_and_written(
             "<!--defaults-->",
             ["README.md", "unknown number 'defaults'", "default"],
         ),
-        ("**<!--default-->", "**", ["README.md: <!--/--> stands alone"]),
+        ("**<!--default-->", "**", ["README.md: <!--/--> has no counterpart"]),
         ("**<!--default-->", "\n<!--default-->", ["begins a line"]),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.cli.faults import StoppedError
 from benchmarks import harness as results
-from benchmarks.harness import Column, Results, run_shown
+from benchmarks.harness import Column, Results, run_shown, table
 
 
 async def stopped_by(number: int) -> None:
@@ -86,3 +86,14 @@ def test_a_figure_that_one_repeat_lacks_is_not_shown() -> None:
         "s": 2.0,
         "spread": {"s": [1.0, 3.0]},
     }
+
+
+def test_a_column_of_other_rows_is_a_function_of_the_row() -> None:
+    text = table([2, 30], Column("number", lambda row: row), Column("square", lambda row: row**2))
+    assert [line.replace(" ", "") for line in text.splitlines()] == [
+        "|number|square|",
+        "|--------|--------|",
+        "|2|4|",
+        "|30|900|",
+    ]
+    assert table([], Column("number", str)) == ""

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks import cells as runner
+from agentrt.lab.commands import progress
 from benchmarks.__main__ import call
-from benchmarks.room import Roomy, by_load, reached, table
+from benchmarks.room import Roomy, both_reached, by_load, room_table
 from tests.cli.conftest import check
 
 
@@ -28,7 +28,7 @@ from tests.cli.conftest import check
 def test_what_is_wanted_depends_on_the_load(
     load: float, mean: float, p99: float, verdict: bool
 ) -> None:
-    assert reached(load, [{"mean": mean, "p99": p99}]) is verdict
+    assert both_reached(load, [{"mean": mean, "p99": p99}]) is verdict
 
 
 def test_a_row_is_the_median_of_the_seeds() -> None:
@@ -36,7 +36,7 @@ def test_a_row_is_the_median_of_the_seeds() -> None:
         (Roomy("chat", load, None), "default"): [{"mean": mean, "p99": 1.0} for mean in means]
         for load, means in ((2.0, [0.7]), (0.6, [1.0, 0.9, 1.2]))
     }
-    lines = table(by_load(over)).splitlines()
+    lines = room_table(by_load(over)).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
     assert rows == [
         ["0.6", "chat", "default", "1.000 (0.900-1.200)", "1.000 (1.000-1.000)", "1.01", "yes"],
@@ -72,5 +72,5 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "do_all", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(progress, "run_all", lambda *_: pytest.fail("it ran"))
     check(capsys, call(["room", *args]), *words)

@@ -82,9 +82,9 @@ def test_a_value_that_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str])
     [
         (
             ["--constant", "NO_SUCH"],
-            ["no constant of the scheduler is named 'NO_SUCH'", "there are"],
+            ["unknown constant of the scheduler 'NO_SUCH'", "available"],
         ),
-        (["--workload", "chart"], ["no held-out workload is named 'chart'", "long_coding"]),
+        (["--workload", "chart"], ["unknown held-out workload 'chart'", "long_coding"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

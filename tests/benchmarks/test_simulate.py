@@ -298,5 +298,5 @@ def test_what_the_page_shows_is_understood(
     """Up to the runs, which would take a while."""
     monkeypatch.chdir(tmp_path)
     progress = "agentrt.lab.commands.progress"
-    monkeypatch.setattr(f"{progress}.do_runs", lambda specs, jobs: ([], None))
+    monkeypatch.setattr(f"{progress}.do_all", lambda specs, jobs, do: ({}, None))
     assert call(shlex.split(line, comments=True)) == 0

@@ -18,7 +18,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive
-from benchmarks.steps.simulator import Steps
+from benchmarks.steps import Steps
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 CONFIGS = st.builds(

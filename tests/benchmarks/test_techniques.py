@@ -135,4 +135,4 @@ async def test_plain_code_for_transformers_has_the_same_attention(tmp_path: Path
 def test_a_technique_that_there_is_not_is_named() -> None:
     result = CliRunner().invoke(techniques, ["--only", "ReAct,chess"])
     assert result.exit_code == 2
-    assert "no technique is named 'chess'; there are text completion" in result.output
+    assert "unknown technique 'chess'; available: text completion" in result.output

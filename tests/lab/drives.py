@@ -12,7 +12,7 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import Stock
 from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import SchedulerConfig
-from benchmarks.steps.simulator import Steps
+from benchmarks.steps import Steps
 
 
 def run_virtual(

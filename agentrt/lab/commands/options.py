@@ -94,8 +94,10 @@ def many(
 
 # -- shared options --------------------------------------------------------------------
 
-count_option, file, text_option = _plain.count, _plain.file, _plain.text
-"""Make an option for a whole number, for the path of a file, and for a word or a number."""
+count_option, file, flag_option, text_option = _plain.count, _plain.file, _plain.flag, _plain.text
+"""Make an option for a whole number, for the path of a file, without a value, and for a word or a
+number.
+"""
 
 
 def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
@@ -124,6 +126,11 @@ def programs_option(about: str = "Number of programs.", default: int | None = No
     return count_option("--programs", about=about, default=default)
 
 
+def repeat_option(default: int, about: str = "Number of turns of each side.") -> Option:
+    """Return ``--repeat``, how often the compared sides are measured in turns."""
+    return count_option("--repeat", about=about, default=default)
+
+
 def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
     """Return ``--max-num-seqs``, the number of batch slots of an engine; formerly ``--batch``."""
     about = f"Maximum number of calls that run at a time.{suffix}"
@@ -147,19 +154,22 @@ def step_time_option(suffix: str = "  [default: made up]") -> Option:
 
 def json_flag(about: str) -> Option:
     """Return the flag ``--json``."""
-    return _plain.flag("--json", about, "as_json")
+    return flag_option("--json", about, "as_json")
 
 
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Number of processes.  [default: one per core]"
 )
-model_option = click.option(
-    "--model", metavar="MODEL", help="Model: a folder or a Hugging Face name."
-)
+model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
 json_option = json_flag("Print the medians as one JSON line.")
-seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, metavar="N", help="The first seed."
-)
+
+
+def first_seed_option(first: int = 0) -> Option:
+    """Return ``--seed``, the first seed."""
+    return text_option("--seed", "N", "The first seed.", type=int, default=first)
+
+
+seed_option: Option = first_seed_option()
 
 
 # -- values ----------------------------------------------------------------------------

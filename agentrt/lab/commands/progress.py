@@ -1,4 +1,8 @@
-"""Does runs in several processes and prints the progress. A signal keeps the finished runs."""
+"""The runner of all simulated runs: it does them in several processes, and prints the progress.
+
+A signal keeps the finished runs. A run is described by plain values (a *spec*), which another
+process gets, and which the result is looked up by.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence, 
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
+from functools import partial
 from multiprocessing import connection
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -21,36 +26,50 @@ from agentrt.cli.streams import say
 from agentrt.errors import EngineError
 from agentrt.executors.vllm.processes import interrupts_blocked
 from agentrt.lab.reports.compare import Series, cells
-from agentrt.lab.runs.grid import RunResult, RunSpec, do
+from agentrt.lab.runs.grid import RunSpec, do
 
 _SAID_EVERY_S = 10.0
-
-
-def do_runs(
-    specs: Sequence[RunSpec], jobs: int | None
-) -> tuple[list[RunResult], StoppedError | None]:
-    """Do the runs of a grid; see `do_all`."""
-    return do_all(specs, jobs, do)
+Spec = TypeVar("Spec")
+Result = TypeVar("Result")
 
 
 def do_all(
     specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
-) -> tuple[list[Result], StoppedError | None]:
+) -> tuple[dict[Spec, Result], StoppedError | None]:
     """Do all runs in ``jobs`` processes, by default one per core.
 
-    Return the results, and the error of the signal that ended the runs early, or None.
+    Return the results of the finished runs in the order of ``specs``, and the error of the signal
+    that ended the runs early, or None.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    done: list[Result] = []
+    done: dict[Spec, Result] = {}
     meter = Meter(len(specs))
+    stop: StoppedError | None = None
     try:
-        with taken(_Raise()), closing(run_all(specs, jobs, do)) as results:
-            for result in results:
-                done.append(result)
+        with taken(_Raise()), closing(run_all(specs, jobs, partial(_with_spec, do))) as results:
+            for spec, result in results:
+                done[spec] = result
                 meter.now(len(done))
-    except StoppedError as stop:
-        return done, _stopped(stop, len(done), len(specs))
-    return done, None
+    except StoppedError as error:
+        stop = _stopped(error, len(done), len(specs))
+    return {spec: done[spec] for spec in specs if spec in done}, stop
+
+
+def _with_spec(do: Callable[[Spec], Result], spec: Spec) -> tuple[Spec, Result]:
+    return spec, do(spec)
+
+
+@contextmanager
+def finished(
+    specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
+) -> Iterator[dict[Spec, Result]]:
+    """Do all runs, and give the body the results of the finished ones to report. Afterwards raise
+    the error of a signal, if one ended the runs early.
+    """
+    results, stop = do_all(specs, jobs, do)
+    yield results
+    if stop is not None:
+        raise stop
 
 
 def do_on_engines(
@@ -74,15 +93,11 @@ def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
 
 @contextmanager
 def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Series]]:
-    """Do the runs, and give the body the cells of their comparison to print. Afterwards raise the
-    error of a signal, if one ended the runs early.
-    """
-    results, stop = do_runs(specs, jobs)
-    settings = list(dict.fromkeys(spec.setting for spec in specs))
-    names = list(dict.fromkeys(spec.contender.name for spec in specs))
-    yield cells(results, settings, names, baseline)
-    if stop:
-        raise stop
+    """Do the runs of a grid, and give the body the cells of their comparison to print."""
+    with finished(specs, jobs, do) as results:
+        settings = list(dict.fromkeys(spec.setting for spec in specs))
+        names = list(dict.fromkeys(spec.contender.name for spec in specs))
+        yield cells(results.values(), settings, names, baseline)
 
 
 class _Raise:
@@ -122,9 +137,6 @@ class Meter:
 
 
 # -- in processes that never outlive their parent --------------------------------------
-
-Spec = TypeVar("Spec")
-Result = TypeVar("Result")
 
 
 def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:

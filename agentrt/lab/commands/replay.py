@@ -121,7 +121,8 @@ def replay(journal: Path, **options: Any) -> None:
     else:
         silence_vllm()
         head, settings = about_engine(machine), machine.to_dict()
-        replayed, stop = do_all(specs, 1, replays.replay)
+        ran, stop = do_all(specs, 1, replays.replay)
+        replayed = list(ran.values())
     runs = [replays.as_recorded(recording, specs[0]), *replayed]
     if options["as_json"]:
         engine_values = {"settings": settings, "engine": dict(recording.engine)}

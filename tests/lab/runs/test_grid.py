@@ -19,7 +19,7 @@ from agentrt.lab.runs.contenders import Contender, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.workloads.arrivals import Pressure, bursts, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.steps import SlotMachine
 
 REACT = Source("react")
 SOME = Summary(

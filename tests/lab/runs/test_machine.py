@@ -11,7 +11,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.shape import CallShape, ProgramShape, cached_tokens
-from benchmarks.steps.machine import SlotMachine
+from benchmarks.steps import SlotMachine
 
 CHAT = ProgramShape(
     "chat",

@@ -1,6 +1,6 @@
-"""Whether two values are equal with equal types all the way down, as the language sees them.
+"""Compares values: equal, with equal types all the way down, as the language sees them.
 
-It knows nothing of how a journal writes values: it looks at types, attributes and identities.
+This module does not know how a journal writes values: it looks at types, attributes and identities.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Any
 _PLAIN = (int, str, bytes, bytearray, range, type, type(None))
 
 
-def difference(one: Any, other: Any) -> str:
-    """The path of the first part in which the values differ; "" for none."""
-    return _difference(one, other, "value", {})
+def difference(value: Any, other: Any) -> str:
+    """Return the path of the first part in which the values differ; "" if they are equal."""
+    return _difference(value, other, "value", {})
 
 
-def _difference(one: Any, other: Any, path: str, twins: dict[int, tuple[Any, int]]) -> str:
-    kind = type(one)
+def _difference(value: Any, other: Any, path: str, twins: dict[int, tuple[Any, int]]) -> str:
+    kind = type(value)
     if kind is not type(other):
         return f"{path}: {kind.__name__} and {type(other).__name__}"
-    if id(one) in twins and kind not in (*_PLAIN, float, tuple):
-        return "" if twins[id(one)][1] == id(other) else f"{path}: shared in one only"
-    twins[id(one)] = one, id(other)
+    if id(value) in twins and kind not in (*_PLAIN, float, tuple):
+        return "" if twins[id(value)][1] == id(other) else f"{path}: shared in one only"
+    twins[id(value)] = value, id(other)
     if kind is float:
-        is_same = struct.pack("d", one) == struct.pack("d", other)
-        return "" if is_same else f"{path}: {one!r} and {other!r}"
-    if issubclass(kind, PurePath):  # which keeps what it has worked out
-        return "" if one == other and str(one) == str(other) else f"{path}: {one} and {other}"
+        is_same = struct.pack("d", value) == struct.pack("d", other)
+        return "" if is_same else f"{path}: {value!r} and {other!r}"
+    if issubclass(kind, PurePath):  # it caches parts
+        return "" if value == other and str(value) == str(other) else f"{path}: {value} and {other}"
     if kind in _PLAIN:
-        return "" if one == other else f"{path}: {one!r:.40} and {other!r:.40}"
-    parts, others = list(_parts(one)), list(_parts(other))
+        return "" if value == other else f"{path}: {value!r:.40} and {other!r:.40}"
+    parts, others = list(_parts(value)), list(_parts(other))
     if [name for name, _ in parts] != [name for name, _ in others]:
         return f"{path}: other parts"
-    if not parts and repr(one) != repr(other):
-        return f"{path}: {one!r:.40} and {other!r:.40}"
+    if not parts and repr(value) != repr(other):
+        return f"{path}: {value!r:.40} and {other!r:.40}"
     for (name, part), (_, twin) in zip(parts, others, strict=True):
-        if found := _difference(part, twin, f"{path}{name}", twins):
-            return found
+        if wrong := _difference(part, twin, f"{path}{name}", twins):
+            return wrong
     return ""
 
 
@@ -79,11 +79,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: C901 - a rule for 
 
 
 def _own(value: Any) -> dict[str, Any]:
-    """The attributes of an instance."""
+    """Return the attributes of an instance."""
     attributes = {f".{name}": item for name, item in getattr(value, "__dict__", {}).items()}
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
-        if not kind.__flags__ & 1 << 9:  # a class of the interpreter's
+        if not kind.__flags__ & 1 << 9:  # a class of the interpreter
             continue
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") or name.startswith("__pydantic_"):

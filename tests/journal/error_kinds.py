@@ -1,4 +1,4 @@
-"""Kinds of errors that tools raise, each by a function."""
+"""Kinds of errors that tools raise, each raised by a function."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from agentrt.errors import ToolFailedError
-from benchmarks.journal_values.values import Aliased, Base, Plain
+from tests.journal.value_kinds import Aliased, Base, Plain
 
 
 class ShopError(Exception):
-    """One whose constructor wants other arguments than it keeps."""
+    """An error whose constructor takes other arguments than it keeps."""
 
-    def __init__(self, what: str, *, code: int) -> None:
-        super().__init__(f"{what} is sold out")
+    def __init__(self, goods: str, *, code: int) -> None:
+        super().__init__(f"{goods} is sold out")
         self.code = code
 
 
@@ -118,9 +118,9 @@ def answered() -> None:
 
 
 def circular() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__cause__, other.__cause__ = other, one
-    raise one
+    first, other = ValueError("one"), ValueError("other")
+    first.__cause__, other.__cause__ = other, first
+    raise first
 
 
 ERRORS: dict[str, Callable[[], Any]] = {

@@ -24,21 +24,21 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.run import Run
 from agentrt.scheduler.config import SchedulerConfig
-from benchmarks.journal_values.errors import ERRORS
-from benchmarks.journal_values.same import difference
-from benchmarks.journal_values.values import VALUES
+from tests.journal.error_kinds import ERRORS
+from tests.journal.same import difference
+from tests.journal.value_kinds import VALUES
 
 EQUAL, REFUSED = "equal", "refused"
 STATES = (
     *("tuple", "keys that are tuples", "field of a subclass", "dataclass with __post_init__"),
     *("datetime with a zone", "halves in a key", "shared list", "lock"),
 )
-"""Kinds of values that are tried as what programs get and give in other ways than by a tool."""
+"""Kinds of values that are also tried as inputs and results of programs, and in other places."""
 
 
 class Row(NamedTuple):
-    """What became of a kind: it came back ``equal``, or was ``refused`` with these words; all else
-    is a fault.
+    """The outcome of a kind: it came back ``equal``, or was ``refused`` with ``words``. Any other
+    outcome is a fault.
     """
 
     door: str
@@ -48,12 +48,12 @@ class Row(NamedTuple):
 
 
 class AgainError(AgentrtError):
-    """The program is to run again from its top."""
+    """The program must run again from its top."""
 
 
 @dataclass
 class Life:
-    """What a program saw in one of its lives."""
+    """The values that a program saw in one of its lives, and the kinds that it made."""
 
     seen: dict[str, Any] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Life:
 
 @click.command()
 def journal_values() -> int:
-    """Kinds of values, errors and states that a journal gives back equal, or refuses at once.
+    """Test kinds of values, errors and states that a journal returns equal, or refuses at once.
 
-    Each is recorded by a program that fails and runs again, which then gets what was recorded.
-    Fails where anything else comes of one.
+    Each value is recorded by a program that fails and runs again; the second run gets the recorded
+    value. Fails if a kind has any other outcome.
     """
     rows = asyncio.run(measure())
     faults = [row for row in rows if row.outcome not in (EQUAL, REFUSED)]
@@ -78,7 +78,7 @@ def journal_values() -> int:
 
 
 async def measure() -> list[Row]:
-    """All rows of the table."""
+    """Return all rows of the table."""
     with tempfile.TemporaryDirectory(prefix="agentrt-values-") as folder:
         root = Path(folder)
         rows = await _by_tools(root / "values", "result of a tool", VALUES, _returned)
@@ -100,13 +100,13 @@ def _returned(make: Callable[[], Any]) -> Any:
 
 def _raised(make: Callable[[], Any]) -> Any:
     make()
-    raise AssertionError("it was to raise")
+    raise AssertionError("the function did not raise")
 
 
 async def _by_tools(
     path: Path, door: str, kinds: Mapping[str, Callable[[], Any]], do: Caught
 ) -> list[Row]:
-    """A program that runs a tool for each kind, in two lives."""
+    """Run a program that calls a tool for each kind, in two lives."""
     lives: list[Life] = []
 
     async def tools(ctx: Context) -> None:
@@ -142,7 +142,7 @@ def _row(door: str, kind: str, before: Any, after: Any) -> Row:
 
 
 def _differs(before: BaseException | None, after: BaseException | None) -> str:
-    """How an error differs from the recorded one, in what was promised of errors."""
+    """Return in what an error differs from the recorded one; "" if in nothing that is promised."""
     if before is None or after is None or "recorded" in vars(type(after)):
         return "" if before is after else "other causes"
     built_in = [kind for kind in type(before).__mro__ if kind.__module__ == "builtins"]
@@ -182,10 +182,10 @@ def _text(error: BaseException) -> str:
 
 
 async def _as_input(path: Path, door: str, kind: str) -> Row:
-    """What a program is given, and a server gives it again."""
+    """Record the input of a program, and read it as a server does."""
     value = VALUES[kind]()
 
-    async def takes(ctx: Context, given: Any) -> None:
+    async def takes(ctx: Context, value: Any) -> None:
         raise AgainError
 
     run = await _live(path, takes, value)
@@ -198,7 +198,7 @@ async def _as_input(path: Path, door: str, kind: str) -> Row:
 
 
 async def _as_result(path: Path, door: str, kind: str) -> Row:
-    """What a program returns, and tells whoever asks again."""
+    """Record the result of a program, and read it as a later request does."""
     value, made = VALUES[kind](), list[int]()
 
     async def returns(ctx: Context) -> Any:
@@ -217,7 +217,7 @@ async def _as_result(path: Path, door: str, kind: str) -> Row:
 
 
 async def _as_state(path: Path, door: str, kind: str) -> Row:
-    """A state of a loop's checkpoint."""
+    """Record a state of a loop in its checkpoint, and read it in a second life."""
     value, seen = VALUES[kind](), list[Any]()
 
     async def loops(ctx: Context) -> None:
@@ -238,7 +238,7 @@ async def _as_state(path: Path, door: str, kind: str) -> Row:
 
 
 async def _answered(path: Path, door: str, kind: str, wait: Callable[[Context], Any]) -> Row:
-    """What a program waits for, in two lives."""
+    """Record the value that a program waits for, and read it in a second life."""
     value, seen = VALUES[kind](), list[Any]()
 
     async def waits(ctx: Context) -> None:
@@ -254,7 +254,7 @@ async def _answered(path: Path, door: str, kind: str, wait: Callable[[Context], 
 
 
 async def _as_answer(path: Path, door: str, kind: str) -> Row:
-    """The answer of a human, which a program's own code gives."""
+    """Record the answer of a human."""
     return await _answered(path, door, kind, lambda ctx: ctx.human("?", schema={}))
 
 
@@ -266,7 +266,7 @@ async def _as_event(path: Path, door: str, kind: str) -> Row:
 
 
 async def _as_spawned(path: Path, door: str, kind: str) -> Row:
-    """What a spawned program returns: its code runs again, whatever that is."""
+    """Spawn a program in two lives. Its code runs again, with whatever result."""
     made: list[Any] = []
 
     async def helper(ctx: Context) -> Any:
@@ -296,11 +296,11 @@ DOORS = {
     "payload of an event": _as_event,
     "result of a spawned program": _as_spawned,
 }
-"""How else values come into a journal."""
+"""The other ways by which values come into a journal."""
 
 
 class Once(EventSource):
-    """Whoever subscribes gets one event."""
+    """An event source that gives each subscriber one event."""
 
     name = "once"
 
@@ -313,11 +313,11 @@ class Once(EventSource):
         return subscription
 
     async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
-        """Nobody starts programs for these events."""
+        """Do nothing, because no programs are started for these events."""
 
 
-async def _live(path: Path, code: Callable[..., Any], *given: Any, answer: Any = None) -> Run:
-    """One life of a program in the journal, to its end."""
+async def _live(path: Path, code: Callable[..., Any], *inputs: Any, answer: Any = None) -> Run:
+    """Run a program in the journal to its end."""
 
     async def answers(question: Question) -> Any:
         return answer
@@ -326,7 +326,7 @@ async def _live(path: Path, code: Callable[..., Any], *given: Any, answer: Any =
         events = Once(answer)
         engine = SimulatedEngine(SchedulerConfig())
         async with Runtime(engine, ask_human=answers, events=events, journal=journal) as runtime:
-            run = runtime.start(Program(code), *given, durable=Durable())
+            run = runtime.start(Program(code), *inputs, durable=Durable())
             assert run.task is not None
             await asyncio.wait([run.task])
             return run

@@ -1,4 +1,4 @@
-"""Kinds of values that tools return, each made anew by a function."""
+"""Kinds of values that tools return. A function makes a new value of each kind."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Validated(BaseModel):
 
     @pydantic.field_validator("x")
     @classmethod
-    def more(cls, value: int) -> int:
+    def raised(cls, value: int) -> int:
         return value + 1
 
 

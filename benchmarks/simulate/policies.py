@@ -1,4 +1,4 @@
-"""``benchmarks simulate sweep``: simulates every policy under every load on every workload."""
+"""``benchmarks simulate run`` and ``sweep``: policies under one setting, and under many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrt.lab.commands.simulate.options import (
     scale_options,
     scheduler_options,
 )
-from agentrt.lab.commands.simulate.policies import about
+from agentrt.lab.commands.simulate.policies import about, run_options, simulate_run
 from agentrt.lab.reports.policies import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting
@@ -39,12 +39,22 @@ from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.plots import draw_curves
 from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,
+    WORKLOADS,
     depth_options,
     read_depth,
     workloads_option,
 )
 from benchmarks.tables import sweep_table
 
+_OF_RUN = """\b
+Examples:
+  python -m benchmarks simulate run --workload mixed --load 0.95 --policy mlfq,atlas,srpt
+  python -m benchmarks simulate run --workload react --programs 100 --depth virtual
+
+\b
+'agentrt simulate run --help' explains the options.
+Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+"""
 _OF_SWEEP = """\b
 Examples:
   python -m benchmarks simulate sweep --workload chat,react,lats --load 0.8,0.9,0.95 --programs 500
@@ -64,6 +74,15 @@ Ctrl-C keeps finished runs.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 """
 _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
+
+
+@click.command(cls=ManyCommand, epilog=_OF_RUN)
+@click.option("--workload", default="mixed", show_default=True, metavar="NAME", help=WORKLOADS)
+@run_options
+@depth_options
+def run(**options: Any) -> None:
+    """Simulate policies under one setting, on the same programs at the same times."""
+    simulate_run(options, read_depth(options))
 
 
 @click.command(cls=ManyCommand, epilog=_OF_SWEEP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -18,9 +18,6 @@ from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
 
-if TYPE_CHECKING:
-    from agentrt.cli.faults import StoppedError
-
 POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
 """The paper's names for two of the generators."""
@@ -30,36 +27,38 @@ _DEFAULT_RATES = ("0.7x", "0.9x", "1.1x", "1.3x")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Plan:
     """The checked options of a comparison. ``flags`` are those of the engine."""
 
     source: Source
     pressures: Sequence[Pressure]
     programs: int
-    everyone: Sequence[Contender]
+    contenders: Sequence[Contender]
     seeds: Sequence[int]
     options: Mapping[str, Any]
     flags: Sequence[str]
 
 
-Measured = tuple[dict[str, Any], str, list[RunResult], "StoppedError | None"]
-"""A description of the engine as values and in words, the runs, and the error of the signal that
-ended them early, or None.
-"""
+class Measured(NamedTuple):
+    """The finished runs, and a description of the engine as JSON values and in words."""
+
+    about: dict[str, Any]
+    head: str
+    results: list[RunResult]
 
 
-def read(options: Mapping[str, Any], flags: Sequence[str]) -> Asked:
+def read(options: Mapping[str, Any], flags: Sequence[str]) -> Plan:
     """Check the options. Raises `ConfigError` before anything runs."""
     _check_kind(options)
     check_plot(options["plot"])
-    everyone = contenders([STOCK, *(options["policy"] or POLICIES)])
+    compared = contenders([STOCK, *(options["policy"] or POLICIES)])
     if not options["virtual"]:
-        check_on_one_engine(everyone)
+        check_on_one_engine(compared)
     pressures = _pressures(options)
     programs = options["burst"] or options["programs"] or (150 if options["virtual"] else 9)
     repeats = options["seeds"] or (3 if options["virtual"] else 2)
     seeds = range(options["seed"], options["seed"] + repeats)
-    return Asked(_source(options), pressures, programs, everyone, seeds, options, tuple(flags))
+    return Plan(_source(options), pressures, programs, compared, seeds, options, tuple(flags))
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:
@@ -68,23 +67,23 @@ def _check_kind(options: Mapping[str, Any]) -> None:
         if options[name] is not None:
             how = "has no model" if options["virtual"] else "is needed for that"
             raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
-    for one, other in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
-        if options[one] and options[other]:
-            names = " and ".join(f"--{n.replace('_', '-')}" for n in (one, other))
+    for pair in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
+        if all(options[name] for name in pair):
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in pair)
             raise ConfigError(f"{names}: give one of them")
 
 
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
     if options["burst"] is not None or (not options["rate"] and not options["virtual"]):
         return [Pressure("at-once")]
-    found = [_pressure(text) for text in options["rate"] or _DEFAULT_RATES]
-    if len({pressure.kind for pressure in found}) != 1:
+    pressures = [_pressure(text) for text in options["rate"] or _DEFAULT_RATES]
+    if len({pressure.kind for pressure in pressures}) != 1:
         rates = ",".join(options["rate"])
         raise ConfigError(
             f"--rate {rates!r}: give all in programs per second, such as 0.5,0.8, or all as "
             "shares of what the engine can do, such as 0.9x,1.1x"
         )
-    return sorted(found, key=lambda pressure: pressure.value)
+    return sorted(pressures, key=lambda pressure: pressure.value)
 
 
 def _pressure(text: str) -> Pressure:

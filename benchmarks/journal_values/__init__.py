@@ -1,1 +1,0 @@
-"""``benchmarks journal-values``: what a journal gives back of each kind of value."""
