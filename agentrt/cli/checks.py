@@ -169,7 +169,8 @@ def _cpu(options: DoctorOptions) -> CheckResult:
 
 
 def _memory(options: DoctorOptions) -> CheckResult:
-    from agentrt.executors.vllm.footprint import footprint, free_memory
+    from agentrt.executors.vllm.footprint import footprint
+    from agentrt.executors.vllm.memory import free_memory
     from agentrt.executors.vllm.options import EngineOptions
 
     free, needs = free_memory(), footprint(EngineOptions(options["model"]))

@@ -28,7 +28,8 @@ from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
 from agentrt.executors.simulated import SimulatedEngine
 from agentrt.executors.vllm import engine
-from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
+from agentrt.executors.vllm.footprint import check_memory, footprint
+from agentrt.executors.vllm.memory import free_memory
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.router import make_router
 from agentrt.scheduler.config import SchedulerConfig

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrt.executors.vllm.footprint import free_memory
+from agentrt.executors.vllm.memory import free_memory
 
 _GIB = 1 << 30
 _KEPT_SHARE, _KEPT_LEAST = 0.25, 4 * _GIB

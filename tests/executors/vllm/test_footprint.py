@@ -8,7 +8,8 @@ import pytest
 
 from agentrt.engines import EngineOptions
 from agentrt.errors import EngineStartError
-from agentrt.executors.vllm.footprint import check_memory, footprint, free_memory
+from agentrt.executors.vllm.footprint import check_memory, footprint
+from agentrt.executors.vllm.memory import free_memory
 
 MIB = 1 << 20
 
