@@ -51,7 +51,7 @@ class PastNode:
 
 
 def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
-    """Return the nodes of a program by their places. ``name`` is the name of the journal.
+    """Return a program's nodes, each under its place. ``name`` is the name of the journal.
 
     Raises `JournalError` for a damaged row.
     """
