@@ -250,7 +250,9 @@ class ResultFile(OutputFile):
         self._ended[key_of(result.id, result.sample)] = -1
 
     def kept(self) -> Iterator[Result]:
-        """Yield the results in the file that are not repeated."""
+        """Yield the results of earlier processes that still count: a retry does not repeat them,
+        and no later line replaces them.
+        """
         for start, result in _lines(self.path):
             if self._ended.get(key_of(result.id, result.sample)) == start:
                 yield result

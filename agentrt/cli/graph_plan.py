@@ -1,4 +1,6 @@
-"""The plan of a LangGraph graph: which threads start, resume, ask humans and get answers."""
+"""Plans the runs of a LangGraph graph: starts or resumes its threads, and passes the questions of a
+thread to humans and their answers back to the thread.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ class Drain:
 
     @contextmanager
     def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
-        """Let a first signal call ``begin`` with its name on the loop, while the body runs."""
+        """While the body runs, let the first signal call ``begin`` on the event loop, with the
+        signal's name.
+        """
         loop = asyncio.get_running_loop()
 
         def soon() -> None:

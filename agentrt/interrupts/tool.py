@@ -54,9 +54,10 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or a tool that ``transport`` reaches.
 
-    ``spec`` describes it to a model; None for a function without a JSON schema. ``remote`` is its
-    name for the transport, if this name is not valid for models or several transports have it.
-    Calling a `Tool` calls its function directly, without a program.
+    ``spec`` describes it to a model; None for a function without a JSON schema. ``remote`` is the
+    tool's name at the transport. It differs from ``name`` if models do not accept it, or if several
+    transports have a tool of this name. Calling a `Tool` calls its function directly, without a
+    program.
     """
 
     def __init__(

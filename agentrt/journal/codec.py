@@ -363,7 +363,7 @@ class ValueWriter:
         return {KIND: name, "value": [self.write(part, depth + 1) for part in parts]}
 
     def state(self, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        """Return attributes as JSON, by their names."""
+        """Return the attributes of an object as a JSON object: each value under its name."""
         return {name: self.write(value, depth + 1) for name, value in values.items()}
 
 
@@ -573,7 +573,10 @@ class ValueReader:
         for name, field in kind.model_fields.items():
             if name not in fields:
                 if field.is_required():
-                    raise UnkeptError(f"{kind.__qualname__} has a field {name!r} that is missing")
+                    raise UnkeptError(
+                        f"{kind.__qualname__} was recorded without field {name!r}; "
+                        "give it a default"
+                    )
                 fields[name] = field.get_default(call_default_factory=True)
         extra, private = (
             None if value.get(key) is None else {n: self.read(v) for n, v in value[key].items()}

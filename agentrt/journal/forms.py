@@ -61,7 +61,7 @@ class FormWriter(Protocol):
         """Return a dict as JSON."""
 
     def state(self, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        """Return attributes by their names."""
+        """Return the attributes of an object as a JSON object: each value under its name."""
 
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
         """Return whether these can be the keys of a JSON object."""
@@ -300,7 +300,9 @@ def default_of(kind: type[Any], field: Any) -> Any:
     if factory is not dataclasses.MISSING:
         return factory()
     if not isinstance(field, dataclasses.Field) or field.default is dataclasses.MISSING:
-        raise UnkeptError(f"{kind.__qualname__} has a field {field.name!r} that is missing")
+        raise UnkeptError(
+            f"{kind.__qualname__} was recorded without field {field.name!r}; give it a default"
+        )
     return field.default
 
 

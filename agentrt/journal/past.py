@@ -51,7 +51,7 @@ class PastNode:
 
 
 def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
-    """Return the nodes of a program by their places. ``name`` is the name of the journal.
+    """Return a program's nodes, each under its place. ``name`` is the name of the journal.
 
     Raises `JournalError` for a damaged row.
     """
@@ -76,7 +76,7 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
 
 def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
-    """Return the last attempts at nodes that their program left for good, by their places."""
+    """Return the number of the last attempt at each node that its program has left for good."""
     gone: dict[str, int] = {}
     for start in starts:
         if start.kind == GONE:

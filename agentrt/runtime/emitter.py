@@ -535,9 +535,10 @@ def is_pooled(spec: CallSpec) -> bool:
 class LoopCheckpoint:
     """The function that `Context.checkpoint` returns, which a loop calls at its top with its state.
 
-    It returns the state that the loop must continue with: ``keep(state)``, or without a journal the
-    state itself. Raises `UsageError` if it is called at two places of the code, or while another
-    task of the program is open.
+    It returns the state with which the loop must continue. ``keep`` records a state in the journal
+    and returns it, or returns the last recorded state if the program was resumed. Without a journal
+    ``keep`` is None, and the state itself is returned. Raises `UsageError` if it is called at two
+    places of the code, or while another task of the program is open.
     """
 
     def __init__(self, run: Run, keep: Callable[[Any], Any] | None = None) -> None:

@@ -151,7 +151,9 @@ class Pending:
         self.known: WeakKeyDictionary[Any, Wait] | None = None
 
     def wait_for(self, key: Any) -> Wait:
-        """Return the wait of ``key``: a TaskGroup, or the callback of a gather or shield."""
+        """Return the `Wait` for ``key``, which is a TaskGroup, or the callback of a gather or
+        shield. The first call for a key creates it.
+        """
         if self.known is None:
             self.known = WeakKeyDictionary()
         wait = self.known.get(key)

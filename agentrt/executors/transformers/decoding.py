@@ -153,7 +153,7 @@ class Decoding:
         yield step
 
     def _read(self, cache: TextCache) -> Generator[StepOutput, None, Tensor]:
-        """Compute the prompt, and return the logits after it."""
+        """Prefill the prompt, and return the logits after its last token."""
         logits: Tensor | None = None
         for chunk in self._chunks():
             if logits is not None:

@@ -132,7 +132,8 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
 def check_compiled(call: Call, params: Any, output: Any) -> None:
     """Raise `CallRejectedError` for a call that the core ended because of its grammar.
 
-    vLLM's output has no reason, only the ``finish_reason`` "error". Contexts raise their own error.
+    vLLM's output does not say why the call ended: its ``finish_reason`` is just "error". Calls of a
+    context are not checked here, because the context raises an error of its own.
     """
     constraint = getattr(params, "structured_outputs", None)
     if output.finish_reason == "error" and constraint is not None and call.spec.sampling is None:

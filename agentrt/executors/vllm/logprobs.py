@@ -1,4 +1,4 @@
-"""Collects the log probabilities of a call of token ids from vLLM's output."""
+"""Collects, from vLLM's output, the log probabilities of a call whose prompt is token ids."""
 
 from __future__ import annotations
 

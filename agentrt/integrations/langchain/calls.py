@@ -47,7 +47,10 @@ def account_of(replies: list[Reply]) -> dict[str, Any]:
 
 @contextmanager
 def caller_in(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[LiveEmitter, RunCaller]]:
-    """Give what makes the calls of the code in ``scope``; None is outside any program."""
+    """Provide the emitter and the caller for the calls of the code in ``scope``.
+
+    If ``scope`` is None, the code is outside any program, and its calls get a program of their own.
+    """
     with _scope_for(runtime, scope) as inside:
         assert isinstance(inside.owner, Run)
         emitter = runtime.emitter(inside.owner)

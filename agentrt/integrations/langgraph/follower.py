@@ -223,7 +223,8 @@ class Follower(BaseCallbackHandler):
             program.questions[key] = PendingQuestion(node, frame.scope, frame.thread)
 
     def _answer(self, frame: Frame) -> None:
-        """End the questions of a graph's thread, because the program's own code resumes it.
+        """End the open questions of a graph's thread, because the program's own code resumes the
+        thread.
 
         The nodes that follow depend on the questions.
         """

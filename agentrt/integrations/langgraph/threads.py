@@ -116,8 +116,8 @@ def _check_file(path: Path) -> None:
 class Standing:
     """The state of a thread at its last checkpoint, if it has one.
 
-    ``next`` are the nodes that are to run, or whose writes are to be applied: none where it has
-    come to its end. ``questions`` are what they wait for.
+    ``next`` are the nodes that are to run, or whose writes are to be applied; it is empty if the
+    thread has ended. ``questions`` are the open questions of these nodes.
     """
 
     exists: bool

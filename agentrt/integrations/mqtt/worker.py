@@ -223,8 +223,8 @@ class Worker:
         self._end(job)
 
     def _client_left(self, client: str) -> None:
-        """Stop the calls of a client that has disconnected. If it returns, it gets an error for
-        them.
+        """Stop the calls of a client that has disconnected. If the client connects again, it gets
+        an error for each of these calls.
         """
         replies = self._topics.replies(client)
         for job in tuple(self._jobs.live.values()):

@@ -83,7 +83,9 @@ def _by(item: WallInterval | Miss) -> dict[str, Any]:
 
 
 def blamed(blame: Blame, waiting: str) -> str:
-    """Say which program the program ``waiting`` waited for, how long, and why it went first."""
+    """Say for which program the program ``waiting`` waited, how long, and why that program went
+    first.
+    """
     if blame.program.startswith("("):
         return f"{blame.program} {blame.seconds:.2f} s"
     if blame.program == waiting:

@@ -206,7 +206,7 @@ class _History:
         self.values: Values | None = None
 
     def open(self, engine_key: str) -> None:
-        """Read the file for an engine with this key. Idempotent."""
+        """Read the named file, or the file of the engine that has this key. Idempotent."""
         if self._is_open:
             return
         self._is_open = True

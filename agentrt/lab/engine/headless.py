@@ -269,7 +269,7 @@ class HeadlessEngine:
         """Handle a step that was scheduled and has no output yet. For subclasses."""
 
     def _ends_at(self, output: Any, starts_at: float, work: StepWork) -> float:
-        """Return the moment at which a step ends that begins at ``starts_at``."""
+        """Return the time (seconds) at which a step ends if it begins at ``starts_at``."""
         return starts_at + self.step_s(work)
 
     def _complete(

@@ -166,8 +166,8 @@ def measure(
 ) -> tuple[str, dict[str, Any], list[Replayed], StoppedError | None]:
     """Replay the recording on a real engine under all contenders.
 
-    Return a description of the engine, the same as values, the runs, and the error of the signal
-    that ended them early, or None.
+    Return a description of the engine as text, the engine's settings as a dict, the runs that have
+    finished, and the error of the signal that ended the replay early (None without a signal).
     """
     check_on_one_engine(contenders)
     if spec.machine.replicas > 1:

@@ -65,7 +65,7 @@ class Notes(Counter[str]):
             self[label] += 1
 
     def explained(self) -> dict[str, int]:
-        """Return the counts by labels, which include the first error if there was one."""
+        """Return the counts by label. A label ends with the first error that it counts, if any."""
         return {
             f"{label} (first: {self._reasons[label]})" if label in self._reasons else label: count
             for label, count in self.items()

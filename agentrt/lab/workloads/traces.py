@@ -117,15 +117,16 @@ def read_programs(
     tokenizer: str = "",
     scales: Scales = UNSCALED,
 ) -> Trace:
-    """Read the programs of a file or a folder, in order, with scaled tokens and gaps.
+    """Read the programs of a file or a folder, in their order there, and multiply their tokens and
+    gaps (the pauses between calls) by ``scales``.
 
     ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
     model whose tokenizer counts the tokens of texts.
 
-    A prompt contains the earlier prompt and output that it extends, so contexts shrink fully only
-    if outputs shrink, too. The notes count the prompts that stay longer than scaled. An output has
-    at least one token. Programs arrive in seconds after the first one, or at 0 if the format has no
-    times.
+    A prompt cannot become shorter than the earlier prompt and output that it contains. So contexts
+    reach their scaled length only if outputs are scaled down, too. The notes count the prompts that
+    stay longer than their scaled length. An output has at least one token. Arrival times are in
+    seconds after the first program, or 0 if the format has no times.
 
     Programs that cannot be read are left out. The notes count them, with the location and the fault
     of the first one. Raises `ConfigError`, which names file and line, if no program is left.

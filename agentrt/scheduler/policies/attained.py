@@ -79,10 +79,11 @@ class Plas(AttainedService):
 
 
 class Atlas(AttainedService):
-    """Adaptive thread-level attained service: the longest path of service to the call.
+    """Adaptive thread-level attained service: the seconds of service on the longest path of calls
+    that leads to the call.
 
-    Source: Agentix, Eq. 2, from the call's true parents. If they are unknown, the paper's scalar is
-    used.
+    Source: Agentix, Eq. 2, computed from the call's true parents. If the parents are unknown, the
+    longest path anywhere in the program is used, as in `AtlasScalar`.
     """
 
     name: ClassVar[str] = "atlas"

@@ -84,7 +84,9 @@ class ItemReader:
     _count: int = 0
 
     def read(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items for the model. Values that are not objects are returned unchanged."""
+        """Convert the items of a request into items that the model can read. Values that are not
+        objects are returned unchanged.
+        """
         chat: list[Any] = []
         for item in items:
             if isinstance(item, Mapping):

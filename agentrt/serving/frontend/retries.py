@@ -22,8 +22,8 @@ RETRY = b"x-stainless-retry-count"
 REMEMBERED_S = 120.0
 """Seconds for which a failed try is remembered. SDKs wait at most 60 s before they retry."""
 SEQUENTIAL = re.compile(rb"(codex|opencode)", re.IGNORECASE)
-"""The ``User-Agent`` of agents that do not count their retries, but make one call of a session
-after another: the same call again is a retry.
+"""The ``User-Agent`` of agents that do not count their retries, but make the calls of a session one
+at a time: a call that is the same as the call in flight is a retry.
 """
 SESSIONS = frozenset({b"session-id", b"session_id", b"x-session-affinity"})
 """The headers in which these agents name their session."""
@@ -150,7 +150,7 @@ class Tries:
 
 
 def _is_sequential(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the client makes one call of its session after another."""
+    """Whether the client makes the calls of its session one at a time."""
     agent = headers.get(b"user-agent", b"")
     return SEQUENTIAL.match(agent) is not None and not SESSIONS.isdisjoint(headers)
 

@@ -104,7 +104,7 @@ def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
 
 
 def _tool_name(tool: Any) -> str:
-    """Return a key that distinguishes the tools of a request, in any of the APIs."""
+    """Return a key by which the tools of one request are told apart, for a tool of any API."""
     if not isinstance(tool, dict):
         return ""
     function = tool.get("function")

@@ -145,7 +145,7 @@ class CommitGroups:
         return self._group
 
     def end(self) -> None:
-        """End the transaction. It is committed with its group."""
+        """End the transaction. It is committed together with the others of its group."""
         try:
             self._do(f"RELEASE {_SAVEPOINT}")
         except BaseException:

@@ -163,8 +163,8 @@ class ProtocolSocket:
         """Make a request to ``path`` of the thread, and return the status and the body of the
         response.
 
-        If ``put`` is set, it gets the body of a successful response in pieces as they come, and
-        first an empty piece.
+        If ``put`` is set, it gets the body of a successful response piece by piece, as the pieces
+        arrive. The first piece is empty, and shows that the request was accepted.
         """
         whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
         status, parts = 0, []

@@ -154,8 +154,8 @@ class RunRoutes(Routes):
     ) -> Response:
         """Stop a run. The action ``rollback`` also undoes its changes and deletes it.
 
-        A run that has not begun has ended when this returns; for other runs, ``wait`` waits for the
-        end.
+        If the run has not begun, it has ended when this request returns. If it has begun, ``wait``
+        waits for its end.
         """
         row = await self._row(caller, thread_id, run_id, "update", _cancelled(action, [run_id]))
         live = self._queue.get(str(run_id))

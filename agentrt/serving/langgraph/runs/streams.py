@@ -75,7 +75,7 @@ class EventLog:
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Continue the numbers after the events that an earlier attempt of the run has stored."""
+        """Number new events after the events that an earlier attempt of the run has stored."""
         if self.resumable:
             last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
             row = await self._database.first(last)
@@ -214,7 +214,9 @@ class LiveRun:
         self._notify()
 
     async def ended(self) -> None:
-        """Wait until the run is done. Raises the outage that keeps its end from being stored."""
+        """Wait until the run is done. If an outage of the database prevents storing the run's end,
+        raise the error of the outage.
+        """
         while not self.done.is_set():
             await self._news.wait()
             if self.outage is not None and not self.done.is_set():

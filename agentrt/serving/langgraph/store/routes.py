@@ -287,7 +287,7 @@ class StoreRoutes(Routes):
     async def _namespaces_of(
         self, caller: Requester, op: ListNamespaces, only: Filter
     ) -> list[tuple[str, ...]]:
-        """Return a page of the namespaces with an item that the filter allows."""
+        """Return one page of the namespaces that contain at least one item that ``only`` allows."""
         c = items_table.c
         query = sa.select(c.prefix).distinct()
         query = query.where(within(c.prefix, root_of(caller.tenant)), *visible(c["value"], only))

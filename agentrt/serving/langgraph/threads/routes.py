@@ -44,7 +44,9 @@ class ThreadRoutes(Routes):
         """Create a thread, and write ``supersteps`` into its state if it is new."""
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._state.graphs:
-            raise invalid("supersteps: set metadata.graph_id to the name of the thread's graph")
+            raise invalid(
+                "supersteps need a served graph; set metadata.graph_id to the graph's name"
+            )
         key = body.thread_id or uuid4()
         value: dict[str, Any] = {"thread_id": key, "metadata": dict(body.metadata)}
         value["if_exists"] = body.if_exists
