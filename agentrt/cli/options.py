@@ -205,7 +205,7 @@ host_memory_option = engine.text(
     "together. auto: what is free within the container's limits, with a quarter left, shared by "
     "the engines; 0: no offload. On a CPU nothing is offloaded.",
     type=_HostMemory(),
-    default=AUTO_HOST_MEMORY,
+    default="0",
 )
 seed_option = Options("Program").text(
     "--seed", "N", "Seed that makes sampled calls repeatable.", type=int, default=0

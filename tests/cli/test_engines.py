@@ -146,10 +146,10 @@ def test_a_policy_that_learns_nothing_may_be_told_to_keep_nothing(policy: str) -
 
 @pytest.mark.parametrize(
     ("words", "size"),
-    [((), "auto"), (("auto",), "auto"), (("0",), 0.0), (("64",), 64.0), (("0.5",), 0.5)],
+    [((), 0.0), (("auto",), "auto"), (("0",), 0.0), (("64",), 64.0), (("0.5",), 0.5)],
 )
 @pytest.mark.parametrize("command", [run, serve])
-def test_an_engine_takes_host_memory_unless_it_shall_not(
+def test_an_engine_takes_host_memory_only_on_request(
     command: click.Command, words: tuple[str, ...], size: object
 ) -> None:
     targets = ["program.py"] if command is run else []
@@ -159,7 +159,8 @@ def test_an_engine_takes_host_memory_unless_it_shall_not(
 
 
 def test_replicas_share_what_is_free() -> None:
-    context = run.make_context("run", ["program.py", "--replicas", "2"])
+    words = ["program.py", "--replicas", "2", "--host-memory", "auto"]
+    context = run.make_context("run", words)
     options = engine_options(context.params, ())
     each = module.each_engine(options, Fleet(replicas=2))
     assert [(one.host_memory, one.replicas) for one in each] == [("auto", 2)] * 2
