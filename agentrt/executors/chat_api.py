@@ -4,6 +4,11 @@ A front end renders chats before their calls are scheduled, and reads tool calls
 makes calls through a `Caller`, which stands for a program. Programs in this process pass their
 caller as an argument. vLLM's HTTP application has no argument for it, and reads the context
 variable `CALLER`.
+
+With vLLM, text becomes tokens when `VLLMFrontend` renders a chat: vLLM's chat template gives the
+prompt's text, and vLLM's tokenizer its token ids. Tokens become text in vLLM's own detokenizer, in
+this process, before the engine yields a `Chunk`; the front end then finds reasoning and tool calls
+in that text. HTTP requests take the same two steps inside vLLM's HTTP application.
 """
 
 from __future__ import annotations

@@ -233,11 +233,12 @@ class SchedulerCore:
     # -- a step ----------------------------------------------------------------------------
 
     def plan_step(self, now: float, running: Sequence[QueuedCall], engine: Engine) -> StepPlan:
-        """Plan the engine's next step: which waiting calls may start, and which running calls are
-        preempted.
+        """Plan the engine's next step: which calls join the queue of waiting calls, in which order,
+        and which running calls are preempted.
 
-        ``running`` are the running calls sorted by key, the worst call last. Decisions about
-        waiting calls are already applied to the queue when this method returns.
+        ``running`` are the running calls sorted by key, the worst call last. The decisions about
+        waiting calls are already applied to the queue when this method returns; the caller only
+        preempts. vLLM then starts calls from the head of the queue.
         """
         released = self.queue.release(engine.may_be_offered)
         promoted = self.promote(now)

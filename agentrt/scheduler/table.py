@@ -3,6 +3,18 @@
 Pure and synchronous. The runtime keeps a table over all engines, and each engine core a table of
 the programs whose calls it runs. Times are seconds. ``now`` is the time on the caller's clock,
 which must not run backwards.
+
+The service of an ended call reaches the priority of its program's next call in these steps, from
+the engine core to the runtime and back:
+
+1. The engine core's table adds the service to the program's row (`call_ended`), and the scheduler
+   sends a report with the call's last output (`agentrt.executors.vllm.reports`).
+2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to its own table and
+   to the node in the program's DAG (`RunRegistry.end_call`).
+3. When the program makes its next call, the runtime computes the service on the call's critical
+   path, and sends it with the call as its `Identity` (`RunRegistry.begin_call`).
+4. The engine core that gets the call, which may be another one, takes from the identity what its
+   own row does not know yet (`catch_up`), and then ranks the call (`SchedulerCore.handle`).
 """
 
 from __future__ import annotations
