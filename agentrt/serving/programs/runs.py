@@ -83,8 +83,7 @@ class ProgramRuns:
         self._runtime = server.runtime
         self._runs: OrderedDict[str, ServedRun] = OrderedDict()
         self._refusals: set[asyncio.Task[None]] = set()
-        self._runtime.registry.listen(self._on_event)
-        self._runtime.questions.listen(self._on_question)
+        self._is_listening = False
 
     def start(
         self,
@@ -130,6 +129,7 @@ class ProgramRuns:
         run = self._runtime.start(
             program, body.input, tenant=tenant, session=body.session, durable=durable
         )
+        self._listen()
         seen = self._server.questions.of_programs.seen
         served_run = self._runs[run.id] = ServedRun(run, tenant, seen)
         assert run.task is not None
@@ -205,8 +205,9 @@ class ProgramRuns:
 
     async def close(self) -> None:
         """Cancel all runs. The next server resumes the runs that are in the journal."""
-        self._runtime.registry.unlisten(self._on_event)
-        self._runtime.questions.unlisten(self._on_question)
+        if self._is_listening:
+            self._runtime.registry.unlisten(self._on_event)
+            self._runtime.questions.unlisten(self._on_question)
         tasks = [
             served_run.run.task
             for served_run in self._runs.values()
@@ -224,6 +225,15 @@ class ProgramRuns:
     def _too_late(self, served_run: ServedRun) -> None:
         served_run.is_late = True
         served_run.run.cancel()
+
+    def _listen(self) -> None:
+        """Listen to events from the first run on. The events of all programs come here, so that a
+        server without served runs would pay for each call of its clients.
+        """
+        if not self._is_listening:
+            self._is_listening = True
+            self._runtime.registry.listen(self._on_event)
+            self._runtime.questions.listen(self._on_question)
 
     def _on_event(self, event: Event) -> None:
         served_run = self._runs.get(event.program_id)
