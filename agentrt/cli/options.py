@@ -146,7 +146,7 @@ class _FileOrNone(click.Path):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
-class _HostMemory(click.FloatRange):
+class _HostMemory(click.ParamType):
     """The type of a number of GiB or the word auto."""
 
     name = "host memory"

@@ -16,7 +16,7 @@ from tests.serving.local import MODEL, SAYS
 async def test_the_page_by_openais_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, line = blocks("batches.md")[3], blocks("batches.md", "json")[1]
+    code, line = blocks("batches.md")[4], blocks("batches.md", "json")[2]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requests.jsonl").write_text(line.replace('"m"', f'"{MODEL}"'))
     async with serve_batches(tmp_path) as server:

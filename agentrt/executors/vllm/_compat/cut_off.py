@@ -16,6 +16,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -58,13 +59,6 @@ _LONGEST = 64
 """Maximum number of characters of the mark that begins a tool call."""
 _FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
 """Parsers that extract the text of an answer from markup, too, and not only calls."""
-_READ_AS_STREAMED = (
-    "K2HorizonReasoningParser",
-    "KimiK3ReasoningParser",
-    "MuseGlimmerReasoningParser",
-)
-"""Parsers that return reasoning, or its header, as text when a whole output was cut off in it."""
-
 _ANSWERS_AT_ONCE: dict[str, Any] = {
     "KimiK3ReasoningParser": regex.compile(r"\s*<\|open\|>\s*(?:response|tools)\s*<\|sep\|>"),
 }
@@ -180,14 +174,24 @@ class _Alike(_Base):
             )
         else:
             may_stream = may_call and self.tool_parser is not None
-            is_streamed = self._is_by_token and bool(self._reasoning_parser or may_stream)
+            if self._is_by_token:
+                is_streamed = bool(self._reasoning_parser or may_stream)
+            else:
+                is_streamed = may_stream and is_cut
         if not ids or not is_streamed:
             reasoning, content, calls = super().parse(model_output, request, enable_auto_tools, ids)
             is_missed = may_call and not calls and self.beginning is not None
             if not is_missed or not self.beginning.search(content or ""):
                 is_blank = calls and content and content.isspace()
                 return reasoning, None if is_blank else content, calls
+        whole = None
+        if self._is_by_token and not is_cut:
+            with suppress(Exception):  # a parser may fail on an output that its stream can read
+                whole = super().parse(model_output, request, enable_auto_tools, ids)
         reasoning, content, calls = self._as_streamed(model_output, ids, request)
+        if whole is not None and whole[:2] == (reasoning, content):
+            # Stock answers with the arguments as this parser writes JSON, not as the model did.
+            calls = whole[2] if _mean_the_same(whole[2] or (), calls) else calls
         is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
         if isinstance(request, ResponsesRequest) or not is_length or not calls:
             return reasoning, content, calls
@@ -433,6 +437,20 @@ def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
     for call in delta.tool_calls or ():
         add_call(calls, call)
     return delta.reasoning or None, delta.content or None, [calls[i] for i in sorted(calls)]
+
+
+def _mean_the_same(calls: Sequence[FunctionCall], others: Sequence[FunctionCall]) -> bool:
+    """Return whether two lists of calls are the same but for the form of their arguments' JSON."""
+    return [(call.name, _value_of(call)) for call in calls] == [
+        (call.name, _value_of(call)) for call in others
+    ]
+
+
+def _value_of(call: FunctionCall) -> Any:
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return call.arguments
 
 
 def _stops(request: Any) -> Sequence[int] | None:
