@@ -113,7 +113,7 @@ def measure(
         }
         names, steps = tuple(loads), options["steps"]
         for name in names:
-            loads[name]("run", options["warm_up"] or steps)
+            loads[name]("run", options.get("warm_up") or steps)
         functions = {name: loads[name]("functions", steps) for name in names}
         for repeat in range(options["repeat"]):
             here = {name: loads[name]("run", steps) for name in turns(names, repeat)}

@@ -14,8 +14,8 @@ pytest.importorskip("ray")
 @pytest.mark.parametrize(
     ("options", "info"),
     [
-        (EngineOptions("a/b", 4), ExecutorInfo(("a/b",), 4, cached_blocks=True)),
-        (EngineOptions(), ExecutorInfo(cached_blocks=True)),
+        (EngineOptions("a/b", 4), ExecutorInfo(("a/b",), 4, cached_blocks=True, logprobs=True)),
+        (EngineOptions(), ExecutorInfo(cached_blocks=True, logprobs=True)),
     ],
 )
 def test_it_says_what_it_was_asked_for(options: EngineOptions, info: ExecutorInfo) -> None:

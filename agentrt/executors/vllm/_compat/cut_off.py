@@ -184,14 +184,14 @@ class _Alike(_Base):
             if not is_missed or not self.beginning.search(content or ""):
                 is_blank = calls and content and content.isspace()
                 return reasoning, None if is_blank else content, calls
-        whole = None
-        if self._is_by_token and not is_cut:
-            with suppress(Exception):  # a parser may fail on an output that its stream can read
-                whole = super().parse(model_output, request, enable_auto_tools, ids)
         reasoning, content, calls = self._as_streamed(model_output, ids, request)
-        if whole is not None and whole[:2] == (reasoning, content):
+        if calls and self._is_by_token and not is_cut:
             # Stock answers with the arguments as this parser writes JSON, not as the model did.
-            calls = whole[2] if _mean_the_same(whole[2] or (), calls) else calls
+            with suppress(Exception):  # a parser may fail on an output that its stream can read
+                parse = super(_Alike, self._again()).parse
+                whole = parse(model_output, request, enable_auto_tools, ids)
+                if whole[:2] == (reasoning, content) and _mean_the_same(whole[2] or (), calls):
+                    calls = whole[2]
         is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
         if isinstance(request, ResponsesRequest) or not is_length or not calls:
             return reasoning, content, calls
