@@ -146,7 +146,7 @@ class _FileOrNone(click.Path):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
-class _HostMemory(click.ParamType):
+class _HostMemory(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     """The type of a number of GiB or the word auto."""
 
     name = "host memory"
