@@ -198,6 +198,7 @@ def test_more_programs_than_memory_can_hold_do_not_keep_signals_out(run_program:
 def test_replicas_share_the_work(run_program: Run) -> None:
     source = "@program\nasync def ask(ctx, text): return str(await ctx.llm(text))\n"
     options = ["--replicas", "2", "--router", "round-robin", "--json"]
+    options += ["--", "--kv-cache-memory-bytes", str(64 << 20)]  # other tests need memory, too
     value = run_program(source, "--input", "hi", "--n", "4", *options).json
     assert value["results"] == ["hi"] * 4
     replicas = value["engine"]["replicas"]
