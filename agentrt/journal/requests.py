@@ -30,6 +30,7 @@ from agentrt.journal.kinds import packed, unpacked
 from agentrt.journal.schema import DONE, EndRow, StartRow
 from agentrt.journal.sketch import DIGEST_BYTES, digest_of, shown, sketched
 from agentrt.request import Reply
+from agentrt.request.common import common_length
 
 BEFORE = "$before"
 MESSAGES, IDS = "messages", "prompt_token_ids"
@@ -299,20 +300,6 @@ def _is_short(key: str, items: Sequence[Any]) -> bool:
     return type(content) is str and len(content) < _LEAST
 
 
-def _common(first: Any, second: Any) -> int:
-    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        low = high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low // _WIDTH if isinstance(first, bytes) else low
-
-
 def _packed(ids: Sequence[int]) -> bytes | None:
     """Return token ids as bytes, which are fast to compare; None for anything else."""
     try:
@@ -506,3 +493,9 @@ def _answer(key: str, end: EndRow | None) -> Items:
     if key == IDS:
         return array(_TYPE, reply.token_ids if isinstance(reply, Reply) else ())
     return [json.loads(shown(reply.message))] if isinstance(reply, Reply) else []
+
+
+def _common(first: Any, second: Any) -> int:
+    """Return the number of items of the common beginning, also of packed items."""
+    length = common_length(first, second)
+    return length // _WIDTH if isinstance(first, bytes) else length

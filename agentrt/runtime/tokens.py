@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
+from agentrt.request.common import common_length
 from agentrt.request.tokens import CallTokens, pack, unpack
 
 _ID = "I"
@@ -171,7 +172,7 @@ class TokenLog:
         shared, base = 0, ""
         late = islice(reversed(self._sequences), _CANDIDATES)
         for sequence in late if extended is None else (extended,):
-            length = _common(sequence.ids, ids)
+            length = common_length(sequence.ids, ids)
             if length > shared and (key := self._call_with(sequence, length)):
                 shared, base = length, key
         return shared, base
@@ -226,15 +227,3 @@ def _finished(sequence: _Growing) -> TokenSequence:
         mask[span.start : span.end] = b"\1" * (span.end - span.start)
         versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
     return TokenSequence(sequence.ids[:length], logprobs, mask, versions)
-
-
-def _common(first: array[int], second: array[int]) -> int:
-    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

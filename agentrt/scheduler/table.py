@@ -13,8 +13,9 @@ the engine core to the runtime and back:
    to the node in the program's DAG (`RunRegistry.end_call`).
 3. When the program makes its next call, the runtime computes the service on the call's critical
    path, and sends it with the call as its `Identity` (`RunRegistry.begin_call`).
-4. The engine core that gets the call, which may be another one, takes from the identity what its
-   own row does not know yet (`catch_up`), and then ranks the call (`SchedulerCore.handle`).
+4. The call may run in another engine core than the last one. That core adds to its own row the
+   service that only the identity has (`catch_up`), and then ranks the call
+   (`SchedulerCore.handle`).
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ class Tenants(RuleBasedStateMachine):
 
     @initialize(target=threads)
     def first(self) -> Any:
-        return multiple(*(self.thread(tenant) for tenant in TENANTS))
+        made = [self.thread(tenant) for tenant in TENANTS]
+        for tenant, thread in made:
+            assert self.ask(tenant, "POST", "/threads", {"thread_id": thread}) is None, "a conflict"
+        return multiple(*made)
 
     def thread(self, tenant: str) -> tuple[str, str]:
         made = self.ask(tenant, "POST", "/threads", {"metadata": {"of": tenant}})
@@ -300,4 +303,4 @@ def test_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             for client in Tenants.clients.values():
                 client.close()
-    assert {200, 201, 404} <= Tenants.told
+    assert {200, 201, 404, 409} <= Tenants.told

@@ -76,7 +76,7 @@ class HostRoom:
 
     @property
     def advice(self) -> str:
-        """What to do to have more host memory."""
+        """Advice for a machine that has too little room for host memory."""
         if self.is_limited_by_shared_memory:
             return f"enlarge {_SHARED}, such as by docker run --shm-size {self._of_free // _GIB}g"
         return "free memory, or raise the container's memory limit"

@@ -18,6 +18,7 @@ from typing import Any
 from agentrt.journal.analysis.wall import RecordedTime, Stay
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.request import CallReport, Reply
+from agentrt.request.common import common_length
 from agentrt.request.spans import RECOMPUTE, Cause, read_spans
 
 EVICTED, CHANGED, SALTED, NEW = "evicted", "changed", "salted", "new"
@@ -106,7 +107,7 @@ class _Chat(_Prompt):
         self._most = 0
 
     def common(self, earlier: _Chat) -> int:
-        count = _common(earlier.whole, self.parts)
+        count = common_length(earlier.whole, self.parts)
         if count < self._most:  # another prompt is closer
             return 0
         self._most, rest = count, self.parts[count:]
@@ -122,7 +123,9 @@ class _Chat(_Prompt):
     def again(self, earlier: _Chat, at: int) -> int:
         (was, old), (now, new) = earlier.after(at), self.after(at)
         later = set(old)
-        return _common(was[::-1], now[::-1]) + sum(len(text) for text in new[1:] if text in later)
+        return common_length(was[::-1], now[::-1]) + sum(
+            len(text) for text in new[1:] if text in later
+        )
 
     def after(self, at: int) -> tuple[str, list[str]]:
         """Return the rest of the message at this offset, and the list of that message and all later
@@ -154,7 +157,7 @@ class _Ids(_Prompt):
         if earlier._whole[most:end] == self._whole[most:end]:
             rest = end - most
         else:
-            rest = _common(earlier._whole[most:end], self._whole[most:end])
+            rest = common_length(earlier._whole[most:end], self._whole[most:end])
         if not earlier._whole.startswith(self._whole[:most]):  # another prompt is closer
             return 0
         self._most = max(0, (most + rest)) // _WIDTH
@@ -165,7 +168,7 @@ class _Ids(_Prompt):
 
     def again(self, earlier: _Ids, at: int) -> int:
         was, now = earlier._ids(at + 1, earlier.size), self._ids(at + 1, self.size)
-        return _common(was[::-1], now[::-1])
+        return common_length(was[::-1], now[::-1])
 
     def _ids(self, begin: int, end: int) -> array[int]:
         return array(_IDS, self._whole[begin * _WIDTH : end * _WIDTH])
@@ -236,20 +239,6 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
     return (CHANGED, closest.node, at, prompt.unit, *shown, again)
 
 
-def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the length of the common beginning, by bisection, because comparing slices is fast."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int:
     """Return the length of the common beginning of two texts that are split into parts anywhere."""
     total, left, right = 0, "", ""
@@ -258,7 +247,7 @@ def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int
         left, right = left or next(lefts, ""), right or next(rights, "")
         size = min(len(left), len(right))
         if not size or left[:size] != right[:size]:
-            return total + _common(left, right)
+            return total + common_length(left, right)
         total, left, right = total + size, left[size:], right[size:]
 
 
