@@ -69,7 +69,9 @@ async def replicas(
         2,
         make_router("least-used"),
         backoff=Backoff(first_s=0.1),
-        health=Health(stall_s=60.0),  # other tests leave an engine no processor time
+        # Other tests may leave the engines no processor time. A replica that is restarted for that
+        # would fail all tests here, since they keep its first engine.
+        health=Health(stall_s=60.0, hang_s=600.0),
         notice=print,
         ready_timeout_s=600.0,
     )
