@@ -14,8 +14,10 @@ import math
 import os
 import select
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
 from agentrt.errors import ConfigError
 
@@ -88,6 +90,48 @@ def lock_beside(path: Path) -> IO[str]:
         file.close()
         raise
     return file
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Replace a file's content atomically: the caller writes the new content to the yielded file.
+
+    Until the block ends, ``path`` has its old content, or does not exist; the same if the block
+    raises an error or the process dies. If ``path`` is a symbolic link, the file that it names is
+    replaced. ``mode`` is the permissions of the new file, by default those of the old file. Without
+    an old file, only the owner may read and write the new file. With ``durable``, the new content
+    is on the disk after the block, which can take milliseconds; without, a loss of power may lose
+    it. Raises `OSError`.
+    """
+    path = Path(os.path.realpath(path))
+    folder = path.parent
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as draft:
+        try:
+            yield draft  # type: ignore[misc]  # a wrapper with the methods of a binary file
+            draft.flush()
+            if durable:
+                os.fsync(draft.fileno())
+            if mode is None and path.exists():
+                mode = stat.S_IMODE(path.stat().st_mode)
+            if mode is not None:
+                os.fchmod(draft.fileno(), mode)
+            os.replace(draft.name, path)
+        except BaseException:
+            Path(draft.name).unlink(missing_ok=True)
+            raise
+    if durable:
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the list of names of a folder, is on the disk. Raises
+    `OSError`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _too_large(most: float) -> OSError:

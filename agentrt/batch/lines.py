@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +34,7 @@ class LineFile:
         self._writing: asyncio.Task[None] | None = None
         try:
             # Without this, a loss of power could remove the name of a new file from its folder.
-            sync(path.absolute().parent)
+            files.sync(path.absolute().parent)
         except OSError:
             LineFile.close(self)
             raise
@@ -104,21 +103,8 @@ class LineFile:
 
     def replace(self, lines: Iterable[bytes]) -> None:
         """Replace all lines of the file at once, or none of them. Raises `OSError`."""
-        folder = self.path.absolute().parent
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=folder, prefix=f".{self.path.name}.", delete=False
-        ) as copy:
-            try:
-                for line in lines:
-                    copy.write(line)
-                copy.flush()
-                os.fsync(copy.fileno())
-                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._descriptor).st_mode))
-                os.replace(copy.name, self.path)
-            except BaseException:
-                Path(copy.name).unlink(missing_ok=True)
-                raise
-        sync(folder)
+        with files.replacing(self.path) as copy:
+            copy.writelines(lines)
         os.close(self._descriptor)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -187,12 +173,3 @@ class OutputFile(LineFile):
         """Close the file and release its lock. Idempotent."""
         super().close()
         self._lock.close()
-
-
-def sync(path: Path) -> None:
-    """Wait until the content of a file, or the list of names of a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

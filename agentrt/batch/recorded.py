@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrt import files
-from agentrt.batch.lines import sync
 from agentrt.errors import UsageError
 from agentrt.runtime.tokens import TokenSequence
 
@@ -141,28 +138,18 @@ def _schema() -> Any:
 def write_table(path: Path, kind: str, lines: Path) -> None:
     """Convert the file ``lines``. An old file stays until the new one is complete."""
     arrow, schema = check_pyarrow(), _schema()
-    folder = path.absolute().parent
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.", delete=False) as copy:
-        try:
-            if kind == "parquet":
-                import pyarrow.parquet
+    with files.replacing(path, stat.S_IMODE(lines.stat().st_mode)) as copy:
+        if kind == "parquet":
+            import pyarrow.parquet
 
-                writer = pyarrow.parquet.ParquetWriter(copy, schema)
-            else:
-                import pyarrow.ipc
+            writer = pyarrow.parquet.ParquetWriter(copy, schema)
+        else:
+            import pyarrow.ipc
 
-                writer = pyarrow.ipc.new_file(copy, schema)
-            with writer:
-                for rows in _groups(read_tokens(lines)):
-                    writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
-            os.fsync(copy.fileno())
-            mode = stat.S_IMODE(lines.stat().st_mode)
-            os.fchmod(copy.fileno(), mode)
-            os.replace(copy.name, path)
-        except BaseException:
-            Path(copy.name).unlink(missing_ok=True)
-            raise
-    sync(folder)
+            writer = pyarrow.ipc.new_file(copy, schema)
+        with writer:
+            for rows in _groups(read_tokens(lines)):
+                writer.write_batch(arrow.RecordBatch.from_pylist(rows, schema))
 
 
 def _groups(every: Iterator[RecordedTokens]) -> Iterator[list[dict[str, Any]]]:

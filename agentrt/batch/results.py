@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt import files
 from agentrt.batch.inputs import key_of
-from agentrt.batch.lines import OutputFile, sync
+from agentrt.batch.lines import OutputFile
 from agentrt.batch.plain import as_json
 from agentrt.errors import UsageError
 
@@ -183,8 +183,8 @@ class ResultFile(OutputFile):
         elif begun is None or begun[0] != retry or begun[1] > size:
             begun = retry, size
             self._retry_file.write_text(json.dumps({"retry": retry, "offset": size}), "utf-8")
-            sync(self._retry_file)
-            sync(self.path.absolute().parent)
+            files.sync(self._retry_file)
+            files.sync(self.path.absolute().parent)
         self._round = begun
         self._ended: dict[bytes, int] = {}
         self._attempts: dict[bytes, int] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from agentrt.cli.streams import say
+from agentrt.files import replacing
 
 _URL = "http://127.0.0.1:8000"
 _ADDRESS = re.compile(r"https?://\S+|(localhost|[\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):\d{1,5}")
@@ -133,10 +134,8 @@ def _skip_onboarding(environ: Mapping[str, str]) -> None:
             return
         text = json.dumps({**settings, "hasCompletedOnboarding": True}, indent=2)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(text, "utf-8")
-        partial.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o600)
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except (OSError, ValueError) as error:
         say(f"cannot change {path}: {error}; Claude Code will ask its first questions")
 

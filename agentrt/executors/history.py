@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from agentrt.errors import ConfigError
-from agentrt.files import read_json
+from agentrt.files import read_json, replacing
 from agentrt.scheduler.learned import LONGEST_S, WINDOW, Durations, Learned, Mean, Usual
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
@@ -45,7 +44,6 @@ VERSION = 3
 _WAIT_S = 2.0
 """Seconds that the last write of a process waits while another process writes."""
 _LOG = logging.getLogger(__name__)
-_DRAFTS = count()
 _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 _Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
@@ -169,7 +167,8 @@ class HistoryFile:
         if (state := _state(path)) is not None and state != self._seen:
             values = merged(self._base, values, read(path))
             load(self._policy.learned, values)
-        _replace(path, _bounded(values))
+        with replacing(path, durable=False) as file:
+            file.write(_bounded(values).encode())
         self._base, self._seen = values, _state(path)
         self._unsaved, self._saved_at = 0, self._clock()
 
@@ -412,14 +411,3 @@ def _taken(number: int, deadline: float) -> bool:
             return True
         else:
             return True
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{next(_DRAFTS)}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise

@@ -8,9 +8,9 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import zstandard
 
@@ -69,36 +69,12 @@ def test_compressed_files(suffix: str, write: Callable[[Path], None], tmp_path: 
             InputFile(str(file)).check(lambda raw_value: raw_value)
 
 
-def test_parquet_is_read_in_batches(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_rows_of_parquet_become_records(tmp_path: Path) -> None:
+    """Also of several row groups, and of more rows than are read at a time."""
     path = tmp_path / "x.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), path)
-    assert [item.record for item in InputFile(str(path), Fields("q"))] == RECORDS
-
-
-def test_rows_of_parquet_become_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader asks pyarrow for a few rows at a time: here by a double of its module."""
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"PAR1")
-    module: Any = ModuleType("pyarrow.parquet")
-    requests = []
-
-    class Double:
-        def __init__(self, file: Any) -> None:
-            assert file.read() == b"PAR1"
-
-        def iter_batches(self, batch_size: int) -> Any:
-            requests.append(batch_size)
-            return [SimpleNamespace(to_pylist=lambda each=each: [each]) for each in RECORDS]
-
-    module.ParquetFile = Double
-    package: Any = ModuleType("pyarrow")
-    package.parquet = module
-    monkeypatch.setitem(sys.modules, "pyarrow", package)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
-    assert [item.record for item in InputFile(str(path), Fields("q"))] == RECORDS
-    assert requests == [256]
+    records = [{**RECORDS[0], "q": f"question {number}"} for number in range(600)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=250)
+    assert [item.record for item in InputFile(str(path), Fields("q"))] == records
 
 
 def test_without_pyarrow_the_message_says_what_to_install(

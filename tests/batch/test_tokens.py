@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
 from agentrt import Context, program, tool
@@ -321,16 +323,15 @@ def test_tokens_are_for_a_batch(write: Write, command: Run) -> None:
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
 async def test_a_table_has_what_the_lines_have(name: str, tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
     file = tmp_path / name
     options = {"out": tmp_path / "r.jsonl", "tokens": file, "samples": 2}
     await recorded(["a", "bad", "c"], brief, **options)
     every = [*read_tokens(tmp_path / f"{name}.jsonl")]
     assert len(every) == 6
     if name.endswith("parquet"):
-        rows = pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
+        rows = pyarrow.parquet.read_table(file).to_pylist()
     else:
-        rows = arrow.ipc.open_file(file).read_all().to_pylist()
+        rows = pyarrow.ipc.open_file(file).read_all().to_pylist()
     assert [row["id"] for row in rows] == [each.id for each in every]
     for row, each in zip(rows, every, strict=True):
         assert row["rewards"] == list(each.rewards)

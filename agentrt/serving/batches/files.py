@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from agentrt.batch.lines import sync
+from agentrt.files import replacing
 from agentrt.serving.batches.records import Records, TenantFolders
 from agentrt.serving.batches.stored import StoredFile, content_path
 from agentrt.serving.error_responses import ApiError
@@ -109,7 +108,7 @@ class Files:
     def _stored_paths(self) -> Iterator[Path]:
         """Yield the paths of all contents, and of the files that a kill has left half written."""
         for folder in self._folders.all():
-            for pattern in ("*.jsonl", "*.part", "*.new"):
+            for pattern in ("*.jsonl", ".*"):
                 yield from folder.glob(pattern)
 
     # -- routes ------------------------------------------------------------------------
@@ -216,14 +215,5 @@ def read_lifetime(anchor: object, seconds: object, name: str = "expires_after") 
 
 def _copy(source: BinaryIO, path: Path) -> None:
     """Copy an upload to ``path``. The path exists only once the whole content is on the disk."""
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            shutil.copyfileobj(source, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync(path.parent)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        shutil.copyfileobj(source, file)

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from secrets import token_hex
 from typing import IO, Any, Generic, Protocol, TypeVar
 
 from agentrt import files
-from agentrt.batch.lines import sync
 from agentrt.errors import ConfigError
 from agentrt.serving.error_responses import ApiError
 
@@ -79,14 +77,14 @@ class TenantFolders:
         folder = self.of(tenant)
         if not folder.is_dir():
             folder.mkdir(mode=0o700)
-            sync(self.path)
+            files.sync(self.path)
         return folder
 
     def _open(self) -> None:
         try:
             if not self.path.is_dir():
                 self.path.mkdir(mode=0o700)
-                sync(self.path.absolute().parent)
+                files.sync(self.path.absolute().parent)
             self._lock = files.lock_beside(self.path / "files")
         except BlockingIOError as error:
             raise ConfigError(
@@ -230,11 +228,5 @@ def _read(path: Path, from_fields: Callable[[Mapping[str, Any]], R]) -> R | None
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the content of a file atomically."""
-    new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync(path.parent)
+    with files.replacing(path) as file:
+        file.write(text.encode())

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from agentrt.errors import ConfigError
-from agentrt.files import read_json
+from agentrt.files import read_json, replacing
 from agentrt.serving.settings import fault_in
 from agentrt.serving.tenants.limits import Limits, read_limits
 
@@ -184,11 +182,5 @@ def _stamp(path: Path) -> object:
 
 def _write(path: Path, text: str) -> None:
     """Write a file atomically, readable by its owner only."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path, 0o600) as file:
+        file.write(text.encode())
