@@ -316,8 +316,9 @@ class SchedulerCore:
         ``running`` is sorted by key, the worst call last. Only a call of a strictly worse level is
         preempted, and only for its slot in the batch, never for its memory: a waiting call that
         does not fit into the ``free_blocks`` keeps waiting, because evicted blocks must be
-        recomputed, which delays all other calls, too. Running calls that the engine may not preempt
-        or that are not `settled` are skipped, and so are waiting calls that cannot start.
+        recomputed, which delays all other calls, too. So do the calls behind it, since vLLM starts
+        calls in order. Running calls that the engine may not preempt or that are not `settled` are
+        skipped, and so are waiting calls that cannot start.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -332,11 +333,13 @@ class SchedulerCore:
         for head in self.queue.best(_LOOKED_AT):
             if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
                 break
-            if head.stuck or not can_start(head):
-                continue
             free_blocks -= blocks_needed(head)
             if free_blocks < 0:
                 break
+            # Such a call may start as soon as a victim is gone, for example with the victim's place
+            # for an adapter. Then it comes before the calls behind it, so its blocks count, too.
+            if head.stuck or not can_start(head):
+                continue
             if free_slots > 0:
                 free_slots -= 1
                 continue

@@ -236,6 +236,33 @@ def test_no_running_call_is_preempted_for_one_that_cannot_start(
     assert {request.request_id for request in made.scheduler.running} == running
 
 
+@pytest.mark.parametrize("policy", ["atlas", "plas", "mlfq"])
+def test_no_running_call_is_preempted_if_a_larger_call_would_block_its_slot(policy: str) -> None:
+    """A preempted call's adapter leaves a place for that of the large call, which is first in the
+    queue, and for which there is no memory: then nobody could use the slot.
+    """
+    made = taught({"policy": policy}, blocks=150)
+    for number, request in enumerate(made.scheduler.running):
+        request.lora_request = LoRARequest(f"a{number}", 1 + number, "/a")
+    made.scheduler.lora_config = SimpleNamespace(max_loras=2)
+    running = {request.request_id for request in made.scheduler.running}
+    large = make_request(
+        "large",
+        prompt(600, 130 * BLOCK_SIZE),
+        BLOCK_SIZE,
+        max_tokens=4,
+        ignore_eos=True,
+        extra_args=program("large", "u"),
+    )
+    large.lora_request = LoRARequest("b", 3, "/b")
+    made.submit(large)
+    made.submit(short(made, "small"))
+    for _ in range(30):
+        made.step()
+    assert not made.scheduler.kept
+    assert {request.request_id for request in made.scheduler.running} == running
+
+
 @pytest.mark.parametrize("settings", [{"policy": "atlas"}, DEFAULTS], ids=["atlas", "default"])
 def test_a_call_whose_grammar_is_ready_preempts_as_any_other(settings: dict[str, Any]) -> None:
     made = taught(settings)
