@@ -53,7 +53,7 @@ class OutputReader:
         self._rest = ""
 
     def feed(self, piece: str) -> Iterator[str | CallPart]:
-        """Take the next piece of the output, and yield what is certain after it."""
+        """Take the next piece of the output, and yield the parts that no later piece can change."""
         self._whole += piece
         self._rest += piece
         if self._inside is _InsideCall.HEAD:
