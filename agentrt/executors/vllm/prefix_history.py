@@ -46,8 +46,7 @@ def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
 
 
 def most_in_common(hashes: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
-    """Return how many leading blocks ``hashes`` shares with the most similar of ``others``.
-    """
+    """Return how many leading blocks ``hashes`` shares with the most similar of ``others``."""
     return max([_leading(hashes, other) for other in others], default=0)
 
 
