@@ -11,8 +11,9 @@ for other items.
 
 PostgreSQL has operators that compare JSON. SQLite has none, so it would call a Python function for
 each row. The conditions at the end of this module use SQLite's own functions in place of Python,
-for values that these compare in the same way: texts, integers, true, false, null, and objects of
-these. Before SQLite parses a row's JSON, they check whether its text can contain the value at all.
+for values that these functions compare in the same way: texts, integers, true, false, null, and
+objects of such values. Before SQLite parses a row's JSON, the conditions check whether the row's
+text can contain the value at all.
 """
 
 from __future__ import annotations
