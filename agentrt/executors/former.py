@@ -9,7 +9,7 @@ from typing import Any
 
 
 def warn_of_former_place(module_name: str, *names: str) -> None:
-    """Make a module warn users of these names to import them from `agentrt.engines` instead.
+    """Make a module warn users of the ``names`` that the names have moved to `agentrt.engines`.
 
     The names still work. agentrt's own modules get no warning, and neither does the standard
     library, which looks names up to pickle or inspect a value.

@@ -204,7 +204,7 @@ def _host_memory(
     Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
     ``options`` and ``flags`` set it.
     """
-    # They import this module.
+    # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
     from agentrt.executors.vllm.host_memory import HostRoom, gpu_gib
 

@@ -39,7 +39,7 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """For each call that ended: the hashes of its blocks, and how many it had computed."""
+        """For each ended call, the hashes of its blocks, and how many of these it had computed."""
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None

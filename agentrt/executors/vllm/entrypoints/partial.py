@@ -82,8 +82,8 @@ class OutputReader:
         return True
 
     def _is_begun(self) -> bool:
-        """Return whether the output was cut off before it was clear if it is an answer or a
-        call.
+        """Return whether the output was cut off in the beginning of the form: before the value of
+        an answer, or before the arguments of a call.
         """
         begun = "".join(self._rest.split())
         called = begun.startswith(_CALL_BEGINS) and not self._is_whole()
