@@ -41,9 +41,9 @@ CLIENTS = ("claude", "codex", "opencode")
 def agent_session(client: str, turns: int, as_json: bool) -> None:
     """Measure the cached tokens of a coding agent's session by turn.
 
-    The share is that of the tokens that could be cached: the prompt and the answer of the previous
-    call of the session. Claude Code runs all turns in one process; the other agents are resumed for
-    each turn. Needs no GPU. .ci/setup-clients installs the agents.
+    The share is the cached part of the tokens that could be cached. These are the prompt and the
+    answer of the previous call of the session. Claude Code runs all turns in one process; the other
+    agents are resumed for each turn. Needs no GPU. .ci/setup-clients installs the agents.
     """
     if not (ROOT / ".clients" / "node_modules" / ".bin" / client).exists():
         raise ConfigError(f"{client} is missing in .clients; run .ci/setup-clients")

@@ -49,7 +49,7 @@ class Workload(Hashable, Protocol):
     """A workload, described by plain values."""
 
     def load(self, seed: int) -> Load:
-        """Make its programs with a seed, and the engine that they run on."""
+        """Make the workload's programs with a seed, and the engine that they run on."""
 
 
 W = TypeVar("W", bound=Workload)
@@ -91,9 +91,9 @@ class Measured(Generic[W, C]):
     def over(
         self, base: C, ratios: Callable[[Figures, Figures], Figures]
     ) -> dict[tuple[W, C], list[Figures]]:
-        """Return the ``ratios`` of the other contenders' figures to those of ``base`` by seed.
+        """Return the ``ratios`` of each other contender's figures to ``base``'s figures, by seed.
 
-        Seeds that were not run with both are left out.
+        A seed that was not run with both contenders is left out.
         """
         groups = self.by_seed()
         groups_over = {

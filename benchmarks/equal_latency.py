@@ -131,7 +131,7 @@ def _of_seed(cells: Sequence[Series], measure: str, seed: int) -> Curve:
 
 
 def _mark(bounds: Sequence[tuple[str, str]]) -> str:
-    """Return the mark that follows for a ratio from the bounds of both loads in all repeats."""
+    """Return the mark of a ratio of two loads, from the bounds of both loads in all repeats."""
     marks = {_bound(ours, theirs) for ours, theirs in bounds} - {""}
     return "" if not marks else marks.pop() if len(marks) == 1 else "~"
 

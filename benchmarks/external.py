@@ -108,7 +108,9 @@ UNMEASURED: Mapping[str, str] = {
     DEFAULT: "agentrt's defaults",
     f"{DEFAULT}{_OFFLOAD}128{_GB}": "agentrt's defaults, offload 128 GB",
 }
-"""Contenders that were not measured there. Memory for all stands for an offload at no cost."""
+"""Contenders that were not among the published runs. A KV cache with room for all contexts stands
+for an offload at no cost.
+"""
 _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float, float]]] = {
     "H200": {
         1: (39.6, 40.1, 37.2, 45.7),
@@ -133,10 +135,10 @@ _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float, float]]] = {
 `RIVALS`.
 """
 FITTED = {("H200", 1, STOCK), ("H200", 3, OFFLOAD_16), ("H100", 3, OFFLOAD_128)}
-"""The cells to which something was fitted, so that they do not count in errors: the mean of the
-outputs to the first, the costs of copies to the other two. The H200 hardly loads anything with
-16 GB, but stores each context again after each tool, which gives the cost of a copy for the steps.
-The H100 loads most of its prompts from 128 GB, which gives the bandwidth.
+"""The cells that served to fit parameters, and so do not count in the errors. The mean of the
+outputs was fitted to the first cell, the costs of copies to the other two. The H200 hardly loads
+anything with 16 GB, but stores each context again after each tool, which determines how much a copy
+slows the steps. The H100 loads most of its prompts from 128 GB, which determines the bandwidth.
 """
 
 EPILOG = """\b
@@ -227,7 +229,7 @@ def figures(load: GpuLoad, name: str) -> dict[str, float]:
 
 
 def _on_gpu(gpu: Gpu, name: str) -> Contender:
-    """Return a contender, with the host memory that its name says in billion bytes."""
+    """Return a contender, with host memory of the size that its name states (billion bytes)."""
     rule, _, size = name.partition(_OFFLOAD)
     made = contender(rule)
     return replace(made, host=gpu.host(float(size.removesuffix(_GB)))) if size else made

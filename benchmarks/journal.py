@@ -1,8 +1,8 @@
 """``benchmarks journal``: the CPU time of a journal for each call.
 
 The same programs run with a journal and without a journal, in turns, in this process: on an engine
-that answers at once, with which every call is as cheap as possible, and with ``--real`` on vLLM's,
-whose own process does not count.
+that answers at once, so that the rest of a call costs as little as possible, and with ``--real`` on
+vLLM's engine, whose own process does not count.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ STATES = (
 
 
 class Row(NamedTuple):
-    """The outcome of a kind: it came back ``equal``, or was ``refused`` with ``words``. Any other
-    outcome is a fault.
+    """The outcome of a kind of values: a value came back ``equal``, or was ``refused`` with
+    ``words``. Any other outcome is a fault.
     """
 
     door: str
@@ -142,7 +142,7 @@ def _row(door: str, kind: str, before: Any, after: Any) -> Row:
 
 
 def _differs(before: BaseException | None, after: BaseException | None) -> str:
-    """Return in what an error differs from the recorded one; "" if in nothing that is promised."""
+    """Return how an error differs from the recorded one; "" if all that is promised is equal."""
     if before is None or after is None or "recorded" in vars(type(after)):
         return "" if before is after else "other causes"
     built_in = [kind for kind in type(before).__mro__ if kind.__module__ == "builtins"]
@@ -266,7 +266,7 @@ async def _as_event(path: Path, door: str, kind: str) -> Row:
 
 
 async def _as_spawned(path: Path, door: str, kind: str) -> Row:
-    """Spawn a program in two lives. Its code runs again, with whatever result."""
+    """Spawn a program in two lives. Its code runs in both; each life must get its own result."""
     made: list[Any] = []
 
     async def helper(ctx: Context) -> Any:

@@ -114,7 +114,7 @@ class Local:
         }
 
     async def started(self) -> int:
-        """Do what a server's start does with the journal. No program may come back."""
+        """Read the journal as a server does at its start. The parked programs must stay parked."""
         await go_on(self.server, self.runs)
         assert not self.server.runtime.runs
         await self.parking.sweep()

@@ -106,7 +106,9 @@ def _to_stock(when: str) -> Callable[[Results], str]:
 
 
 def _means(results: Results, when: str) -> list[float]:
-    """Return for each seed the ratio of the mean to stock's: the median of its pairs of runs."""
+    """Return for each seed the ratio of the mean to stock's: the median over the seed's pairs of
+    runs.
+    """
     return [median(each["mean"][when]) for each in results]
 
 
@@ -119,12 +121,12 @@ def _pairs(results: Results) -> str:
 
 
 def _change(when: str) -> Callable[[Results], str]:
-    """Return the median of these ratios over the seeds, in words."""
+    """Return the median of the ratios of `_means` over the seeds, in words."""
     return lambda results: _in_words(median(_means(results, when)))
 
 
 def _changes(when: str) -> Callable[[Results], str]:
-    """Return the least and the greatest of these ratios over the seeds, in words."""
+    """Return the least and the greatest of the ratios of `_means` over the seeds, in words."""
 
     def spread(results: Results) -> str:
         ratios = _means(results, when)

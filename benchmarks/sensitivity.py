@@ -62,7 +62,9 @@ _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_jct_s": "mean", "p99_jct_s": "P99"}
 _SHARE = 0.25
 SAME, FAILED, NONE = "=", "fails", "-"
-"""Nothing changed on any workload and seed; a run raised an error; there is no such value."""
+"""The texts of cells where nothing changed on any workload and seed, where a run raised an error,
+and where there is no such value.
+"""
 
 
 @dataclass(frozen=True, slots=True)

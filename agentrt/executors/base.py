@@ -31,12 +31,12 @@ KVEventListener = Callable[[KVEventBatch], None]
 
 @dataclass(slots=True)
 class Chunk:
-    """A piece of a call's output. Only the last chunk has the whole ``reply``.
+    """A piece of a call's output. Only the last piece also has the whole ``reply``.
 
     ``output`` is the piece in the form that the front end reads: a ``chat.completion`` or a
     ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the
     tokens of the piece, if the executor reports them, and ``logprobs`` their log probabilities, if
-    the call is one ``with_logprobs``.
+    the call was made ``with_logprobs``.
     """
 
     text: str
@@ -57,11 +57,11 @@ async def last_reply(chunks: AsyncGenerator[Chunk, None]) -> Reply:
 
 
 class StreamReading(Generic[T]):
-    """Reads the items of a stream, and can be made to fail while a task waits for the next item.
+    """An iterator over a stream; `fail` can interrupt a task that waits for the next item.
 
-    ``following`` returns the next item each time that it is called. ``task`` is the task that waits
-    for an item; the reader must set it to None when it has the item. This is no generator, because
-    a further generator would cost time for each token.
+    Each call of ``following`` returns the next item. ``task`` is the task that waits for an item;
+    the reader must set it to None when it has received the item. This is a class and no async
+    generator, because one more generator would cost time for each token.
     """
 
     __slots__ = ("_loop", "_next", "task")
@@ -94,7 +94,7 @@ class Notification(NamedTuple):
 
     With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
     for a human; with ``returned`` or ``answered``, this wait has ended. An engine can then keep
-    what the program needs for its next call. With ``dropped``, the program will not use again what
+    the program's context for its next call. With ``dropped``, the program will not use again what
     its call with the id ``name`` has computed after its first ``tokens`` tokens.
     """
 
@@ -139,13 +139,13 @@ class Executor(ABC):
         """Stop within seconds, and leave no process behind. Idempotent."""
 
     def alive(self) -> bool:
-        """Return False when the engine is known to be dead. Takes no time."""
+        """Return False when the engine is known to be dead. Returns immediately."""
         return True
 
     def waits_for(self) -> Sequence[str]:
-        """Return what engines that have not started wait for, such as a node with room.
+        """Return what the engines that have not started yet wait for, such as a free cluster node.
 
-        There is a line for each such engine. Takes no time.
+        The result has a line of text for each of these engines. Returns immediately.
         """
         return ()
 
@@ -182,14 +182,14 @@ class Executor(ABC):
         """Note what a program does now. This must be fast, and must not raise."""
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """Forget a program that has ended, failed or was cancelled. Idempotent.
+        """Forget a program that has ended, has failed or was cancelled. Idempotent.
 
-        ``totals`` are the program's sums over all engines, from which the scheduler learns. They
-        are passed at most once.
+        ``totals`` are the program's totals over all engines, from which the scheduler learns. The
+        totals of a program are passed at most once.
         """
 
     async def know(self, learned: Mapping[str, Any]) -> bool:
-        """Replace what the engine has learned of programs by a history file's content.
+        """Replace the statistics that the engine has learned by the content of a history file.
 
         Returns False if the executor has no scheduler that learns.
         """
@@ -200,7 +200,7 @@ class Executor(ABC):
         return {}
 
     async def metrics(self) -> Sequence[Metric]:
-        """Return the engines' own Prometheus metrics, with their number as the label ``engine``."""
+        """Return the engines' Prometheus metrics; the label ``engine`` is the engine's number."""
         return ()
 
     # -- front ends --------------------------------------------------------------------
@@ -214,9 +214,9 @@ class Executor(ABC):
         return ()
 
     def own_frontend(self, names: Sequence[str]) -> Any:
-        """Return the executor's own `Frontend`, or None if it has none, as most executors.
+        """Return the executor's own `Frontend`. Most executors have none and return None.
 
-        ``names`` are further names under which clients request its model.
+        ``names`` are further names under which clients may request the executor's model.
         """
         return None
 
@@ -229,9 +229,10 @@ class Executor(ABC):
     # -- the prefix cache, if `ExecutorInfo.cached_blocks` is true -------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
-        """Return 64 bits of the hash of each full block of a call's prompt of token ids.
+        """Return 64 bits of the hash of each full block of a call's prompt.
 
-        The hashes also cover images, the adapter and the cache salt.
+        The prompt must be given as token ids. A hash also covers the images, the adapter and the
+        cache salt.
         """
         return ()
 

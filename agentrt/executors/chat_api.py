@@ -2,7 +2,7 @@
 
 A front end renders chats before their calls are scheduled, and reads tool calls from outputs. It
 makes calls through a `Caller`, which stands for a program. Programs in this process pass their
-caller as an argument. vLLM's HTTP application has no argument for it, and reads the context
+caller as an argument. vLLM's HTTP application has no argument for a caller, and reads the context
 variable `CALLER`.
 
 With vLLM, text becomes tokens when `VLLMFrontend` renders a chat: vLLM's chat template gives the
@@ -50,7 +50,7 @@ class Caller(Protocol):
         """
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """Return the error to raise in place of a call's ``error``; None if it should be raised."""
+        """Return the error to raise in place of ``error``; None to raise ``error`` itself."""
         return error if isinstance(error, AgentrtError) else None
 
     def limited(self, max_tokens: int) -> None:
@@ -63,8 +63,8 @@ FIELDS = "agentrt.fields"
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 """The caller for which vLLM's own code makes calls through its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
-"""The tenant whose request a front end handles now. The tenants' long prompts are rendered in
-turns.
+"""The tenant whose request a front end handles now. Tenants take turns when their long prompts are
+rendered.
 
 This is a context variable, because vLLM's renderer cannot pass the tenant on as an argument.
 """
@@ -97,7 +97,10 @@ class NoProgram(Caller):
 
 
 def caller() -> Caller:
-    """Return the caller for which vLLM's own code makes a call now. Raises `AgentrtError`."""
+    """Return the caller for which vLLM's own code makes a call now.
+
+    Raises `AgentrtError` if no caller is set.
+    """
     current = CALLER.get()
     if current is None:
         raise AgentrtError(
@@ -157,7 +160,7 @@ class FrontProfile:
 
 
 class Frontend(ABC):
-    """Answers chat requests by calls that it makes through their ``caller``.
+    """Answers chat requests by making calls through the ``caller`` of each request.
 
     Its methods raise `CallRejectedError` for a request that is not supported, `PromptTooLongError`
     for a chat that exceeds the model's context, `NotServedError` for a model that is not served,
@@ -258,8 +261,9 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def spec_of(request: Request) -> CallSpec:
-    """Return a request as a call that is not rendered, with the fields for schedulers and
-    routers.
+    """Convert a chat request to a `CallSpec`, without rendering the chat.
+
+    The fields that schedulers and routers read are copied from the request.
     """
     return CallSpec(
         max_tokens=request.get("max_completion_tokens") or request.get("max_tokens") or NO_LIMIT,

@@ -12,7 +12,7 @@ from agentrt.errors import ConfigError
 
 
 def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
-    """Return the user's folder for agentrt's ``kind`` of files, which may not exist yet.
+    """Return the user's folder for agentrt's cache or data files. It may not exist yet.
 
     It is the folder that the environment variable called ``variable`` names, or else the platform's
     folder. Raises `ConfigError` if the user has no home folder.

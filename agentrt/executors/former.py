@@ -9,7 +9,7 @@ from typing import Any
 
 
 def warn_of_former_place(module_name: str, *names: str) -> None:
-    """Let the module warn its users that these names are imported from `agentrt.engines`.
+    """Make a module warn users of the ``names`` that the names have moved to `agentrt.engines`.
 
     The names still work. agentrt's own modules get no warning, and neither does the standard
     library, which looks names up to pickle or inspect a value.

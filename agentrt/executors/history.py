@@ -1,8 +1,9 @@
-"""The history file: what the scheduler has learned of programs. Read at the start, written later.
+"""The history file, which keeps the scheduler's statistics about programs between restarts.
 
 The scheduler itself does no input or output. The engine core uses this module, or the replica set
-if there are several engines. Several processes may write to the same file: each merges what it has
-learned with what the others have written (`merged`). A file is complete at any time.
+if there are several engines. Several processes may write to the same file: each process merges its
+own statistics with those that the other processes have written (`merged`). A file is replaced
+atomically, so that no reader sees a part of it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from agentrt.scheduler.table import ProgramTotals
 NONE = "none"
 """Stands in place of a file's name: no file is read or written."""
 SAVE_EVERY = 64
-"""Minimum number of programs that end between two writes. They are lost if the process is
-killed.
+"""Minimum number of programs that end between two writes. If the process is killed, the statistics
+of the programs since the last write are lost.
 """
 SAVE_SECONDS = 30.0
 """Minimum seconds between two writes: a write takes the engine core a few milliseconds."""
 MOST_BYTES = 1 << 20
-"""Maximum size of a file. Above it, the kinds that were not seen for the longest time are
-dropped.
+"""Maximum size of a file in bytes. Above it, the entries that were not used for the longest time
+are dropped.
 """
 VERSION = 3
 _WAIT_S = 2.0
@@ -52,7 +53,7 @@ Values = dict[str, Any]
 
 
 class _DurationsRow(NamedTuple):
-    """An entry of `Durations`: the statistics of a kind at an age."""
+    """A row of `Durations`: the statistics of one kind (tenant, type and name) at one age."""
 
     tenant: str
     type: str
@@ -65,7 +66,7 @@ class _DurationsRow(NamedTuple):
 
 
 class _UsualRow(NamedTuple):
-    """Typical values of a kind's calls: the samples and the value of each mean, by its name."""
+    """Typical values of the calls of one program type: each mean's name, samples and value."""
 
     tenant: str
     type: str
@@ -81,12 +82,11 @@ class _Content(BaseModel):
 
 
 class HistoryFile:
-    """A policy's knowledge of programs, with the file that keeps it. Without a file, nothing is
-    written.
+    """The statistics of a policy, and the file that keeps them. Without a file, nothing is written.
 
-    ``learns`` says whether anything is learned at all. ``warn`` is called when the file cannot be
-    written for the first time. ``clock`` returns seconds. Raises `ConfigError` for a file that is
-    not a history file.
+    ``learns`` says whether anything is learned at all. ``warn`` is called the first time that the
+    file cannot be written. ``clock`` returns seconds. Raises `ConfigError` for a file that is not a
+    history file.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class HistoryFile:
         self._unsaved = 0
         self._saved_at = float("-inf")
         self._base: Values = {}
-        """The content that this process and the file last had in common."""
+        """The content of the file when this process last read or wrote it."""
         self._seen: tuple[int, ...] | None = None
         """The state of the file (`_state`) at that time."""
         self._warned = False
@@ -117,11 +117,11 @@ class HistoryFile:
         self.path, self._seen, self._base = path, seen, self.values() or {}
 
     def know(self, values: Mapping[str, Any]) -> None:
-        """Replace what was learned by ``values``. Raises `ConfigError` if they are not valid."""
+        """Replace the statistics by ``values``. Raises `ConfigError` if they are not valid."""
         load(self._policy.learned, values)
 
     def values(self) -> Values | None:
-        """Return all that is known, as JSON values; None if nothing is learned at all."""
+        """Return all statistics as JSON values; None if nothing is learned at all."""
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
@@ -144,14 +144,16 @@ class HistoryFile:
         if self.path is None:
             return
         values = self.values()
-        # Not `self._unsaved`: if clients never end their programs, gaps are learned all the same.
+        # The values decide, and not `self._unsaved`, because the durations of gaps are learned even
+        # if clients never end their programs.
         if values is None or values == self._base:
             self._unsaved, self._saved_at = 0, self._clock()
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.parent, wait_s) as is_free:
-                # If the lock was not waited for, the next end of a program tries again.
+                # Without a wait, another process may hold the lock; the next end of a program then
+                # tries again. The last write of a process (``wait_s`` > 0) happens in any case.
                 if is_free or wait_s:
                     self._write(self.path, values)
         except (OSError, ConfigError) as error:
@@ -161,7 +163,7 @@ class HistoryFile:
             self._warned = True
 
     def _write(self, path: Path, values: Values) -> None:
-        """Merge what is known with what other processes have written, load the result and write
+        """Merge the statistics with what other processes have written, load the result and write
         it.
         """
         if (state := _state(path)) is not None and state != self._seen:
@@ -177,7 +179,7 @@ class HistoryFile:
 
 
 def saved(learned: Learned) -> Values:
-    """Return what is kept in a file, as JSON values.
+    """Return the part of ``learned`` that a history file keeps, as JSON values.
 
     It contains the durations of programs and gaps, and typical values of calls. The costs of an
     engine's steps are not kept, since each engine measures them again within seconds.
@@ -226,7 +228,7 @@ def _saved_mean(name: str, mean: Mean) -> list[float]:
 def _within_bounds(name: str, value: float) -> float:
     """Return a value within the bounds that `load` requires.
 
-    Clocks and rounding may have moved it out of them.
+    Clocks and rounding may have moved the value out of these bounds.
     """
     least, most = _BOUNDS.get(name, (-LONGEST_S, LONGEST_S))
     return min(max(value, least), most) if math.isfinite(value) else max(least, 0.0)
@@ -262,7 +264,9 @@ def _durations(rows: list[_DurationsRow]) -> Durations:
 
 
 def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
-    """Set the means of all kinds. Other values describe the present state, and are not changed."""
+    """Replace the means of all program types. Their other fields stay as they are, because these
+    describe the present state.
+    """
     for _, usual in learned.usuals():
         for name in _means(usual):
             setattr(usual, name, Mean())
@@ -273,10 +277,11 @@ def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
 
 
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
-    """Merge what two processes know that have both started with ``base``, which counts once.
+    """Merge the statistics of two processes that both started with ``base``.
 
-    If only one side has a row, its values are used, because the other side has forgotten the kind.
-    Kinds that only the other process has seen come first, as the least recently seen.
+    The samples of ``base`` count once. A row that only one side has is taken over unchanged, since
+    the other side has dropped it. Rows are ordered by their last use; rows that only the other
+    process has come first, as the least recently used.
     """
     values: Values = {"version": VERSION}
     for name in ("service", "gaps", "usual"):
@@ -382,8 +387,8 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 @contextmanager
 def _locked(folder: Path, wait_s: float) -> Iterator[bool]:
-    """Lock a folder for writing. Yields False if another process still has the lock after
-    ``wait_s``.
+    """Lock a folder for writing. Yields False if another process still holds the lock after
+    ``wait_s`` seconds.
 
     The system releases the lock when its process dies. Some network file systems have no locks;
     there the last of two writers wins.

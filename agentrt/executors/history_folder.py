@@ -1,7 +1,7 @@
 """The folder for the history files of the user's engines, with a file for each kind of engine.
 
-A file's name is a key of the engine's model and size, so that the durations in it are comparable.
-All policies use the same file. `agentrt.executors.history` reads and writes the files.
+A file's name is made from the engine's model and size, so that all durations in a file are
+comparable. All policies use the same file. `agentrt.executors.history` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
 VARIABLE = "AGENTRT_HISTORY"
-"""The environment variable with the history file, or "none", if no setting names it."""
+"""The environment variable that names the history file, or is "none", if no setting names one."""
 FOLDER_VARIABLE = "AGENTRT_DATA"
-"""The environment variable with the folder for data; by default the platform's."""
+"""The environment variable that names the folder for data; by default, the platform's folder."""
 MOST_FILES = 64
 """Maximum number of files; the files that were not used for the longest time are deleted."""
 _FOLDER = "history"
 _DRAFT_S = 3600.0
-"""Seconds after which an unfinished file must be from a process that died."""
+"""Age in seconds from which an unfinished file must be from a process that died."""
 _LOG = logging.getLogger(__name__)
 _OURS = re.compile(r"\.?[A-Za-z0-9._-]+\.v\d+\.(json(\.\d+-\d+)?|broken)")
 Warn = Callable[[str], None]
@@ -55,7 +55,7 @@ def engine_key(model: str, **size: object) -> str:
 
 
 def common_key(keys: Iterable[str]) -> str:
-    """Return the key of several engines together; "" if none of them has a key."""
+    """Return one key for several engines together; "" if none of them has a key."""
     known = sorted(set(keys) - {""})
     if len(known) <= 1:
         return "".join(known)
@@ -71,10 +71,10 @@ def learns(config: SchedulerConfig) -> bool:
 def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path | None:
     """Return the history file of an engine with this ``key``; None if there is none.
 
-    It is the file that a setting has ``named``, or else the file in the variable `VARIABLE`, or
-    else a file in the folder. Raises `ConfigError` for a named file that is not a history file. A
-    broken file in the folder is renamed; if the folder cannot be written, there is no file. In both
-    cases ``warn`` is called with a line of text.
+    It is the file that a setting has ``named``, or else the file that the variable `VARIABLE`
+    names, or else a file in the folder. Raises `ConfigError` for a named file that is not a history
+    file. A broken file in the folder is renamed; if the folder cannot be written, there is no file.
+    In both cases ``warn`` is called with a line of text.
     """
     named = named if named is not None else os.environ.get(VARIABLE) or None
     if named == NONE:

@@ -1,4 +1,4 @@
-"""Transmits a call's identity: as HTTP headers, and in the ``extra_args`` of a vLLM request.
+"""Transmits a call's identity to an engine: as HTTP headers, or in a vLLM request's ``extra_args``.
 
 agentrt's own executors send vLLM a single nested value. A client of `vllm serve` can send flat
 values (``vllm_xargs``) or vLLM's own session id.
@@ -20,7 +20,7 @@ PREFIX = "x-agentrt-"
 NESTED = "agentrt"
 # Makes program ids unique for a server, since each client process counts its programs from 1.
 _PROCESS = uuid4().hex[:12]
-# Parents are not sent: the scheduler needs only the service of the path through them.
+# Parents are not sent: the scheduler needs only the service of the path through them (`path_s`).
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
 _sent = attrgetter(*_SENT)
 
@@ -49,7 +49,7 @@ class RequestIdentity(NamedTuple):
 
 
 def to_headers(identity: Identity) -> dict[str, str]:
-    """Return the HTTP headers of a call.
+    """Return the HTTP headers that carry a call's identity.
 
     ``x-agentrt-program`` is unique over all processes. ``x-agentrt-call`` is the number of the
     call's node in its program's DAG, ``x-agentrt-parents`` has the numbers of its parents,

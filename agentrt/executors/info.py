@@ -13,20 +13,21 @@ class ExecutorInfo:
     """A description of an executor. Models and slots may be unknown before it has started.
 
     Attributes:
-        models: The models that it serves; the first is for calls that name no model. Empty if they
-            are not known.
+        models: The models that the executor serves; the first is for calls that name no model.
+            Empty if the models are not known.
         slots: Maximum number of calls that run at the same time on an engine; None if not known.
-        engines: The number of its engines.
-        cached_blocks: Whether it can hash prompts as its engine does, and reports the blocks in the
-            engine's prefix cache.
-        images: Whether its models take images; only for executors that take chat requests. For
-            others, see `FrontProfile`.
+        engines: The number of the executor's engines.
+        cached_blocks: Whether the executor can hash prompts as its engine does, and reports the
+            blocks in the engine's prefix cache.
+        images: Whether the models take images. This is set only for executors that take chat
+            requests; see `FrontProfile` for other executors.
         logits: The names of logits processors, each with the reason why the engine cannot run it,
             or "" if it can.
         history_key: The key of the engine's history file (`engine_key`); "" if nothing is learned.
         history: The path of the engine's history file; "" if there is none.
-        logprobs: Whether its calls are token ids, and it reports the token ids and the log
-            probabilities of each output: those of the model itself, before sampling changes them.
+        logprobs: Whether the executor takes calls as token ids, and reports the token ids of each
+            output with their log probabilities. These are the model's own, before sampling
+            changes them.
     """
 
     models: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class ExecutorInfo:
         return self.models[0] if self.models else ""
 
     def served_as(self, model: str) -> str | None:
-        """Return the name under which the executor serves ``model``; None if it does not."""
+        """Return the name under which the executor serves ``model``; None if it is not served."""
         return next((served for served in self.models if is_model(model, served)), None)
 
     def check_served(self, model: str | None) -> None:

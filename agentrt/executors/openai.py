@@ -35,14 +35,14 @@ _NO_KEY = "none"
 class OpenAIEndpoint(Executor):
     """An executor that sends each chat request to ``base_url`` (``http://host:port/v1``).
 
-    ``model`` None is the endpoint's first model; `start` sets it. A request is sent unchanged, with
-    all its fields and the further ``headers`` and ``query`` parameters. ``max_retries`` is the
+    If ``model`` is None, `start` chooses the endpoint's first model. A request is sent unchanged,
+    with all its fields and the further ``headers`` and ``query`` parameters. ``max_retries`` is the
     maximum number of retries of a request. Set ``images`` if the model takes images, since
     endpoints do not report it.
 
-    The call's identity is sent in headers (`agentrt.executors.identity`). Reports contain only
-    tokens, and as service time the seconds from the request to its end, since endpoints report
-    nothing else.
+    The call's identity is sent in headers (`agentrt.executors.identity`). A call's report contains
+    only its numbers of tokens and, as its service time, the seconds from the request to the end of
+    the answer, since endpoints report nothing else.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class OpenAIEndpoint(Executor):
             )
         if stream:
             fields.setdefault("stream_options", {"include_usage": True})
-        # All fields go into extra_body, because the client's parameters are only those it knows.
+        # All fields go into extra_body, because the client's method accepts only parameters that it
+        # knows.
         response: Any = await self._running().chat.completions.create(
             model=self.model,
             messages=fields.pop("messages"),

@@ -17,8 +17,8 @@ class Outbox:
     """Takes notifications without waiting, and sends them in batches.
 
     Only one message is in flight at a time. Each message has all notifications that were posted
-    during the message before it. So a busy engine does not get too many messages, and an idle
-    engine gets a notification at once. Notifications for a dead engine are dropped.
+    while the message before it was in flight. So a busy engine does not get too many messages, and
+    an idle engine gets a notification at once. Notifications for a dead engine are dropped.
     """
 
     def __init__(self, send: Callable[[list[Notification]], Awaitable[object]]) -> None:

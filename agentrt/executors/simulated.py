@@ -41,7 +41,7 @@ _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "lev
 
 @dataclass(slots=True)
 class _CallWork:
-    """The rest of a call: the ``words`` to output, and the queue for them.
+    """The remaining work of a call: the ``words`` to output, and the queue that receives them.
 
     None in the queue ends the call.
     """
@@ -55,8 +55,8 @@ class SimulatedEngine(Executor):
 
     Each step takes ``step_s`` seconds, and produces a word for each running call. The same call of
     the same program gets the same answer. Answers are plain text: a call that must obey a schema or
-    call a tool is refused. ``clock`` returns the seconds by which steps are measured; with an event
-    loop in virtual time, pass the loop's clock.
+    call a tool is refused. ``clock`` returns the current time in seconds; with an event loop in
+    virtual time, pass the loop's clock.
     """
 
     def __init__(

@@ -21,7 +21,8 @@ MOST_OBJECTS = 20 * 1024
 numbers.
 """
 MOST_VALUES_OF_AGENTS = 20 * 1024
-"""Maximum number of values in a message to an agent (A2A). The protocol's types need 2 µs for each.
+"""Maximum number of values in a message to an agent (A2A). The protocol's types need 2 µs for each
+value.
 """
 LONG = 64 * 1024
 """A request with a larger body (bytes) is a large request (`agentrt.serving.long_requests`)."""

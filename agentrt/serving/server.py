@@ -60,7 +60,7 @@ class Bounds:
     - ``reader_s``: seconds after which a client that does not read its answer is disconnected.
     - ``connections``: maximum number of open connections.
     - ``idle_s``: seconds without a request after which a client program with a name ends.
-    - ``silent_idle_s``: the same for a client program that was recognised by its conversation.
+    - ``silent_idle_s``: seconds without a request after which a client program without a name ends.
     """
 
     header_bytes: int = 64 * 1024

@@ -110,7 +110,7 @@ async def _sink() -> AsyncIterator[str]:
 
 
 def main() -> None:
-    """Make the attack of the command line."""
+    """Run the attack that the command line describes."""
     spec = Spec(**json.loads(sys.argv[1]))
     for number in range(ATTACKS[spec.attack].clients):
         ATTACKS[spec.attack].request(number)

@@ -169,7 +169,7 @@ def _machines(
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
     """The settings of a run. It lasts ``seconds``; an engine is killed after a time drawn from
-    ``every`` (seconds). Every ``hang_in``-th time it hangs instead.
+    ``every`` (seconds). Every ``hang_in``-th time, the engine is made to hang instead.
     """
 
     seconds: float
@@ -300,7 +300,7 @@ class Chaos:
 
 
 async def _living(pids: set[int]) -> int:
-    """Return the number of the engines' processes that live some time after the end."""
+    """Return how many of the engines' processes still live `_GONE_S` seconds after the end."""
     deadline = time.monotonic() + _GONE_S
     while any(map(is_live, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # there is no event for this
         await asyncio.sleep(0.1)

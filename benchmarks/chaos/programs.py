@@ -1,7 +1,8 @@
 """Programs for runs in which engines die: native ones and LangGraph graphs, half of them sampled.
 
-Each program makes parallel, streamed and consecutive calls, so that a death hits every kind. A seed
-makes a sampled call repeatable, so that its text is that of a run without deaths.
+Each program makes parallel, streamed and consecutive calls, so that deaths hit every kind of call.
+A seed makes a sampled call repeatable, so that its text must be the same as in a run without
+deaths.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class ChaosPrograms:
         return [_sorted(end["texts"]) if isinstance(end, dict) else end for end in results]
 
     def options(self, number: int) -> LLMOptions:
-        """Return the sampling options of a program's calls: greedy, or for every second pair with a
-        seed.
+        """Return the sampling options of a program's calls: greedy for two of every four programs,
+        and sampled with a seed for the other two.
         """
         options = LLMOptions(max_tokens=self._tokens, ignore_eos=True)
         if number % 4 > 1:

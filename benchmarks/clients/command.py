@@ -2,7 +2,7 @@
 
 Clients hold conversations of three calls, one after the other. Because no client ends a program,
 the server itself has to detect that a conversation is over. Every run begins with engines, or
-servers, without a history. All have the same clients and the same engine options.
+servers, without a history. All runs have the same clients and the same engine options.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ Runs = dict[Cell, dict[str, Counted]]
 def clients(**options: Any) -> None:
     """Compare the calls per second of clients that never report an end with stock vLLM's.
 
-    Runs are in virtual time with an H100's step times; with --real, they are over HTTP on servers
-    that have their clients in turns of a quarter of a minute. A row shows the calls as a ratio to
-    stock's in each minute and in all, the ratio to those with admission off, and the quarter of a
-    minute with the fewest calls as a ratio to the mean.
+    Runs are in virtual time with an H100's step times; with --real, they are over HTTP, and the
+    clients of each server make calls in turns of a quarter of a minute. A row shows the number of
+    calls as a ratio to stock's, for each minute and for the whole run; the ratio to the run with
+    admission off; and the smallest number of calls in a quarter of a minute, as a ratio to the
+    mean.
     """
     cells = _cells(options)
     names = _names(options)

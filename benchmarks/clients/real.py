@@ -1,4 +1,4 @@
-"""The closed loop over HTTP, on new servers for each run, which have their clients in turns."""
+"""The closed loop over HTTP, on new servers for each run, whose clients make calls in turns."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def run(
     """Count the calls that ``clients`` clients make on new servers of the named contenders
     (`contender`).
 
-    All servers run from the start, and have their clients in turns of a quarter of a minute, so
-    that other work on the machine slows all of them. Between its turns, a server has no calls. If
-    the run is cancelled, ``counted`` keeps the quarters that all servers have had.
+    All servers run from the start, and their clients make calls in turns of a quarter of a minute,
+    so that other work on the machine slows all of them. Between its turns, a server has no calls.
+    If the run is cancelled, ``counted`` keeps the quarters that all servers have had.
     """
     for name in names:
         counted[name] = Counted(minutes)

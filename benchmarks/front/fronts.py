@@ -48,7 +48,7 @@ _CALLS = ("call", "c_call")
 
 
 class Served(NamedTuple):
-    """A front end that serves at ``url``. ``settle`` does at once what it would do later."""
+    """A front end that serves at ``url``. ``settle`` ends all idle programs at once."""
 
     url: str
     settle: Callable[[], object] = lambda: None

@@ -76,8 +76,8 @@ class Generator:
         return f"{self.package} {package.stem.removeprefix(f'{name}-')}"
 
     def figures(self, folder: Path) -> Figures:
-        """Read its report: the ``calls`` that were answered and those that ``failed``, the medians
-        of ``ttft`` and ``latency`` in ms, and the ``rate`` in calls per second.
+        """Read the generator's report: the ``calls`` that were answered and those that ``failed``,
+        the medians of ``ttft`` and ``latency`` in ms, and the ``rate`` in calls per second.
         """
         return self.read(json.loads((folder / self.report).read_text("utf-8")))
 

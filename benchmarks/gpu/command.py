@@ -156,7 +156,9 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
 
 @dataclass(slots=True)
 class GpuBench:
-    """The cells of one machine, one engine after the other. A failed engine loses its cells."""
+    """The cells of one machine, one engine after the other. If an engine fails, its other cells are
+    skipped.
+    """
 
     base: EngineOptions
     size: Size
@@ -226,7 +228,7 @@ class GpuBench:
             self.report.add(Done(cell, options.kv_blocks, real, predicted), ran)
 
     def _leave(self, cells: Sequence[Cell], why: str) -> None:
-        """Record the reason for those of the cells that are not done."""
+        """Record ``why`` these cells are not run, except for cells with a result or a reason."""
         over = {done.cell for done in self.report.done} | self.report.not_run.keys()
         for cell in cells:
             if cell not in over:

@@ -123,7 +123,8 @@ class Budget:
         """Return the cells that fit, including the starts of their engines. The engine ``opened``
         is already started.
 
-        The first seed with little memory has the highest priority, then the other seeds with it.
+        The cells with little memory have priority over those with all memory, and lower seeds over
+        higher ones.
         """
         cells, used, seconds = set[Cell](), {opened}, self.left_s
         order = {CAPPED: 0, UNCAPPED: 1}

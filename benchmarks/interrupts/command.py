@@ -38,7 +38,7 @@ ROUNDS = 5
 """The number of turns of `AT_ONCE` calls at once in each repeat; fewer with ``--quick``."""
 _FIND_S = 30.0
 Sides = Mapping[str, Call]
-"""The call of the bare library and our call. The keys are the beginnings of the figures' names."""
+"""The call of the bare library and our call. The names of figures begin with the keys."""
 _QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
 COLUMNS = (
     Column("bare P50 us", "bare_p50_us", "{:.0f}"),

@@ -101,7 +101,7 @@ class Setup:
 class MemoryLoad(Load):
     """A load and the memory that its programs need.
 
-    ``ample`` is stock's run in virtual time with memory for all programs, in which they use
+    ``ample`` is stock's run in virtual time with memory for all programs, in which they use at most
     ``wants`` tokens at a time. The KV cache has room for about ``fit`` programs.
     """
 
@@ -293,7 +293,9 @@ class _WorkingSetBackend(Virtual):
 
 
 def added_tokens(program: ProgramShape, index: int) -> int:
-    """Return the number of tokens that a call adds to its program's, without shared prompts."""
+    """Return the number of tokens that a call adds to its program's contexts, without shared
+    prompts.
+    """
     call = program.calls[index]
     return prompt_tokens(call) - cached_tokens(program, call) + call.output_tokens
 

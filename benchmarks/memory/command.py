@@ -133,11 +133,11 @@ def memory(**options: Any) -> None:
     """Compare stock, rivals and our parts on programs whose contexts do not fit into the KV cache.
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
-    working set is the peak of the tokens that are used again. Recomputed is the prefill beyond that
-    with ample memory. Delay is the latency of a program beyond its latency with the engine to
-    itself. best_cap is the best value of each figure over all caps on concurrent programs; one_cap
-    is the cap with the smallest mean. With --real, each contender has a real engine of its own, in
-    alternating order; then the same programs run in virtual time.
+    working set is the peak of the tokens that are used again. Recomputed is the prefill in excess
+    of that with ample memory. Delay is the latency of a program beyond its latency with the engine
+    to itself. best_cap is the best value of each figure over all caps on concurrent programs;
+    one_cap is the cap with the smallest mean. With --real, each contender has a real engine of its
+    own, in alternating order; then the same programs run in virtual time.
     """
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])

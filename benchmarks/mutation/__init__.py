@@ -1,1 +1,1 @@
-"""Mutation testing of the pure rooms."""
+"""Mutation testing of the pure rooms: the packages without an engine, a server or a process."""

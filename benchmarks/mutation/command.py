@@ -1,4 +1,6 @@
-"""``benchmarks mutation``: the mutants of the pure rooms that their tests do not detect."""
+"""``benchmarks mutation``: the mutants of the pure rooms (the packages without an engine, a server
+or a process) that their tests do not detect.
+"""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class Functions:
         return keep
 
     def mutants(self) -> dict[str, tuple[Any, Any, int]]:
-        """Return the function, the mutant and the identity of its dictionary, by the
-        mutant's name.
+        """Return by each mutant's name: the function, the mutant, and the id of the dictionary that
+        holds the mutants of the function.
         """
         return {
             f"{function.__module__}.{name}": (

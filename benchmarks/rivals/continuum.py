@@ -236,7 +236,7 @@ class ContinuumScheduler(ProgramScheduler):
         return all(other is request for other in self.running)
 
     def _unpin_latest(self) -> bool:
-        """Unpin the context of the program that came last, of all but this call's own."""
+        """Unpin the context of the program that came last, other than the call's own program."""
         queue = self.retention.queue
         assert queue is not None
         pinned = queue.order.in_order(queue.now)
@@ -271,7 +271,7 @@ class _Observer(Part):
         if unpinned:
             self._ttl.waits.append(call.waited_s - self._waited_s.get(call, 0.0))
         self._waited_s[call] = call.waited_s
-        # From now on its program's arrival counts alone: who is preempted first, and comes back.
+        # From now on, only the program's arrival decides when the call is preempted and resumed.
         self._scheduler.core.queue.rank(call, Priority(0, order=(False, call.program.started_at)))
 
     @override

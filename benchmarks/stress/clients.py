@@ -43,7 +43,9 @@ TIMES_ALONE, SPARE_S = 4.0, 60.0
 alone, plus the clients' own time, plus `SPARE_S` seconds.
 """
 _FIRST_TICK_S, _LONGEST_TICK_S = 0.05, 1.0
-"""The seconds that the clock advances while calls wait and nothing runs. They double each time."""
+"""The first and the longest step of the clock (seconds) while calls wait and nothing runs. The
+steps double until the longest.
+"""
 _STEPS_TO_STALE = 600
 """The number of steps after which an engine has looked for programs that have timed out."""
 _PROBES = 3

@@ -1,8 +1,8 @@
 """A KV connector to an imaginary other engine, which is slow and fails sometimes.
 
-The name of a request says what the other engine has: of a ``load`` it has everything, at once; of a
-``wait`` everything, after some time; and it takes over the cache of a ``send``. To the first
-question about a request it answers "not known yet".
+The name of a request begins with its kind. The other engine has all KV cache of a ``load`` at once,
+and of a ``wait`` after some time; it takes over the cache of a ``send``. When the scheduler first
+asks about a request, the other engine answers "not known yet".
 """
 
 from __future__ import annotations

@@ -20,15 +20,17 @@ from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
 
 FRUITLESS = 8
-"""The maximum number of preemptions in a row for other calls without any progress of the call."""
+"""The maximum number of times in a row that a call may be preempted for other calls without making
+any progress in between.
+"""
 WASTED_STEPS = 8
 """The number of steps within which a call must begin after running calls were preempted
 for others.
 """
 PROMPTS, SLACK_S = 2.0, 2.0
-"""An idle engine may keep a call that could run for `PROMPTS` times the computing time of its
-prompt, plus `SLACK_S` seconds. The slack is that of the clock, which advances by up to a second
-while nothing happens.
+"""An idle engine may let a call that could run wait for `PROMPTS` times the computing time of the
+call's prompt, plus `SLACK_S` seconds. The slack is needed because the clock advances by up to a
+second while nothing happens.
 """
 _EVERY = 8
 """The number of steps between two complete checks."""

@@ -71,7 +71,9 @@ async def clients_watermark(thread: Thread) -> None:
 
 
 async def output_validation(thread: Thread) -> None:
-    """Choose the best of four answers, and tell it what is wrong; twice."""
+    """Twice, choose the longest of four answers, and say what is wrong with it. Then write an
+    answer.
+    """
     for _ in range(2):
         answers: Sequence[tuple[str, Thread]] = await thread.answers(4, 24)
         _, thread = max(answers, key=lambda each: len(each[0]))

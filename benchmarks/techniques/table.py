@@ -46,8 +46,8 @@ TECHNIQUES = {
     "function calls (1 and 2)": Technique(calls.early, calls.as_clients_do),
     "function calls (1 to 3)": Technique(calls.dropped, calls.as_clients_do),
 }
-"""``plain`` compares with one request for all tokens, and ``vLLM's own`` with a feature of its
-server.
+"""A technique with ``plain`` in its name is compared with one request for all tokens, and one with
+``vLLM's own`` with a feature of vLLM's server.
 """
 OF_A_TRAINED_MODEL = {"speculative decoding (plain)", "Jacobi decoding (plain)"}
 """Techniques that need a trained model: the texts of the tiny model never repeat themselves, so

@@ -28,14 +28,14 @@ _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
 
 
 def without_copies(call: Call) -> Call:
-    """Remove a prompt's token ids from a rendered call, which contains them a second time."""
+    """Remove the prompt's token ids from a rendered call: `CallSpec.rendered` has them, too."""
     if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))
 
 
 def without_prompt(chunk: Chunk) -> Chunk:
-    """Return a piece of output without the prompt, for a reader that got it with the first
+    """Return a piece of output without the prompt, for a reader that has the prompt from the first
     piece.
     """
     return _with(chunk, dict.fromkeys(_OF_THE_PROMPT))
@@ -67,7 +67,7 @@ def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """A call's id, and a piece of its output, its error, or None for its end.
 
-Notes about the engine's prefix cache are sent with `KV_EVENTS` in place of a call's id.
+Events of the engine's prefix cache have `KV_EVENTS` in place of a call's id.
 """
 
 PROGRESS = ""
@@ -77,9 +77,9 @@ PROGRESS = ""
 class EngineActor:
     """An engine in an async actor of Ray.
 
-    `collect` returns the outputs of all calls that there are. While an answer is sent, the outputs
-    for the next answer are gathered. So there is at most one round trip for each step of the
-    engine, whatever the number of calls.
+    `collect` returns the outputs of all calls since its last answer. While one answer is sent, the
+    outputs for the next answer are gathered. So there is at most one round trip for each step of
+    the engine, whatever the number of calls.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -110,8 +110,8 @@ class EngineActor:
                     first = False
         except Exception as error:
             if isinstance(error, AgentrtError):
-                # A copy without the cause, which may not be picklable. It fails for an error whose
-                # constructor takes other arguments.
+                # A copy without the cause, which may not be picklable. Copying fails for an error
+                # whose constructor takes other arguments; such an error becomes an `EngineError`.
                 with contextlib.suppress(Exception):
                     return type(error)(*error.args)
             return EngineError(f"call {call.call_id}: {type(error).__name__}: {error}")

@@ -50,9 +50,9 @@ class Demand:
 def demand(nodes: Sequence[ClusterNode], engines: int, gpus: int, memory: int) -> Demand:
     """Return the share of the cluster for each of ``engines``.
 
-    On a cluster with GPUs, an engine gets ``gpus`` GPUs and a core of a node. Otherwise it gets
-    ``memory`` bytes, and as many cores as possible so that all engines fit. Raises `ConfigError` if
-    the engines do not fit.
+    On a cluster with GPUs, each engine gets ``gpus`` GPUs and a core. Otherwise it gets ``memory``
+    bytes, and as many cores as possible so that all engines fit. Raises `ConfigError` if the
+    engines do not fit.
     """
     if any(node.gpus for node in nodes):
         _check(nodes, engines, Demand(1, gpus), lambda node: node.gpus // gpus)
@@ -91,9 +91,10 @@ _REACH_S = 5.0
 class Cluster:
     """A Ray cluster at ``address``: ``auto``, ``HOST:PORT`` of its head, or ``ray://HOST:PORT``.
 
-    ``engines`` is the number of engines that share it. Each needs ``gpus`` GPUs, if the cluster has
-    GPUs, or else ``memory`` bytes. If the process is already connected, this connection is used and
-    stays open. Raises `ConfigError` for an invalid address, and if Ray is not installed.
+    ``engines`` is the number of engines that share the cluster. Each engine needs ``gpus`` GPUs, if
+    the cluster has GPUs, or else ``memory`` bytes. If the process is already connected to Ray, this
+    connection is used and stays open. Raises `ConfigError` for an invalid address, and if Ray is
+    not installed.
     """
 
     def __init__(self, address: str, engines: int, *, gpus: int = 1, memory: int = 0) -> None:
@@ -114,8 +115,8 @@ class Cluster:
     async def join(self) -> None:
         """Connect, unless there is a connection already. Each `join` needs a `leave`.
 
-        Raises `EngineStartError` if there is no cluster at the address. If this is cancelled, no
-        `leave` is needed.
+        Raises `EngineStartError` if there is no cluster at the address. A `join` that is cancelled
+        needs no `leave`.
         """
         joining = asyncio.ensure_future(in_new_thread(self._join))
         try:
@@ -150,7 +151,7 @@ class Cluster:
         return ray.remote(actor).options(**terms).remote(*args)
 
     def room(self) -> str:
-        """Return a text about what an engine needs of its node, and what is free now."""
+        """Return a text that says what an engine needs on its node, and what is free now."""
         import ray
 
         share, free = self._share(), ray.available_resources()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _PLACE_S = 180.0
-"""Seconds to wait for a node with room."""
+"""Seconds to wait for a node with enough free resources."""
 _CLOSE_S = 3.0
 """Seconds for an engine to stop by itself before its actor is killed."""
 

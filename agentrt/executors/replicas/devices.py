@@ -14,7 +14,7 @@ _SIZES = {
 
 
 def gpus_each(flags: Sequence[str]) -> int:
-    """Return how many GPUs an engine with these flags of vLLM's needs.
+    """Return how many GPUs an engine with these vLLM flags needs.
 
     Raises `ConfigError` for flags that are not valid.
     """
@@ -52,7 +52,7 @@ def visible_devices(present: int, environment: Mapping[str, str]) -> int:
 
 
 def assign_devices(visible: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return successive GPUs for each engine, as indices of the ``visible`` GPUs.
+    """Return consecutive GPUs for each engine, as indices of the ``visible`` GPUs.
 
     ``sizes`` has the number of GPUs of each engine. Raises `ConfigError` if there are too few.
     """

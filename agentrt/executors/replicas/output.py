@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Sequence[Any])
 
 
 class DiffersError(Exception):
-    """Raised when a retry's output is not the same as the output before."""
+    """Raised when a retry's output differs from the output of the run before it."""
 
 
 class Repeated:
@@ -46,7 +46,7 @@ class Repeated:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the current run has less of the sequence than was delivered before."""
+        """Whether the current run has yielded less of the sequence than earlier runs delivered."""
         return self._delivered is not None and self._at < len(self._delivered)
 
 
@@ -74,7 +74,7 @@ class RepeatedParts:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the current run has less of any sequence than was delivered before."""
+        """Whether the current run has yielded less of any sequence than earlier runs delivered."""
         return any(part.ended_early for part in self._parts.values())
 
 
@@ -106,7 +106,10 @@ def new_choice(choice: Mapping[str, Any], parts: RepeatedParts) -> dict[str, Any
 def _new_calls(
     index: int, calls: Sequence[Mapping[str, Any]], parts: RepeatedParts
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the new parts of tool calls. Each run draws new ids for them; the first ids stay."""
+    """Yield the new parts of tool calls.
+
+    Each run creates new ids for the tool calls; a reader keeps the ids of the first run.
+    """
     for call in calls:
         key, function = (index, "tool_calls", call.get("index", 0)), call.get("function") or {}
         arguments = parts.take(key, function.get("arguments") or "")
@@ -124,8 +127,8 @@ class CallOutput:
     """The output of a call over all its runs.
 
     Sampling is seeded, so each run repeats the output of the run before it, although in other
-    pieces. ``delivered`` says that the last chunk was delivered. ``differs`` says that a run had
-    another output than a reader already has.
+    pieces. ``delivered`` is True when the last chunk was delivered. ``differs`` is True when a
+    run's output differs from the output that a reader already has.
     """
 
     def __init__(self, call_id: str) -> None:

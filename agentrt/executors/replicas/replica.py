@@ -60,7 +60,7 @@ UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delays before a dead replica is started again, and the limit after which it is not.
+    """The delays before a dead replica is started again, and the deaths after which it stays dead.
 
     The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
     A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row
@@ -79,7 +79,7 @@ class Backoff:
 class CancelScope:
     """Ends all waits for an engine when it is known that no answer will come.
 
-    The calls of an engine that was killed fail by themselves, but those of an engine that hangs
+    The calls of an engine that was killed fail by themselves, but the calls of an engine that hangs
     do not.
     """
 
@@ -101,7 +101,7 @@ class CancelScope:
 
     @contextlib.contextmanager
     def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[StreamReading[T]]:
-        """Return a reading of ``following`` that fails when this scope is cancelled.
+        """Return a `StreamReading` of ``following`` that fails when this scope is cancelled.
 
         ``following`` returns the next item of a stream each time that it is called.
         """
@@ -125,10 +125,10 @@ class CancelScope:
 class Replica:
     """A named engine, which ``make`` creates for each start.
 
-    ``calls`` is the number of its current calls, ``reruns`` the number of calls that it lost and
+    ``calls`` is the number of its current calls. ``reruns`` is the number of calls that it lost and
     that ran again on another replica. A ``drained`` replica takes no calls, even after a new start.
-    ``info`` is that of the engine that started last. ``waits_for`` says what a start waits for.
-    ``view`` is the replica as routers see it.
+    ``info`` describes the engine that started last. ``waits_for`` says what the engine's start
+    waits for, such as a free node; "" if nothing. ``view`` is the replica as routers see it.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:
@@ -153,7 +153,7 @@ class Replica:
 
     @property
     def model(self) -> str:
-        """The model of its last engine; "" before the first start."""
+        """The model of the replica's last engine; "" before the first start."""
         return self.info.model
 
     async def start(self, progress: Progress, now: Callable[[], float]) -> None:
@@ -167,8 +167,8 @@ class Replica:
         self._ready_at = now()
 
     def serves(self, model: str) -> bool:
-        """Return whether the replica serves ``model``. If its model is unknown, it may serve
-        any.
+        """Return whether the replica serves ``model``. As long as its model is unknown, it counts
+        as serving any model.
         """
         return not self.model or is_model(model, self.model)
 
@@ -191,7 +191,7 @@ class Replica:
         return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._deaths_in_a_row - 1))
 
     def found_no_room(self, error: Exception, backoff: Backoff) -> float:
-        """Note that there is no room for the engine. Returns the seconds until the next attempt."""
+        """Note that no node has room for the engine. Returns the seconds until the next attempt."""
         self.last_error, self.state = str(error), ReplicaState.DOWN
         self.waits_for = str(error)
         return backoff.longest_s
@@ -206,8 +206,8 @@ class Replica:
             closing = asyncio.create_task(old.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        await asyncio.wait([closing])  # if this is cancelled, `close` waits for it
-        if not closing.cancelled():  # it is cancelled if something that it awaits was
+        await asyncio.wait([closing])  # if this wait is cancelled, `close` waits for the task
+        if not closing.cancelled():  # it is cancelled if something that the task awaits was
             with contextlib.suppress(AgentrtError, OSError):
                 closing.result()
 

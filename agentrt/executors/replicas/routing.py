@@ -51,7 +51,7 @@ class Routing:
         engine = replica.executor
         replica.view.slots = engine.info.slots or 0
         if self._reads_blocks_of(engine):
-            self._forget(replica)  # late events of the engine before it may have arrived
+            self._forget(replica)  # late events of the previous engine may have arrived
             self.dispatcher.cached_blocks.clear(replica.view.index)
             engine.on_kv_events(partial(self._on_kv_events, replica, engine))
             self._request_snapshot(replica, engine)
@@ -104,7 +104,7 @@ class Routing:
     def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
         """Note that a routed call has ended, with its engine's ``report`` if there is one.
 
-        Only the first call of this has an effect.
+        Only the first `ended` of a routed call has an effect.
         """
         self.dispatcher.ended(routed, report)
 

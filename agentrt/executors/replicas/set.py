@@ -55,8 +55,8 @@ class ReplicaSet(Executor):
     model gets the model of the first engine. If no replica is ready, a call waits up to
     ``ready_timeout_s`` seconds. ``health`` says when an engine that does not answer counts as dead,
     and ``backoff`` when a dead engine is restarted. ``notice`` is called with a line of text when a
-    replica fails or is back. ``scheduling`` has the engines' settings; routers use its queue
-    levels.
+    replica fails or is back. ``scheduling`` has the settings of the engines' schedulers; routers
+    use its queue levels.
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
@@ -129,7 +129,7 @@ class ReplicaSet(Executor):
             if file is not None:
                 self._history.open(file)
         for replica in self.replicas:
-            with contextlib.suppress(AgentrtError):  # a dead engine gets it after its restart
+            with contextlib.suppress(AgentrtError):  # a dead engine is taught after its restart
                 await self._teach(replica)
 
     async def _teach(self, replica: Replica) -> None:
@@ -147,7 +147,7 @@ class ReplicaSet(Executor):
     async def drain(self, name: str) -> None:
         """Send no more calls to a replica, and return when its calls have ended.
 
-        It gets no calls until `restart`. Raises `ConfigError` for an unknown name.
+        The replica gets no calls until `restart`. Raises `ConfigError` for an unknown name.
         """
         replica = self._named(name)
         replica.drained = True
@@ -156,13 +156,13 @@ class ReplicaSet(Executor):
     async def restart(self, name: str) -> None:
         """Drain a replica, and replace its engine by a new one.
 
-        Raises `ConfigError` for an unknown name or a replica that is not started any more, and
-        `EngineStartError` if the new engine does not start.
+        Raises `ConfigError` for an unknown name or a replica that has failed too often to be
+        started again, and `EngineStartError` if the new engine does not start.
         """
         await self._supervisor.restart(self._named(name))
 
     async def roll(self) -> None:
-        """Restart all replicas one after another, except those that are not started any more.
+        """Restart all replicas one after another, except those that have failed too often.
 
         Raises the same errors as `restart`.
         """
@@ -299,7 +299,7 @@ class ReplicaSet(Executor):
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         self.routing.dispatcher.program_ended(program_id)
-        # Keep the current engines: an engine may be replaced while another one answers.
+        # List the engines first: an engine may be replaced while another engine answers.
         engines = [(r.executor, r.cancel_scope) for r in self._that_ran(program_id)]
         for replica in self.replicas:
             replica.programs.discard(program_id)
@@ -325,7 +325,7 @@ class ReplicaSet(Executor):
 class RestartedEngine(ReplicaSet):
     """A set of one engine that is restarted if it dies, for `agentrt serve`.
 
-    Its info and snapshot are those of the engine.
+    The info and the snapshot are those of the engine, without the additions of a set.
     """
 
     NAME = "the engine"

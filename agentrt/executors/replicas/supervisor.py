@@ -21,10 +21,10 @@ _LOOP_TURNS = 20
 class Health:
     """The rule by which an engine that does not answer counts as dead.
 
-    Every ``every_s`` seconds an engine is asked for an answer. A long step delays the answer, but
-    it uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer is
-    pending was stopped, or waits forever: it counts as dead. So does every engine whose answer is
-    pending for ``hang_s`` seconds.
+    Every ``every_s`` seconds an engine is asked for a snapshot. A long step delays the answer, but
+    the step uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer
+    is pending was stopped, or waits forever: it counts as dead. So does every engine whose answer
+    is pending for ``hang_s`` seconds.
     """
 
     every_s: float = 2.0
@@ -34,7 +34,8 @@ class Health:
     async def check(self, name: str, engine: Executor) -> None:
         """Return when the engine has answered.
 
-        Raises `EngineDiedError` if it counts as dead, and the errors of its answer.
+        Raises `EngineDiedError` if the engine counts as dead, or the error that the engine answers
+        with.
         """
         if not engine.alive():
             raise EngineDiedError(f"{name} is not alive any more")
@@ -59,7 +60,7 @@ class Health:
             try:
                 async with asyncio.timeout(self.stall_s):
                     before, used = used, await engine.cpu_seconds()
-            except TimeoutError:  # this says nothing of the engine: this event loop may be busy
+            except TimeoutError:  # this says nothing about the engine: this event loop may be busy
                 owed += self.stall_s
                 continue
             if used is not None and used == before:
@@ -192,7 +193,7 @@ class Supervisor:
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
         """Report that an engine died, and restart its replica.
 
-        If it is reported several times, the engine is replaced once.
+        If a death is reported several times, the engine is replaced once.
         """
         if not self.open or replica.executor is not engine or replica.state not in UP:
             return
@@ -227,7 +228,7 @@ class Supervisor:
             await replica.start(partial(self._progressed, replica), time.monotonic)
             await self._on_restarted(replica)
             self._on_ready(replica)
-        except NoRoomError as error:  # this is no death: the cluster may get another node
+        except NoRoomError as error:  # not counted as a death: the cluster may get another node
             delay = replica.found_no_room(error, self._backoff)
             self._notice(
                 f"{replica.name} has not started: {error}; the next attempt is in {delay:g} s"
@@ -283,8 +284,9 @@ class Supervisor:
     async def restart(self, replica: Replica) -> None:
         """Drain a replica, and replace its engine by a new one.
 
-        Raises `ConfigError` for a replica that is not started any more, and `EngineStartError` if
-        the new engine does not start; it is then tried again as after a death.
+        Raises `ConfigError` for a replica that has failed too often to be started again, and
+        `EngineStartError` if the new engine does not start. The start is then tried again as after
+        a death.
         """
         if replica.state is ReplicaState.OUT:
             raise ConfigError(

@@ -23,7 +23,7 @@ NAME = "agentrt"
 
 
 def register() -> None:
-    """Register `attend` with transformers. Without ``places`` it does the same as "sdpa"."""
+    """Register `attend` with transformers. Without ``places``, `attend` does the same as "sdpa"."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -61,9 +61,9 @@ Rotation = tuple["Tensor", "Tensor"]
 class Places:
     """The positions of queries and keys in the cache, as rotations.
 
-    The distance of a query from a key is that in the text, except for the first ``sinks`` keys.
-    Their positions never change, and ``to_sinks`` has the positions of queries relative to them,
-    which are less than the length of the cache.
+    The distance of a query from a key is their distance in the text, except for the first ``sinks``
+    keys. The positions of these keys never change. ``to_sinks`` has the positions of queries
+    relative to these keys, which are less than the length of the cache.
     """
 
     queries: Rotation
@@ -81,7 +81,9 @@ def places_of_last(model: PreTrainedModel, count: int) -> Places:
 
 
 def places(model: PreTrainedModel, attention: Attention, queries: Tensor, keys: Tensor) -> Places:
-    """Return the positions in the cache of ``queries`` and ``keys``, given those in the text."""
+    """Return the positions in the cache of ``queries`` and ``keys``, given their positions in the
+    text.
+    """
     is_sink = keys < attention.sinks
     others = keys[~is_sink]
     start = int(others[0]) if len(others) else 0
@@ -95,7 +97,8 @@ def places(model: PreTrainedModel, attention: Attention, queries: Tensor, keys: 
 def _rotation(model: PreTrainedModel, at: Tensor) -> Rotation:
     rotary = model.get_decoder().rotary_emb
     cos, sin = rotary(model.get_input_embeddings().weight[:1], at[None])
-    # Some rotary embeddings also scale queries and keys. This was done at position 0 already.
+    # Some rotary embeddings also scale queries and keys. The model has done this already, when it
+    # computed them for position 0.
     scale = getattr(rotary, "attention_scaling", 1.0)
     return cos / scale, sin / scale
 

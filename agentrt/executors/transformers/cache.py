@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class TextCache:
     """The cached keys and values of a text.
 
-    ``ids`` are all tokens of the text, and ``positions`` those whose keys and values are cached.
-    ``calls`` are the ids of the calls that have computed them.
+    ``ids`` are all tokens of the text, and ``positions`` are the positions of the tokens whose keys
+    and values are cached. ``calls`` are the ids of the calls that have computed them.
     """
 
     ids: list[int]
@@ -99,7 +99,7 @@ class PrefixCache:
         """Return a copy of the cache of the longest cached prefix of ``ids``; None if none is
         cached.
 
-        It has at most ``most`` tokens.
+        The copy has at most ``most`` tokens.
         """
         best, count = None, 0
         for entry in self.entries:
@@ -137,7 +137,7 @@ class PrefixCache:
 
 
 def _within(entry: tuple[Sharing, TextCache], sharing: Sharing, cache: TextCache) -> bool:
-    """Return whether an entry is a prefix of ``cache`` that could be cut from it."""
+    """Return whether an entry is a prefix that `TextCache.first` can copy from ``cache``."""
     _, kept = entry
     same = kept.ids == cache.ids[: len(kept.ids)]
     return entry[0] == sharing and same and (cache.whole or len(kept.ids) == len(cache.ids))

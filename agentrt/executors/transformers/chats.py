@@ -1,5 +1,5 @@
-"""The front end of a transformers model: chats by its tokenizer's template, answers as plain
-text.
+"""The front end of a transformers model. It renders chats with the template of the model's
+tokenizer, and answers with plain text.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class Following:
 
 
 class Chooser:
-    """Chooses the tokens of a call: the likeliest at temperature 0, else sampled with its seed.
+    """Chooses a call's tokens: at temperature 0 the likeliest, otherwise sampled with the call's
+    seed.
 
     With ``following``, only tokens that its grammar allows are chosen.
     """
@@ -140,7 +141,8 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return the log probabilities of ``token``, which comes first, and of the ``most`` likeliest.
+    """Return the log probabilities of ``token``, which comes first, and of the ``most`` likeliest
+    tokens.
 
     With ``allowed``, the likeliest are chosen from these tokens.
     """

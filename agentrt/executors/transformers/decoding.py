@@ -40,7 +40,7 @@ class OutputText:
         self._held = ""
 
     def add(self, token: int) -> str:
-        """Add a token, and return the piece of text that is certain after it."""
+        """Add a token, and return the new text that no later token can change."""
         self._ids.append(token)
         if self._whole:
             return ""
@@ -94,11 +94,11 @@ class StepOutput:
 
 
 class Decoding:
-    """A call of token ids. `steps` computes it; the other attributes have its results so far.
+    """A call of token ids. `steps` computes the call; the attributes have the results so far.
 
     ``cached`` is the number of prompt tokens that were cached. ``reason`` is the finish reason; ""
-    until the end. Without ``stream``, only the last step has text. Raises `CallRejectedError` for a
-    call that this executor does not support, and `PromptTooLongError`.
+    until the end. Without ``stream`` and without stop strings, only the last step has text. Raises
+    `CallRejectedError` for a call that this executor does not support, and `PromptTooLongError`.
     """
 
     def __init__(

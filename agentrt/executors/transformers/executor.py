@@ -21,7 +21,7 @@ from agentrt.request import Call, CallReport, Reply
 
 T = TypeVar("T")
 _ALONE_S = 0.05
-"""Maximum seconds of steps in one turn of a call that is the only one."""
+"""Maximum seconds of steps in one turn while only one call is running."""
 _NOT_RUNNING = "the transformers executor is not running"
 
 
@@ -135,9 +135,10 @@ class TransformersExecutor(Executor):
     def _take_turn(
         self, turn: _Turn, steps: Generator[StepOutput, None, None], *, stream: bool
     ) -> StepOutput:
-        """Compute a step in the thread, and return it.
+        """Compute a call's next step in the thread, and return the step's output.
 
-        A call that is alone and not streamed takes several steps; the last is returned.
+        If the call is not streamed and is the only call, this computes several steps and returns
+        the output of the last step.
         """
         until = time.monotonic() + _ALONE_S
         step = self._step(turn, steps)
@@ -199,9 +200,10 @@ class TransformersExecutor(Executor):
 
 @dataclass(slots=True)
 class _Turn:
-    """A call in progress, and the time that it has taken (seconds).
+    """A call in progress, and the seconds that it has waited and computed so far.
 
-    ``ready`` is when it was ready for its next step (seconds on the monotonic clock).
+    ``ready`` is the time at which the call became ready for its next step (seconds on the monotonic
+    clock).
     """
 
     call: Call

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOLERANCE = {"float32": 1e-3}
-"""Maximum difference of logits that are computed in two ways, as a part of the largest, by
-dtype.
+"""For each dtype, the maximum difference between logits that are computed with and without moved
+positions, as a share of the largest logit.
 """
 _COARSE = 0.05
-"""The same for other dtypes."""
+"""The maximum difference for all other dtypes."""
 
 
 class CausalModel:
@@ -151,8 +151,8 @@ class CausalModel:
         return self.moves and attention.chunk is None
 
     def _seeing(self, attention: Attention, before: int, cache: TextCache) -> dict[str, Any]:
-        """Return the model's arguments that make tokens from position ``before`` on see by
-        attention.
+        """Return the arguments with which the model lets the tokens from position ``before`` on
+        attend only to the tokens that ``attention`` allows.
         """
         if len(cache.ids) - before == 1:
             return self._seeing_all(attention, before, len(cache.positions))

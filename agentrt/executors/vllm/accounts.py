@@ -43,11 +43,11 @@ from agentrt.scheduler.records import NOT_ADMITTED, RUNNING, QueuedCall
 _BYTES = 8
 """Number of bytes of a block's hash that are kept."""
 _LEAST = 4096
-"""Minimum number of evicted blocks that are remembered; else four times the number of all
-blocks.
+"""Minimum number of evicted blocks that are remembered. If the engine has many blocks, four times
+their number are remembered.
 """
 _LOOKED_AT = 64
-"""Approximate number of a call's evicted blocks that are looked up, spread evenly over all."""
+"""Approximate number of a call's evicted blocks that are looked up, spread evenly."""
 EMPTIED: Plain = ["(prefix cache emptied)", 0, 0.0]
 
 
@@ -108,7 +108,7 @@ class CallNotes:
             return [_cause_of(better)]
         if reason is PreemptionReason.RESET:
             return [EMPTIED]
-        by: list[Plain] = []  # vLLM gives its blocks to others in this step: see `settle`
+        by: list[Plain] = []  # vLLM gives the call's blocks to others in this step: see `settle`
         self._preempted.append(by)
         return by
 

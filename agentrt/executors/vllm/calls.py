@@ -26,8 +26,9 @@ def engine_input(
 
     The sampling parameters contain the call's identity for the scheduler, and the settings that are
     made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call of token
-    ids is sampled by its spec; its prompt and output have at most ``max_model_len`` tokens
-    together. Raises `PromptTooLongError`, and `CallRejectedError` for a call without token ids.
+    ids is sampled with the parameters in its spec; its prompt and output have at most
+    ``max_model_len`` tokens together. Raises `PromptTooLongError`, and `CallRejectedError` for a
+    call without token ids.
     """
     spec = call.spec
     rendered = spec.rendered
@@ -44,7 +45,7 @@ def engine_input(
     if spec.with_logprobs:
         params.extra_args[OF_MODEL] = True
         if params.logprobs is None and not params.logprob_token_ids:
-            params.logprobs = 0  # only those of the output's own tokens
+            params.logprobs = 0  # only the log probabilities of the output's own tokens
     return prompt, params, rendered.options
 
 

@@ -33,7 +33,9 @@ SLOW_S = 5.0
 MOST_SLOW = 2
 """Maximum number of slow grammars of a tenant; with more, the tenant starts no other grammar."""
 LONGEST_S = 60.0
-"""Seconds after which a grammar fails. Its thread cannot be stopped, and counts until it ends."""
+"""Seconds after which a grammar fails. Its thread cannot be stopped, and counts as running until it
+ends.
+"""
 
 
 class Wanting(Protocol):
@@ -141,7 +143,7 @@ def _settle(settle: Callable[[Any], None], value: Any) -> None:
 MASKS_S = 0.25
 """Maximum CPU seconds for all masks of the test together, and for one mask in a step."""
 TRIED = 16
-"""Number of tokens in the test. With an ordinary schema they take a few milliseconds together."""
+"""Number of tokens in the test. An ordinary schema's masks take a few milliseconds together."""
 
 
 class SlowGrammarError(AgentrtError):
@@ -181,7 +183,7 @@ def _any_of(mask: Any, vocabulary: int, chance: random.Random) -> int | None:
 
 
 def watch(grammar: Any, clock: Callable[[], float] = time.thread_time) -> Any:
-    """Make a grammar refuse all tokens after a mask that took too long, and return it.
+    """Make a grammar refuse all tokens after a mask that took too long, and return the grammar.
 
     vLLM then ends the grammar's request.
     """

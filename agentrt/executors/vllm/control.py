@@ -74,7 +74,7 @@ _NOTES = {
 
 
 def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
-    """Note that programs began or ended to wait for tools and humans, or dropped a context.
+    """Note that programs began or stopped waiting for tools or humans, or dropped a context.
 
     A note is (program id, kind, name). The kind is ``tool``, ``returned``, ``human``, ``answered``
     or ``dropped``. For ``dropped``, the name is a call's id, and a fourth value may say how many of

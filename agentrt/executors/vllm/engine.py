@@ -70,7 +70,7 @@ class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, whose core runs in its own process.
 
     Without ``options`` it is the engine that ``agentrt run`` starts by default. After the start,
-    ``model`` and ``max_num_seqs`` are those that the engine runs with.
+    ``model`` and ``max_num_seqs`` have the values that the engine runs with.
     """
 
     def __init__(self, options: EngineOptions | None = None) -> None:
@@ -136,10 +136,10 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args, config = self._configured(on_gpu=torch.cuda.is_available())
-        # Small models may fill a JSON value with endless blanks. The option is set here, because
-        # vLLM ignores it in a call, and as a flag refuses it with the backend "auto". Not for
-        # multimodal models: they are larger, and vLLM validates their configuration once more in
-        # the engine.
+        # Small models may fill a JSON value with endless blanks. The option against this is set
+        # here, because vLLM ignores it in a call, and refuses it as a flag with the backend "auto".
+        # It is not set for multimodal models: they are larger, and vLLM validates their
+        # configuration once more in the engine.
         allow_blanks = config.model_config.is_multimodal_model
         config.structured_outputs_config.disable_any_whitespace = not allow_blanks
         if not config.model_config.skip_tokenizer_init:
@@ -164,8 +164,8 @@ class VLLMEngine(CoreClient):
             ) from error
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
-        """Return vLLM's arguments and its configuration. If vLLM refuses the automatic host memory,
-        the engine goes on without it.
+        """Return vLLM's arguments and its configuration. If vLLM refuses the size of host memory
+        that was chosen automatically, the engine goes on without host memory.
         """
         args = engine_args(self.options, self.model, on_gpu=on_gpu)
         try:
@@ -189,9 +189,9 @@ class VLLMEngine(CoreClient):
     def _keep_history(self, config: VllmConfig) -> None:
         """Configure the history file that the engine core reads at its start and writes.
 
-        Several engines would each write what they know of the same programs, so their `ReplicaSet`
-        keeps the file instead. Raises `ConfigError` if the user names a file that is not a history
-        file.
+        Several engines would each write their own statistics of the same programs, so their
+        `ReplicaSet` keeps the file instead. Raises `ConfigError` if the user names a file that is
+        not a history file.
         """
         self._history_key = key_of(config, self.options.replicas)
         scheduling, settings = self.options.scheduler, config.additional_config
@@ -325,7 +325,9 @@ class VLLMEngine(CoreClient):
 
     @property
     def hashing(self) -> tuple[str, int]:
-        """The hash algorithm of its blocks, and the tokens after a block that a hash covers."""
+        """The hash algorithm of the engine's blocks, and how many tokens after a block its hash
+        covers.
+        """
         from agentrt.executors.vllm._compat.prefixes import how_hashed
 
         return how_hashed(self._engine().vllm_config)

@@ -2,8 +2,8 @@
 
 vLLM hands out free blocks from the head of a single list. Here, a free block that a program may use
 again is on a separate list of its owner (`CachedBlocks`). A protected block still counts as free.
-It is handed out when no other block is left, in the `EvictionOrder`. So the capacity never shrinks,
-and no call ever waits because blocks are protected.
+Protected blocks are handed out in the `EvictionOrder`, when no other block is left. So the capacity
+never shrinks, and no call ever waits because blocks are protected.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProtectedFreeQueue(FreeKVCacheBlockQueue):
-    """vLLM's queue of free blocks with protected lists. `adopt` creates it, and `leave` undoes
-    that.
+    """vLLM's queue of free blocks with protected lists.
 
-    vLLM's own list has the unprotected blocks. Each protected list is another queue of vLLM's
-    class.
+    `adopt` turns vLLM's queue into such a queue, and `leave` turns it back.
+
+    The list of vLLM's own queue has the unprotected blocks. Each protected list is another queue of
+    vLLM's class.
     """
 
     order: EvictionOrder
@@ -117,7 +118,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
         super().append_n(blocks)
 
     def give_up(self, blocks: Sequence[KVCacheBlock], owner: CachedBlocks) -> None:
-        """Stop protecting these blocks of an owner, those that are in use included."""
+        """Stop protecting these blocks of an owner, including blocks that are in use."""
         for block in blocks:
             if self._owner[block.block_id] is not owner:
                 continue  # another owner uses it by now
@@ -207,7 +208,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     @override
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """Yield the blocks of all lists in the order of eviction. It takes O(n), unlike vLLM's."""
+        """Yield the blocks of all lists in the order of eviction, in O(n), unlike vLLM's method."""
         blocks = iter(self.get_all_free_blocks())
         if cursor is not None:
             for block in blocks:
@@ -261,7 +262,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
             self._least = None
 
     def _age(self, owner: CachedBlocks, own: FreeKVCacheBlockQueue) -> None:
-        """Set the age of an owner to that of the block that it would lose first."""
+        """Set the age of an owner to the age of the block that the owner would lose first."""
         owner.oldest = self._used[first_free_block(own)]
         if owner.shared:
             owner.since = owner.oldest

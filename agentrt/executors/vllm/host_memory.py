@@ -10,8 +10,8 @@ from agentrt.executors.vllm.memory import free_memory
 
 _GIB = 1 << 30
 _KEPT_SHARE, _KEPT_LEAST = 0.25, 4 * _GIB
-"""The part of the free memory that is left to everything else, and its minimum in bytes: weights
-that are being loaded, programs, tools, and the system's cache of files.
+"""The share of the free memory that is left to everything else, and its minimum in bytes. This is
+for weights that are being loaded, programs, tools, and the system's cache of files.
 """
 _SHARED = Path("/dev/shm")
 _KEPT_SHARED = _GIB // 2
@@ -66,7 +66,7 @@ class HostRoom:
         of its GPUs.
 
         vLLM stores each block as it is computed. So a host memory that is no larger than the KV
-        cache has only what the GPU has, too, and its copies cost time for nothing.
+        cache only has blocks that the GPU has, too, and copying them costs time for nothing.
         """
         size = self.gib(engines)
         return size if size >= gpu_gib else 0

@@ -1,4 +1,5 @@
-"""The eviction policy for host memory, if vLLM offloads its KV cache: the order of retention.
+"""The eviction policy for host memory to which vLLM offloads its KV cache, in the retention's
+order.
 
 vLLM's `OffloadingConnector` copies blocks to host memory as they are computed, and asks a cache
 policy which of them to evict. vLLM loads the policy by name. `options` sets the policy of this
@@ -26,7 +27,7 @@ from agentrt.scheduler.retention import EvictionOrder
 
 
 class ProgramCachePolicy(CachePolicy):
-    """Evicts chunks without an owner first, then those of owners in their `EvictionOrder`.
+    """Evicts chunks without an owner first, then the chunks of owners in their `EvictionOrder`.
 
     The chunks of an owner are evicted from the end of its prompt. Until a `BlockRetention` binds
     its owners, no chunk has an owner, and chunks are evicted as with vLLM's ``lru``.
@@ -89,7 +90,7 @@ class ProgramCachePolicy(CachePolicy):
             self._lists[None].move_to_end(key, last=False)
 
     def _use(self, key: OffloadKey, user: CachedBlocks | None) -> None:
-        """Note that ``user`` has used a chunk. If it has another owner already, it becomes
+        """Note that ``user`` has used a chunk. A chunk that already has another owner becomes
         shared.
         """
         owner = self._owner[key]

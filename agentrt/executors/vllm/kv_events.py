@@ -77,7 +77,7 @@ class KVEventLog:
         """Return all blocks that the cache has now, and their size in tokens.
 
         Changes since the last note are part of the snapshot, and not of the next note. Other
-        readers notice by its number that they have missed a note.
+        readers notice by the next note's number that they have missed a note.
         """
         if self._changed or self._cleared:
             self.number += 1

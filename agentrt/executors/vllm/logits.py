@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 ENTRY_POINT_GROUP = "agentrt.logits_processors"
-"""The entry points of packages: a processor's name and its class.
+"""The group of entry points by which packages offer processors: a processor's name and its class.
 
 A name may have several classes, one for each of vLLM's model runners.
 """

@@ -151,7 +151,7 @@ def prepare_environment(options: EngineOptions) -> None:
 def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEngineArgs:
     """Return vLLM's engine arguments for ``options`` and ``model``.
 
-    ``on_gpu`` says whether the engine runs on a GPU; else there are other defaults. Raises
+    ``on_gpu`` says whether the engine runs on a GPU; on a CPU, other defaults apply. Raises
     `ConfigError` for flags that vLLM does not know or that agentrt sets itself.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -204,7 +204,7 @@ def _host_memory(
     Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
     ``options`` and ``flags`` set it.
     """
-    # They import this module.
+    # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
     from agentrt.executors.vllm.host_memory import HostRoom, gpu_gib
 
@@ -246,8 +246,8 @@ def _host_memory(
 def _offloading(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for offloading to host memory; empty if vLLM does not offload.
 
-    They set agentrt's eviction policy, unless the user names another. Output tokens are offloaded
-    as well, since they are part of a program's next prompt.
+    The settings choose agentrt's eviction policy, unless the user names another. Output tokens are
+    offloaded as well, since they are part of a program's next prompt.
     """
     from vllm.config import KVTransferConfig
 
@@ -280,7 +280,7 @@ def check_model(model: str) -> None:
 
 
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
-    """Return the error for an error of vLLM's configuration.
+    """Convert an error of vLLM's configuration to an error of agentrt's.
 
     The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is.
     """

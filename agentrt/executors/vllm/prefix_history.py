@@ -46,9 +46,7 @@ def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
 
 
 def most_in_common(hashes: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
-    """Return the number of leading blocks in common with that of the ``others`` that has the
-    most.
-    """
+    """Return how many leading blocks ``hashes`` shares with the most similar of ``others``."""
     return max([_leading(hashes, other) for other in others], default=0)
 
 

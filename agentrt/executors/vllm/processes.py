@@ -26,7 +26,9 @@ T = TypeVar("T")
 # Python's tracker of shared memory is left alone: it ends by itself after its users.
 _TRACKER = "multiprocessing.resource_tracker"
 _NICER = 10
-"""Added to a thread's nice value to lower its priority; 10 gives it a tenth of others' share."""
+"""Added to a thread's nice value to lower its priority. With 10, the thread gets a tenth of the CPU
+time of a thread with normal priority.
+"""
 
 
 async def in_new_thread(work: Callable[..., T], *args: Any) -> T:
@@ -73,7 +75,9 @@ def collections_paused() -> Iterator[None]:
 
 
 _ALONE = threading.local()
-"""A value for each thread: ``now`` is true while its new processes must not run the script."""
+"""A value for each thread: ``now`` is true while the thread's new processes must not run the
+script.
+"""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Keeps programs' blocks in the prefix cache between their calls, and remembers these blocks.
 
 `BlockRetention` connects the scheduler with vLLM's queue of free blocks. With retention ``lru`` it
-only remembers which blocks calls have computed, and replaces nothing of vLLM's.
+only remembers which blocks calls have computed, and leaves vLLM's queue unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """For each call that ended: the hashes of its blocks, and how many it had computed."""
+        """For each ended call, the hashes of its blocks, and how many of these it had computed."""
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None
@@ -60,7 +60,7 @@ class BlockRetention:
         return 0 if self.queue is None else self.queue.protected
 
     def close(self) -> None:
-        """Restore vLLM's own queue of free blocks, and its order in host memory."""
+        """Restore vLLM's own queue of free blocks, and vLLM's order of eviction in host memory."""
         if self.queue is not None:
             self.queue.leave()
             self.queue = None
@@ -86,7 +86,7 @@ class BlockRetention:
     # -- calls -------------------------------------------------------------------------
 
     def arriving(self, call: QueuedCall) -> None:
-        """Note in a call that is about to arrive how much of its prompt was computed before.
+        """Store in a call that is about to arrive how much of its prompt was computed before.
 
         The last token of a prompt is always computed again, even if the whole prompt is known.
         """
@@ -145,7 +145,7 @@ class BlockRetention:
         self._changed(owner)
 
     def cache_emptied(self, rows: Any) -> None:
-        """Forget all blocks, after the prefix cache was emptied. Calls do not count them as
+        """Forget all blocks after the prefix cache was emptied. Calls do not count these blocks as
         lost.
         """
         self._owners.forget_chains(rows)

@@ -2,8 +2,8 @@
 
 `ProgramScheduler` is a subclass of vLLM's async scheduler, which vLLM loads by the option
 ``scheduler_cls``. It translates what vLLM does into events of the core. Before each step it gets a
-plan from the core and applies it; then vLLM schedules as usual. It takes no decisions itself. Its
-settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
+plan from the core and applies the plan; then vLLM schedules as usual. It takes no decisions itself.
+Its settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
 control, vLLM's own waiting queue is used.
 """
 
@@ -121,7 +121,9 @@ class ProgramScheduler(AsyncScheduler):
         self._dispatched: dict[int, float] = {}
         """The time when each step in flight was sent to the model, by the `id` of its output."""
         self._prefilling: dict[QueuedCall, int] = {}
-        """Running calls without output since their start, with their output tokens at the start."""
+        """Running calls that have produced no output since their start, each with the number of
+        output tokens that it had at the start.
+        """
         self._moved: list[QueuedCall] = []
         """Running calls that may be at a wrong place in vLLM's list ``running``."""
         self.use(self.config)
@@ -213,8 +215,8 @@ class ProgramScheduler(AsyncScheduler):
     def _step_finished(self, output: SchedulerOutput, dispatched: float) -> None:
         """Report the end of a step that was ``dispatched`` at that time (seconds).
 
-        Its duration begins at the earliest with the end of the step before it, so that the time of
-        overlapping steps is not counted twice.
+        The step's duration begins no earlier than the end of the step before it, so that the time
+        of overlapping steps is not counted twice.
         """
         now, tokens = self.clock(), output.total_num_scheduled_tokens
         seconds = now - max(dispatched, self.last_update)
@@ -279,7 +281,7 @@ class ProgramScheduler(AsyncScheduler):
         self.core.handle(CallStarted(call, now, cached))
 
     def _preempt(self, decision: Preempt, now: float) -> None:
-        """Preempt a call in favour of a better one, before vLLM's step begins.
+        """Preempt a call in favour of a call with a higher priority, before vLLM's step begins.
 
         A request that vLLM itself preempts does not take part in that step. A call that is
         preempted here is deferred until it has no output in flight.
@@ -356,7 +358,7 @@ class ProgramScheduler(AsyncScheduler):
         return row
 
     def end_program(self, totals: ProgramTotals, now: float) -> None:
-        """Report that a program ended. ``totals`` are its sums over all engines."""
+        """Report that a program ended. ``totals`` are its totals over all engines."""
         row = self.table.get(totals.program_id)
         if row is None:
             return

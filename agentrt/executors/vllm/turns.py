@@ -16,8 +16,8 @@ T = TypeVar("T")
 class InTurn(Generic[T]):
     """A queue of items whose owners take turns.
 
-    ``is_over`` says of an item that it is not needed any more. The dict has the owners in the order
-    of their turns.
+    ``is_over(item)`` says whether an item is not needed any more. The keys of ``_waiting`` are the
+    owners, in the order of their turns.
     """
 
     def __init__(self, is_over: Callable[[T], bool]) -> None:

@@ -31,7 +31,7 @@ CANCELLED = "the call was cancelled: its runtime was closed"
 
 def account_of(replies: list[Reply]) -> dict[str, Any]:
     """Return the program and the cost of a call. Several choices are parallel calls; then the
-    last call that ended counts.
+    values of the call that ended last are returned.
     """
     if not replies:
         return {}
@@ -142,7 +142,8 @@ class LoopJob(Generic[T]):
             await self._stop(asyncio.wrap_future(self.outcome))
 
     async def _stop(self, waiter: asyncio.Future[T]) -> None:
-        # Nobody else reads the exception, also if this wait is cancelled, so mark it as read.
+        # Mark the exception as read, because no other code reads it, even if this wait is
+        # cancelled.
         waiter.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._loop.call_soon_threadsafe(self._cancel)
         await asyncio.wait([waiter])

@@ -206,8 +206,9 @@ def as_choice(
 
 
 def as_format(wanted: Any) -> Mapping[str, Any]:
-    """Return a response format of a response format or a schema. A schema may be a JSON schema, a
-    pydantic model, a TypedDict or anything else that LangChain accepts.
+    """Return the response format for ``wanted``, which is a response format already or a schema. A
+    schema may be a JSON schema, a pydantic model, a TypedDict or anything else that LangChain
+    accepts.
 
     Unlike in LangChain, a JSON schema needs no title.
     """

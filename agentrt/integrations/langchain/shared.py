@@ -48,7 +48,7 @@ def engine_client(model: str | None) -> RuntimeClient:
 
 
 def endpoint_client(base_url: str, **options: Any) -> RuntimeClient:
-    """Return the client of an OpenAI-compatible endpoint. ``options`` are those of
+    """Return the client of an OpenAI-compatible endpoint. ``options`` are the options of
     `OpenAIEndpoint`.
     """
 

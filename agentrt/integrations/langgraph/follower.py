@@ -31,7 +31,9 @@ RunFields = Mapping[str, Any]
 """LangChain's fields of a run that starts: its parent, its tags, its metadata."""
 _UNNAMED = "program"
 _SWEEP_AT = 64
-"""Number of programs, beyond twice those of the last sweep, that starts a sweep for ended ones."""
+"""When the number of programs exceeds twice the number after the last sweep by this many, a new
+sweep drops the programs that have ended.
+"""
 
 
 class Follower(BaseCallbackHandler):
@@ -125,7 +127,9 @@ class Follower(BaseCallbackHandler):
     def _join(
         self, frame: Frame, run_id: UUID, name: str | None, fields: RunFields, parent: Frame | None
     ) -> None:
-        """Give a frame its scope: that of a node, of a branch, its own, or its parent's."""
+        """Give a frame the scope of a node or of a branch, a scope of its own, or its parent's
+        scope.
+        """
         metadata = fields.get("metadata") or {}
         if parent is not None and langgraph.is_node(name, metadata, parent.namespace):
             if parent.root:
@@ -248,7 +252,7 @@ def _around(here: Scope | None, frame: Frame | None) -> Scope | None:
     """Return the scope in which code runs; None outside any program.
 
     ``here`` is the scope in the code's own context variables, and ``frame`` the frame of its
-    LangGraph run. The frame counts if both belong to different programs.
+    LangGraph run. If the two belong to different programs, the frame's scope is returned.
     """
     if frame is not None and (here is None or here.owner is not frame.scope.owner):
         return frame.scope
@@ -291,8 +295,9 @@ def _follower() -> Follower:
 def scope_of_call(run_manager: BaseRunManager | None) -> Scope | None:
     """Return the position of the code that calls a chat model; None outside any program.
 
-    ``run_manager`` is the model's; LangChain does not pass it on all paths. Raises
-    `EngineDiedError` if the program was cancelled, because a thread of it may still be running.
+    ``run_manager`` is the run manager of the model; LangChain does not pass it on all paths. Raises
+    `EngineDiedError` if the program was cancelled, because a thread of the program may still be
+    running.
     """
     here = tracking.current_scope()
     if here is not None and isinstance(here.owner, Run) and here.owner.state is RunState.CANCELLED:

@@ -47,7 +47,7 @@ class Frame:
 
     A run that is ``apart`` has a scope of its own, which is joined at its end: to the scope
     ``waits``, for a run inside another run's code, or to ``superstep``, for a node of a graph.
-    Other runs are a ``root``, or share the scope of the code around them. ``namespace`` is
+    Every other run is a ``root``, or shares the scope of the code around it. ``namespace`` is
     LangGraph's checkpoint namespace; for a node it identifies the task.
     """
 

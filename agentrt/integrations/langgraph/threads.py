@@ -144,7 +144,8 @@ async def standing_of(graph: Graph, thread: str) -> Standing:
         ) from error
     except Exception as error:  # an error of the database or network, or an invalid checkpoint
         raise ConfigError(f"cannot read the checkpoints of thread {thread!r}: {error}") from error
-    # After a kill between a step's writes and its checkpoint, no node is due, but its tasks are.
+    # If the process was killed between a step's writes and its checkpoint, the state has no next
+    # nodes, but it has their tasks.
     following = state.next or tuple(task.name for task in state.tasks)
     return Standing(state.created_at is not None, following, state.interrupts)
 

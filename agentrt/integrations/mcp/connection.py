@@ -34,7 +34,7 @@ _OPENED_WITHIN_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
 _SHORT_PAUSE_S = 1.0
-"""Longest pause before a reconnection, in seconds, during which calls wait for it."""
+"""Longest pause before a reconnection, in seconds, during which calls wait for the connection."""
 _STEADY_S = 30.0
 """A connection that lasts longer, in seconds, resets the pauses."""
 _INFO = Implementation(name="agentrt", version=__version__)

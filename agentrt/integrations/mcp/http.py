@@ -1,5 +1,5 @@
-"""The HTTP client for MCP servers: an error below MCP becomes the answer to the request that had
-it.
+"""The HTTP client for MCP servers. An HTTP or network error becomes the answer to the request in
+which it occurred.
 
 Otherwise the SDK would end the connection, and with it all other calls.
 """
@@ -15,15 +15,15 @@ from agentrt import __version__
 from agentrt.proxies import client_options
 
 UNREACHABLE, FORGOTTEN, REFUSED, CUT_OFF = -32096, -32097, -32098, -32099
-"""JSON-RPC error codes that stand for errors of HTTP. Only with `CUT_OFF` the server may have run
+"""JSON-RPC error codes that stand for errors of HTTP. Only with `CUT_OFF` may the server have run
 the call. With `FORGOTTEN`, the server has dropped the session, and needs a new one.
 """
 _CONNECT_S = 30.0
 
 
 class HttpClient(httpx2.AsyncClient):
-    """An HTTP client for the server at ``url``, which answers requests itself if the server does
-    not answer.
+    """An HTTP client for the server at ``url``. If the server does not answer a request, the client
+    itself answers the request with an error.
 
     Raises `ConfigError` for invalid proxy variables in the environment.
     """

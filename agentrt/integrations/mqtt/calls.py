@@ -29,8 +29,8 @@ from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 @dataclass(slots=True)
 class KnownWorker:
-    """A worker that has announced itself. ``calls`` is the number of this client's calls that it
-    has now.
+    """A worker that has announced itself. ``calls`` is the number of this client's calls that the
+    worker has now.
 
     After the connection to the broker breaks, a worker is ``unsure`` until it announces itself
     again.
@@ -92,8 +92,9 @@ class CallQuestions:
         self._answers: dict[str, asyncio.Task[bytes]] = {}
 
     def take(self, worker: str, question: ToolQuestion, *, asks: bool) -> None:
-        """Handle a reply with a question. If ``asks``, ask a human once, and send the answer for
-        each reply, because messages may be lost. Otherwise the tool has withdrawn the question.
+        """Handle a reply with a question. If ``asks``, ask a human once, and send the answer again
+        for each such reply, because messages may be lost. Otherwise the tool has withdrawn the
+        question.
         """
         answer = self._answers.get(question.id)
         if answer is None and asks:

@@ -25,8 +25,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
 _QUICK_S, _SUSPICIOUS = 5.0, 3
-"""A connection that breaks within so many seconds is suspicious; after so many breaks, a warning is
-logged.
+"""A connection that breaks within this many seconds is suspicious. After this many breaks, the next
+suspicious break is logged as a warning.
 """
 _FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
 """First and longest pause, in seconds, if another client has the same id: each client that connects
@@ -311,7 +311,9 @@ class Connection:
         return f"the broker cannot be reached: {self._logged or error}"
 
     def _hint(self, line: str) -> None:
-        """Keep the library's log line as the fault: it says more than its errors, and earlier."""
+        """Keep the library's log line as the fault: it says more than the library's errors, and
+        earlier.
+        """
         if self._client is None:
             self._fault, self._logged = f"the broker cannot be reached: {line}", line
 

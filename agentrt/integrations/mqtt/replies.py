@@ -198,7 +198,7 @@ class ToolQuestions:
 
 
 class Replies:
-    """The replies of a worker, which ``send`` publishes. ``questions`` are those of its tools."""
+    """The replies of a worker, which ``send`` publishes, and the ``questions`` of its tools."""
 
     def __init__(self, worker: str, send: Callable[..., None]) -> None:
         self._worker, self._send = worker, send

@@ -37,10 +37,10 @@ class MqttTools(ToolTransport):
 
     - ``connect_timeout``: how long a call waits for a connection to the broker.
     - ``back_within``: how long a lost worker may take to return before its calls are lost. Calls of
-      idempotent tools do not wait for it.
+        idempotent tools do not wait for the worker.
     - ``resend_s``: the interval after which a call without an answer is sent again, with the same
       key.
-    - ``away``: workers stop the calls of a client that is disconnected for so long.
+    - ``away``: workers stop the calls of a client that has been disconnected for this long.
     - ``settle``: how long, after the first connection, a call waits for a tool that no worker
       offers yet.
 
@@ -260,7 +260,7 @@ class MqttTools(ToolTransport):
                 self._lose(call, worker)
             else:
                 self._later(self._lose, call, worker)
-        for call in tuple(self._calls.values()):  # it may have had unconfirmed calls, too
+        for call in tuple(self._calls.values()):  # the worker may have had unconfirmed calls, too
             if call.workers is workers and call.worker is None and call.tool in gone.tools:
                 self._send(call)
 

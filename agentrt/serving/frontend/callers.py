@@ -53,7 +53,8 @@ class RequestCaller(Caller):
     def siblings(self, count: int) -> Iterator[Sequence[Sibling]]:
         """Yield a caller for each of ``count`` sibling calls.
 
-        Each sibling has a scope of its own, because the last may begin after the first has ended.
+        Each sibling has a scope of its own, because the last sibling may begin after the first has
+        ended.
         """
         yield [Sibling(self, self._entry.scope()) for _ in range(count)]
 
@@ -62,7 +63,8 @@ class RequestCaller(Caller):
     ) -> AsyncGenerator[Chunk, None]:
         """Make a call, in ``scope`` or in a new scope. The caller has to read its chunks at once.
 
-        Raises the error that called off the request, or `CalledOffError` if the program has ended.
+        Raises the error with which the request was cancelled, or `CalledOffError` if the program
+        has ended.
         """
         run = self._entry.program.run
         if run.ended_at is not None:

@@ -111,7 +111,7 @@ class FrontendApp:
     """vLLM's front ends as one ASGI application behind the server's own routes.
 
     With ``strict``, a request is refused if it has fields that vLLM would ignore. ``paths`` are
-    vLLM's public paths without parameters; paths with parameters, such as that of a stored
+    vLLM's public paths without parameters; paths with parameters, such as the path of a stored
     response, are not among them.
     """
 
@@ -161,7 +161,9 @@ class FrontendApp:
             self._sockets.remove(connection)
 
     async def _drain(self) -> None:
-        """Close idle WebSockets now, and busy WebSockets after their answer: the server stops."""
+        """Close idle WebSockets now, and busy WebSockets after their answer, because the server
+        stops.
+        """
         await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
 
     async def _serve(self, request: Request, send: Send) -> None:

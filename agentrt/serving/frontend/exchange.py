@@ -56,7 +56,9 @@ _BATCH = 64
 NO_CONNECTION = "no_connection"
 """The entry in the state of a request that the server makes itself, without a connection."""
 _PIECE = 256
-"""Messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6 ms."""
+"""Number of messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6
+ms.
+"""
 
 
 @dataclass(slots=True)
@@ -238,7 +240,8 @@ class Exchange:
         return ToolLoop(app, self.served, self._caller.tool)
 
     async def _hashes(self) -> list[bytes]:
-        """Return the hashes of the request's messages, after those of the previous response.
+        """Return the hashes of the request's messages, after the last hash of the previous
+        response.
 
         Pauses between the pieces of a long chat, so that other requests are answered meanwhile.
         """
@@ -362,7 +365,7 @@ class Exchange:
     def _leave(self) -> None:
         """End the request in its program, and record the ends of its chats.
 
-        By these, later requests that continue the chats are recognised.
+        Later requests that continue the chats are recognised by these ends.
         """
         if self._is_left:
             return

@@ -186,7 +186,8 @@ class ResponseStore:
     def finish(
         self, tenant: str, finished: Finished, before: Sequence[Any] = (), *, keeps: bool = True
     ) -> None:
-        """Record that a response is complete. ``before`` are the items of its chat before it.
+        """Record that a response is complete. ``before`` are the items that its chat had before
+        this response.
 
         Without ``keeps``, the response is not saved in the database.
         """

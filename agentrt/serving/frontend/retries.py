@@ -1,7 +1,8 @@
 """Retries: which earlier try of a request is cancelled when the client sends the request again.
 
 A client whose connection was cut sends its request again. The server sees most cuts, and aborts the
-call; but a proxy may keep its own connection open, and the call would run on beside the new one.
+call; but a proxy may keep its own connection open, and the call would run on beside the new
+request's call.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class Tries:
     Without a key, the n-th retry cancels the previous try: a request in flight of the same client,
     with the same body and the number n - 1.
 
-    Such a retry cancels nothing if such a try has failed already, for example because the server
-    saw that its connection was cut. It also cancels nothing if several requests match, because
-    equal requests may be meant to run at the same time.
+    Such a retry cancels nothing if the previous try has failed already, for example because the
+    server saw that its connection was cut. It also cancels nothing if several requests match,
+    because equal requests may be meant to run at the same time.
 
     Codex and OpenCode do not count their retries. The same request again, in the same session of
     such an agent, cancels the request in flight.

@@ -23,8 +23,8 @@ from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
-"""Maximum number of model calls for one answer. After these the answer ends with `pause_turn`, and
-the client may continue it.
+"""Maximum number of model calls for one answer. After this many, the answer ends with `pause_turn`,
+and the client may continue it.
 """
 _MOST_HITS = 50
 _OK = 200

@@ -26,10 +26,10 @@ ONE_ENGINE = "engine"
 class EngineCall:
     """A call in an engine.
 
-    ``since`` is the time when the call last began to run or to wait. ``waited_s`` is all its
-    waiting before that (seconds), and ``served_s`` its service. ``level`` is its priority level,
-    where 0 is the highest. A waiting call has the reason in ``why``, and after a preemption the id
-    of the program that took its place in ``preempted_by``.
+    ``since`` is the time when the call last began to run or to wait. Before that time, it waited
+    for ``waited_s`` seconds and was served for ``served_s`` seconds. ``level`` is its priority
+    level, where 0 is the highest. A waiting call has the reason in ``why``, and after a preemption
+    the id of the program that took its place in ``preempted_by``.
     """
 
     call_id: str

@@ -43,7 +43,7 @@ _SUMS = {
 """Sums over a program's calls, each with the counter's name and description."""
 _USED = {field.name for field in fields(Usage)}
 _sums_of = attrgetter(*(f"usage.{name}" if name in _USED else name for name in _SUMS))
-"""Returns the values of these sums from a program's row of the process table."""
+"""Returns the values of the sums in `_SUMS` from a program's row of the process table."""
 
 
 class Labels:

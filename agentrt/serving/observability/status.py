@@ -47,10 +47,10 @@ Name = Callable[[str], str]
 class Status:
     """The current status of a program.
 
-    ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is its waiting
-    (seconds), without the current waits: these are of ``waiting_calls`` calls, and began at
-    ``waiting_since`` on average. ``level`` and ``replica`` are those of a running call, or else of
-    the program's first open call.
+    ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is the time (seconds)
+    that its calls have waited, without the waits that still last. Those are counted by
+    ``waiting_calls``; on average they began at ``waiting_since``. ``level`` and ``replica`` belong
+    to a running call, or else to the program's first open call.
     """
 
     state: Activity

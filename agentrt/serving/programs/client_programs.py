@@ -25,9 +25,9 @@ MOST_CALLS = 10_000
 MOST_TOOLS = 4096
 """Maximum number of tools of one program whose order is kept."""
 _ESTABLISHED = 16
-"""Requests after the first request until a named program may be idle for the full time before it
-is ended to make room for a new program. A program with fewer requests may be idle for less,
-because a client can invent names at no cost.
+"""Number of requests, after its first, from which a program with a name may be idle for the whole
+``silent_idle_s`` before it is ended to make room for a new program. A program with fewer requests
+may be idle for less, because a client can invent names at no cost.
 """
 
 
@@ -315,8 +315,7 @@ class ClientPrograms:
         the program without a name that has been idle for the longest time; a program with a name
         that has been idle for longer than `_silence` allows. If the client does not begin the new
         program explicitly (``by_hand``), an explicitly begun program without calls is ended as
-        well. Raises `BusyError` if no program
-        can be ended.
+        well. Raises `BusyError` if no program can be ended.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:

@@ -1,9 +1,9 @@
 """Recognise which earlier call a chat continues, for clients that send no session headers.
 
-Every chat has a chain of hashes, one hash for each message, over all messages up to and including
-it. After a call, the hash of its chat, and the hash of its chat with the reply, are stored. A later
-chat that begins with the same messages continues that call. The number of stored hashes is bounded;
-the least recently used hashes are removed first.
+Every chat has a chain of hashes. Each message has one hash, which covers all messages up to and
+including this message. After a call, two hashes are stored: that of the call's chat, and that of
+the chat with the reply. A later chat that begins with the same messages continues that call. The
+number of stored hashes is bounded; the least recently used hashes are removed first.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class QuestionSource(Protocol):
         """Return the open questions that the viewer may see, newest first."""
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """Return an open or closed question of this source, or None if the viewer sees none."""
+        """Return an open or closed question; None if the viewer may see no such question here."""
 
     async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
         """Answer a question. Return additional fields for the HTTP response to the answer.

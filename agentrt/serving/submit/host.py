@@ -19,8 +19,8 @@ from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
-"""Maximum number of token ids in all of a program's contexts. Forks share theirs, and are not
-counted again.
+"""Maximum number of token ids in all of a program's contexts. A fork shares its token ids with its
+original, so they are counted once.
 """
 _MOST_LIKELY = 64
 _OPTIONS = (

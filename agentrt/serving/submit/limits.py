@@ -8,9 +8,8 @@ from agentrt.errors import AgentrtError
 class SubmittedProgramError(AgentrtError):
     """A submitted program failed, or was stopped at a limit.
 
-    ``line`` is the line of its source at fault, or None if the error has no line. ``traceback`` is
-    the
-    program's own traceback.
+    ``line`` is the line of the program's source at fault, or None if the error has no line.
+    ``traceback`` is the program's own traceback.
     """
 
     def __init__(self, message: str, line: int | None = None, traceback: str = "") -> None:

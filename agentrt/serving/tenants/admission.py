@@ -119,7 +119,7 @@ class AdmissionController(ForwardingExecutor):
     def _give_up(self, ticket: Ticket) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
             self._queue.drop(ticket)
-        else:  # it was admitted at the same moment
+        else:  # the call was admitted in the same moment as it was cancelled
             self._queue.settle(ticket, 0.0)
         self._admit()
 

@@ -74,8 +74,9 @@ class FairQueue:
 
     ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
     for tenants without an admitted call, so that a new tenant need not wait until calls of other
-    tenants end. A tenant with more admitted calls than another recently active tenant may fill at
-    most one batch, without the same share of it: then the other tenant's next call runs at once.
+    tenants end. While a tenant has more admitted calls than another recently active tenant, its
+    next call is admitted only if one batch, less its reserved slots, is not yet full. So the other
+    tenant's next call can run at once.
 
     `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
     call that was cancelled while it waited.

@@ -18,9 +18,10 @@ Each module covers one part of vLLM. Put a new use into the module of its part:
 - `stats`: vLLM's own metrics and their registry.
 - `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers.
 - `chats`: rendering and formatting of chat completions, without the engine client in between.
-- `cut_off`: makes vLLM's parsers read an output alike whole and streamed, even if it was cut off.
+- `cut_off`: makes vLLM's parsers read the same from a whole output and from its stream, even if
+  the output was cut off.
 - `held_calls`, `complete_calls`, `token_texts`: parts of `cut_off`. They hold a stream's calls
-  back, add calls at its end, and split it into tokens.
+  back, add calls at the stream's end, and split the stream into tokens.
 - `parsing`: the types of a tool parser (a documented plug-in).
 
 Callers import names from these modules, so that their imports show which parts of vLLM they

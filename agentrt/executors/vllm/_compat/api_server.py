@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware")
-"""vLLM's middleware that is removed. Its measurements are not published, the server in front has
-the CORS rules, and engines are not scaled.
+"""vLLM's middleware that is removed. Its measurements are not published, agentrt's server in front
+has the CORS rules, and engines are not scaled.
 """
 _PARSED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
@@ -52,7 +52,7 @@ async def make_app(
     """Return vLLM's application on an engine client, with its state initialized.
 
     The application runs behind agentrt's server, so middleware that is not needed there is removed.
-    With ``alone`` it is unchanged, as in `vllm serve`.
+    With ``alone``, all middleware stays, as in `vllm serve`.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
@@ -80,9 +80,11 @@ async def make_app(
 
 
 def _report_limits() -> None:
-    """Make vLLM report to the caller when it lowers ``max_tokens`` to what the prompt leaves.
+    """Make vLLM report to the `Caller` when it lowers ``max_tokens`` because the prompt leaves
+    less.
 
-    All of vLLM's APIs call one function for this limit before their answers begin. It is wrapped.
+    All of vLLM's APIs call the same function for this limit before their answers begin. This
+    function is wrapped.
     """
     for name in _LIMITING:
         module = import_module(name)
@@ -132,9 +134,10 @@ def _with_fields(route: APIRoute) -> ASGIApp:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Return whether to log a record of the Messages API: not if the request is answered with 4xx.
+    """Return False for a log record of the Messages API about a request that is answered with 4xx.
 
-    Each prompt that is too long would leave a traceback of 60 lines. vLLM's other APIs log nothing.
+    Otherwise each prompt that is too long would leave a traceback of 60 lines. vLLM's other APIs
+    log nothing for such requests.
     """
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
@@ -150,7 +153,7 @@ def keep_system_messages(state: Any) -> None:
 
 
 def _is_no_merge(record: logging.LogRecord) -> bool:
-    """Return whether a record is not vLLM's warning that it moves system messages to the front."""
+    """Return False for vLLM's warning that it moves system messages to the front."""
     return not str(record.msg).startswith("The chat template requires system-first")
 
 
@@ -221,7 +224,8 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
 
 
 def chat_template_of(config: Any, user_template: str | None) -> str | None:
-    """Return the chat template of a model: ``user_template``, or else its tokenizer's.
+    """Return the chat template of a model: ``user_template``, or else the template of its
+    tokenizer.
 
     ``user_template`` is a file or the template itself, as ``--chat-template`` takes it.
     """

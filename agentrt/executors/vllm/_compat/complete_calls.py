@@ -1,4 +1,4 @@
-"""Adds tool calls at the end of a stream that vLLM's parser finds only in the whole output.
+"""Adds to the end of a stream the tool calls that vLLM's parser finds only in the whole output.
 
 Llama's parser streams "" for missing arguments, where it reads "{}" in the whole output, and misses
 calls after another separator than "; ". The parser phi4_mini_json streams no calls at all. An agent
@@ -22,8 +22,9 @@ from vllm.renderers.chat_utils import make_tool_call_id
 
 
 def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
-    """Return a subclass of ``parser`` that completes a stream's calls, or ``parser`` if it needs
-    none.
+    """Return a subclass of ``parser`` that adds the calls that the parser's streams miss.
+
+    Returns ``parser`` itself if its streams miss no calls.
 
     ``ends`` are the token ids with which the model itself ends an output. Nothing is added to an
     output that ends with another token, since it was cut off.

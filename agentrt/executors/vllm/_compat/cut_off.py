@@ -1,13 +1,13 @@
 """Makes vLLM's parsers read the same from a whole output and from its stream, wherever it ends.
 
-Most of vLLM's parsers lose calls, names or arguments when several tokens arrive at once. They get
-one token at a time (`token_texts`). Some parsers stream wrong calls even then; their calls are
-read from the whole output (`held_calls`).
+Most of vLLM's parsers lose calls, names or arguments when several tokens arrive at once. Such
+parsers get one token at a time (`token_texts`). Some parsers stream wrong calls even then; their
+calls are read from the whole output (`held_calls`).
 
 From a whole output, vLLM's parsers turn a truncated tool call into text with markup, or into a call
 that looks complete but lacks arguments, and an agent would run that call. Here the whole answer has
-what the stream has, and the ``finish_reason`` is unchanged. A gpt-oss message whose header was cut
-off is empty; vLLM would return the header as text.
+the same text and calls as the stream, and the ``finish_reason`` is unchanged. A gpt-oss message
+whose header was cut off is empty; vLLM would return the header as text.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
 
 
 class _Alike(_Base):
-    """A mix-in before a parser class that makes it read the same whole and streamed.
+    """A mix-in that makes a parser read the same from a whole output and from its stream.
+
+    It must come before the parser's class among the base classes.
 
     ``ends`` are the token ids with which the model itself ends an output. ``beginning`` matches the
     beginning of a call, for parsers that find some calls only in a stream. ``is_delegating`` says
@@ -186,7 +188,8 @@ class _Alike(_Base):
                 return reasoning, None if is_blank else content, calls
         reasoning, content, calls = self._as_streamed(model_output, ids, request)
         if calls and self._is_by_token and not is_cut:
-            # Stock answers with the arguments as this parser writes JSON, not as the model did.
+            # Stock vLLM returns the arguments as this parser writes JSON, not as the model wrote
+            # them.
             with suppress(Exception):  # a parser may fail on an output that its stream can read
                 parse = super(_Alike, self._again()).parse
                 whole = parse(model_output, request, enable_auto_tools, ids)
@@ -195,7 +198,8 @@ class _Alike(_Base):
         is_length = is_cut and not _ends_by_text(self.model_tokenizer, ids, request)
         if isinstance(request, ResponsesRequest) or not is_length or not calls:
             return reasoning, content, calls
-        # Not in the result: vLLM would treat these calls as complete. `_with_calls` adds them.
+        # These calls are not in the result, because vLLM would treat them as complete.
+        # `_with_calls` adds them.
         self.cut_calls = calls
         return reasoning, content, None
 
@@ -220,7 +224,7 @@ class _Alike(_Base):
         *,
         finished: bool,
     ) -> Any:
-        """Read the next piece of a stream, one token at a time if the parser needs it."""
+        """Read the next piece of a stream, one token at a time if the parser needs that."""
         if self._answer_mark is not None:
             delta_text, delta_token_ids = (
                 self._first[0] + delta_text,
@@ -336,8 +340,8 @@ class _Alike(_Base):
         *,
         finished: bool,
     ) -> Any:
-        """Read the tokens whose text has arrived. With stop strings, text arrives after its
-        token.
+        """Read the tokens whose text has arrived. With stop strings, the text of a token may arrive
+        after the token.
         """
         joined, pieces = Joined(), texts.in_time(text, ids, finished=finished)
         for index, (piece, tokens) in enumerate(pieces, 1):
@@ -380,7 +384,7 @@ class _Alike(_Base):
         return delta
 
     def extract_reasoning(self, model_output: str, request: Any) -> Any:
-        # After a prompt that ends the reasoning, the output has none, as in a stream.
+        # After a prompt that ends the reasoning, the output has no reasoning, as in a stream.
         if self._is_by_token and self._prompt and self.is_reasoning_end(list(self._prompt)):
             return None, model_output
         return super().extract_reasoning(model_output, request)

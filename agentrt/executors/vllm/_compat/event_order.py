@@ -1,9 +1,9 @@
 """Keeps text and tool calls in order where vLLM's parser engine gets several tokens at once.
 
-vLLM's parser engine turns the events of a piece of a stream into one delta. If a piece has text
-and a call, the engine holds back blanks that came before this text until after it, and text that
-follows the call until the next piece, or drops it. The events of such a piece are read here in
-runs of text and runs of calls, as if the runs had arrived one after the other.
+vLLM's parser engine turns the events of a piece of a stream into one delta. If a piece has both
+text and a call, the engine moves blanks from before the text to after it, and delays text that
+follows the call until the next piece, or drops this text. The events of such a piece are read here
+in runs of text and runs of calls, as if the runs had arrived one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALL_EVENTS = frozenset(
 
 
 def keep_order(parser: Any) -> None:
-    """Make the parser engine that ``parser`` is or wraps, if any, keep text and calls in order."""
+    """Make vLLM's parser engine keep text and calls in order, if ``parser`` is or wraps one."""
     engine = getattr(parser, "_parser_engine", parser)
     if hasattr(engine, "_events_to_delta"):
         engine._events_to_delta = partial(_read_in_runs, engine, engine._events_to_delta)

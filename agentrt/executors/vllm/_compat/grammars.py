@@ -19,7 +19,9 @@ from agentrt.executors.vllm.processes import leave_processor
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
-"""Number of grammars that a core compiles at once, without slow ones; also threads per grammar."""
+"""Number of grammars that a core compiles at the same time, not counting slow grammars. Also the
+maximum number of the library's threads for each grammar.
+"""
 
 
 def validate(llm: AsyncLLM, params: Any) -> None:
@@ -78,7 +80,7 @@ def _try_first(manager: Any) -> None:
     """Test the speed of each new grammar in the thread that compiles it, and watch it in the steps.
 
     The result of a test is kept. A client may disconnect before it learns that its grammar is too
-    slow; when it sends the grammar again, it is refused at once.
+    slow; when the client sends the grammar again, the request is refused at once.
     """
     compile_grammar, trials = manager._create_grammar, OrderedDict[Any, SlowGrammarError | None]()
 

@@ -71,7 +71,8 @@ BEGINNINGS: dict[str, str] = {
     "LongcatFlashToolParser": "<longcat_tool_call>",
     "MuseGlimmerToolParser": "<atem:",
 }
-"""A pattern for the beginning of a tool call, for parsers whose streams are right token by token.
+"""A pattern for the beginning of a tool call, for parsers whose streams are right if tokens arrive
+one by one.
 
 If such a parser finds no call in a whole output that matches its pattern, the output is read as its
 stream.
@@ -82,9 +83,9 @@ stream.
 class Thought:
     """The markup of reasoning in a model's outputs.
 
-    ``start`` and ``end`` are patterns for the markup before and after it. ``is_implied`` says that
-    an output without ``start`` begins with reasoning; else it has none. ``frame`` is a pattern for
-    markup around the answer.
+    ``start`` and ``end`` are patterns for the markup before and after the reasoning. ``is_implied``
+    says that an output without ``start`` begins with reasoning; otherwise such an output has no
+    reasoning. ``frame`` is a pattern for markup around the answer.
     """
 
     start: str
@@ -107,8 +108,8 @@ THOUGHTS: dict[str, Thought] = {
 
 
 class TextReasoning(ReasoningParser):
-    """A reasoning parser that reads only text, so that it does not matter which tokens come
-    together.
+    """A reasoning parser that reads only text, so that its results do not depend on which tokens
+    arrive together.
     """
 
     def __init__(self, tokenizer: Any, thought: Thought) -> None:
@@ -160,7 +161,7 @@ class TextReasoning(ReasoningParser):
         return (rest, "") if is_reasoning and not self._has_ended else ("", rest)
 
     def _read(self, piece: str) -> tuple[str, str]:
-        """Return the reasoning and the content that are certain after ``piece``."""
+        """Return the reasoning and the content that no piece after ``piece`` can change."""
         self._text += piece
         if not self._is_open:
             match = self._start.search(self._text, partial=True)
@@ -326,7 +327,7 @@ class _Holds(_Base):
         return calls, extracted.content
 
     def _begun_calls(self, request: Any) -> list[FunctionCall]:
-        """Return the calls of an output that was cut off, with their arguments up to there."""
+        """Return the calls of an output that was cut off, with their arguments up to that point."""
         reader = type(self.tool_parser)(self.model_tokenizer, self.tool_parser.tools)
         request = self._in_chat_form(request)
         calls: dict[int, FunctionCall] = {}
@@ -351,8 +352,8 @@ class _Holds(_Base):
 class _Held:
     """The part of an output that may have calls.
 
-    ``text`` is all of it, ``sent`` how many characters of it were streamed, and ``pieces`` has each
-    piece with its token ids.
+    ``text`` is the whole part, ``sent`` is the number of its characters that were streamed, and
+    ``pieces`` has each piece with its token ids.
     """
 
     def __init__(self, mark: Any, frame: Any) -> None:
@@ -427,7 +428,7 @@ def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
 
 
 def add_call(calls: dict[int, FunctionCall], delta: DeltaToolCall) -> None:
-    """Add ``delta``, a piece of a call, to its call in ``calls``, which are by index."""
+    """Add ``delta``, a piece of a call, to its call in ``calls``, which maps indexes to calls."""
     call = calls.setdefault(delta.index, FunctionCall(name="", arguments=""))
     call.id = call.id or delta.id or make_tool_call_id()
     if delta.function is not None:

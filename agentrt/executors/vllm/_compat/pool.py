@@ -67,7 +67,7 @@ def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
     """Make vLLM add each block that it evicts from the prefix cache to ``log``: (old key, block
     id).
 
-    Call it again after the prefix cache was emptied, which creates a new map.
+    Emptying the prefix cache creates a new map; call this function again after that.
     """
     cached = scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
     take, add = type(cached).pop, log.append
@@ -92,8 +92,8 @@ def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBl
 def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     """Return how many of the ``free`` KV-cache blocks a waiting request needs for all its tokens.
 
-    The result leaves out blocks of its cached prefix that running requests use. It is only looked
-    up if the request would not fit otherwise.
+    The result leaves out blocks of the request's cached prefix that running requests use. The
+    prefix is looked up only if the request would not fit otherwise.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)

@@ -139,8 +139,8 @@ def on_events(scheduler: Scheduler, listener: Callable[[Iterable[Any]], None]) -
 def event_blocks(event: Any) -> list[bytes] | None:
     """Return the cache keys of the blocks in a KV event; None if the event is about all blocks.
 
-    Only blocks of the first cache group are reported, and no blocks in host memory, which may be
-    stored and evicted there while the GPU has them or not.
+    Only blocks of the first cache group are reported. Blocks in host memory are not reported,
+    because they are stored and evicted there whether the GPU has them or not.
     """
     if isinstance(event, AllBlocksCleared):
         return None
@@ -168,7 +168,7 @@ def _limited(look_up: Callable[..., Any], key: str) -> Callable[..., Any]:
         most = extra_args(request).get(key)
         if not isinstance(most, int):
             return look_up(request, *limits)
-        # vLLM 0.32 returns at most all tokens but the last, hence one more; 0.33 takes a limit.
+        # In vLLM 0.32 a look-up never returns the last token, hence one more; 0.33 takes a limit.
         lowered = (None if limit is None else min(limit, most) for limit in limits)
         return look_up(_Shorter(request, most + 1), *lowered)
 

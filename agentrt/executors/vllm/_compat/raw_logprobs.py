@@ -1,9 +1,9 @@
 """Log probabilities of the model itself for outputs that a grammar constrains.
 
-vLLM masks the tokens that a grammar does not allow before it computes log probabilities, so these
-are relative to the allowed tokens. Training needs those of the model, as a forward pass gives them.
-The mask only removes terms from the normalizer of a row, so one number for each row is the
-difference between both.
+vLLM masks the tokens that a grammar does not allow before it computes log probabilities, so that
+they are relative to the allowed tokens. Training needs the log probabilities that a forward pass of
+the model gives. The mask only removes terms from the normalizer of a row, so the two differ by one
+number for each row.
 """
 
 from __future__ import annotations

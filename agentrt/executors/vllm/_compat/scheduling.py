@@ -54,8 +54,8 @@ def preempt(scheduler: Scheduler, request: Request, now: float) -> None:
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """Return whether this running request can be preempted so that its blocks are free at once.
 
-    A streaming session with tokens in flight cannot: if the output that ends its turn arrives after
-    its preemption, vLLM drops the session from its queues.
+    A streaming session with tokens in flight must not be preempted: if the output that ends its
+    turn arrives after its preemption, vLLM drops the session from its queues.
     """
     in_flight = request.resumable and request.num_in_flight_tokens
     return not in_flight and scheduler._request_blocks_can_be_freed(request)

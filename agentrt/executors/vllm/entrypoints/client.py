@@ -53,9 +53,10 @@ class ProgramEngineClient(EngineClient):
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """Return the outputs of a call for the `caller` of this moment.
+        """Make a call for the current `caller`, and return its outputs.
 
-        This is no coroutine, since the outputs may be read when another caller is set.
+        This is not a coroutine, because the caller must be looked up now: when the outputs are
+        read, another caller may be set.
         """
         return self._outputs(caller(), prompt, sampling_params, request_id, options)
 

@@ -102,7 +102,7 @@ def check_flags(options: Mapping[str, Any]) -> None:
 
 
 def _check_adapters(adapters: Sequence[Any], *, enabled: bool) -> None:
-    """Refuse adapters now that vLLM would refuse only after it has loaded the model."""
+    """Refuse wrong adapters early, because vLLM checks them only after it has loaded the model."""
     if adapters and not enabled:
         raise ConfigError("--lora-modules needs --enable-lora, too: add it after --")
     for adapter in adapters:

@@ -1,4 +1,4 @@
-"""Shows tools that a chat loads later where they are loaded, so that the cached prefix stays valid.
+"""Shows a tool that a chat loads later where it is loaded, so that the cached prefix stays valid.
 
 Coding agents announce hundreds of tools with ``defer_loading``. The model loads the tools that it
 needs by a search, whose result names them in ``tool_reference`` blocks. Chat templates show all

@@ -1,4 +1,4 @@
-"""Renders and tokenizes long chats and prompts in their own thread, so that short ones never wait.
+"""Renders and tokenizes long chats and prompts in their own thread, so that short chats never wait.
 
 vLLM's renderer has a single thread, and reads messages in the event loop. Here long chats and
 prompts get another thread, in which tenants take turns. A prompt with too many characters for the
@@ -23,10 +23,11 @@ MANY = 64
 AHEAD = 8_000
 """Maximum number of characters of short prompts that wait for vLLM's thread at once (about 5 ms).
 
-If prompts were passed one by one, the thread and the event loop would wake each other for each.
+If prompts were passed one by one, the thread and the event loop would wake each other for each
+prompt.
 """
 _SURE = 6
-"""Maximum characters per token of the model's context for which a prompt is assumed to fit.
+"""A prompt with at most this many characters per token of the model's context is assumed to fit.
 
 The tokens of longer prompts are counted by `check_tokens` first.
 """
@@ -35,8 +36,7 @@ _PIECE = 64_000
 
 
 def work_apart(renderer: Any, max_model_len: int) -> Any:
-    """Change one of vLLM's renderers so that it handles long chats, prompts and outputs in a
-    thread.
+    """Make one of vLLM's renderers handle long chats, prompts and outputs in a thread of their own.
 
     Returns the renderer. ``max_model_len`` is the model's context in tokens; longer prompts get
     vLLM's `VLLMValidationError`.

@@ -53,7 +53,7 @@ class OutputReader:
         self._rest = ""
 
     def feed(self, piece: str) -> Iterator[str | CallPart]:
-        """Take the next piece of the output, and yield what is certain after it."""
+        """Take the next piece of the output, and yield the parts that no later piece can change."""
         self._whole += piece
         self._rest += piece
         if self._inside is _InsideCall.HEAD:
@@ -82,8 +82,8 @@ class OutputReader:
         return True
 
     def _is_begun(self) -> bool:
-        """Return whether the output was cut off before it was clear if it is an answer or a
-        call.
+        """Return whether the output was cut off in the beginning of the form: before the value of
+        an answer, or before the arguments of a call.
         """
         begun = "".join(self._rest.split())
         called = begun.startswith(_CALL_BEGINS) and not self._is_whole()

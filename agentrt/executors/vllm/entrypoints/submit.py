@@ -1,7 +1,7 @@
-"""Makes the calls of a rendered request, and merges their outputs into those of one request.
+"""Makes the calls of a rendered request, and merges their outputs into the outputs of one request.
 
-Programs in this process use it through their front end, and vLLM's HTTP application through its
-engine client.
+Programs in this process use this module through their front end, and vLLM's HTTP application
+through its engine client.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class ToolForm:
     def explanation(self) -> str:
         """Return the text that explains the tools to the model.
 
-        It shows each call written out in full and without blanks, exactly as the schema demands:
-        small models do far better with it.
+        The text shows each call written out in full and without blanks, exactly as the schema
+        demands: small models do far better with such examples.
         """
         lines = ["You can call one of these tools:"]
         for tool in self.tools:
@@ -76,7 +76,7 @@ class ToolForm:
 def tool_form(
     tools: Iterable[Json], choice: Any = "auto", answer: Json | None = None
 ) -> ToolForm | None:
-    """Return the form for a request's ``tools`` and ``tool_choice``; None if it needs no form.
+    """Return the form for a request's ``tools`` and ``tool_choice``; None if no form is needed.
 
     Raises `ValueError` if ``choice`` names a tool that the request does not have.
     """
@@ -206,7 +206,7 @@ def _nested(schema: Json, owner: str, definitions: dict[str, Any]) -> dict[str, 
     """Return a schema that can be nested inside another.
 
     References count from the root of a schema, so the schema's own definitions move to
-    ``definitions``, which are for the root. Their names begin with ``owner``, to be unique.
+    ``definitions``, the definitions of the root. Their names begin with ``owner``, to be unique.
     """
     for key in ("$defs", "definitions"):
         for name, part in schema.get(key, {}).items():

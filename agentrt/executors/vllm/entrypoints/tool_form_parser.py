@@ -32,7 +32,7 @@ _OBJECT = {"type": "object"}
 
 
 class _Form(StructuredOutputsParams):
-    """The constraint for the tool form. Its own class shows that a request has it already."""
+    """The constraint for the tool form. Its class shows that a request is constrained already."""
 
 
 class ToolFormParser(ToolParser):
@@ -44,7 +44,9 @@ class ToolFormParser(ToolParser):
 
     supports_required_and_named = False
     needs_tools = True
-    """Says that this parser finds calls only if the request has tools; some of vLLM's always do."""
+    """Whether this parser finds calls only if the request has tools. vLLM's own parsers differ in
+    this.
+    """
     # Tells DelegatingParser to pass only deltas, to call finish_streaming at the end, and to take
     # the content from extract_tool_calls, and not from the raw output.
     engine_based_streaming = True
@@ -97,13 +99,15 @@ class ToolFormParser(ToolParser):
         delta_token_ids: Sequence[int],
         request: Any,
     ) -> Any:
-        """Return a delta with what is certain after ``delta_text``; None if nothing is."""
+        """Return a delta with what no later text can change; None if there is nothing new."""
         if _form_of(request) is None:
             return DeltaMessage(content=delta_text) if delta_text else None
         return _delta(self._reader.feed(delta_text))
 
     def finish_streaming(self) -> Any:
-        """Return a delta with what was held back until the output's end; None if nothing was."""
+        """Return a delta with what was held back until the output's end; None if nothing was held
+        back.
+        """
         return _delta(self._reader.finish())
 
 

@@ -79,11 +79,11 @@ def answer_in(message: Message) -> Any:
 
 
 def question_of(resume: Any, questions: Sequence[str]) -> str:
-    """Return the id of a question that ``resume`` answers, of the open ``questions``. The run that
-    answers it must claim this question, so that a second answer is refused.
+    """Return the id of one of the open ``questions`` that ``resume`` answers. The run with the
+    answer must claim this question, so that a second answer is refused.
 
-    Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which it
-    answers.
+    Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which
+    question it answers.
     """
     if is_answer_map(resume) and resume:
         return str(next(iter(resume)))

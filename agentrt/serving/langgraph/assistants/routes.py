@@ -278,9 +278,9 @@ class Assistants(Routes):
     async def runnable(self, caller: Requester, name: str) -> dict[str, Any]:
         """Return the assistant with the id or of the graph ``name``, for a run of the caller.
 
-        Everybody may run default assistants, as on LangGraph's own server. For others, hooks decide
-        whether the caller may read them. Raises 403 if a hook refuses, and 404 if there is no such
-        assistant.
+        Everybody may run default assistants, as on LangGraph's own server. For all other
+        assistants, hooks decide whether the caller may read them. Raises 403 if a hook refuses, and
+        404 if there is no such assistant.
         """
         if self._id_of(name) in map(default_assistant, self._graphs.names()):
             return await self.find(caller.tenant, name)

@@ -4,7 +4,7 @@
 
 The authenticate hook identifies the user of a request. The most specific of the ``on`` hooks
 decides whether the user may do the request, and which objects the user sees. Users never see
-objects of another tenant than that of the request's API key.
+objects of a tenant other than the tenant of the request's API key.
 """
 
 from __future__ import annotations

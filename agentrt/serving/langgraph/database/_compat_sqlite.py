@@ -30,7 +30,7 @@ class SqliteConnection(aiosqlite.Connection):
     """A connection for reads. It passes calls to its thread only if they may wait for the disk,
     because each way to the thread and back costs a turn of the event loop.
 
-    While ``direct`` is True, it executes statements in the event loop's thread. That is for
+    While ``direct`` is True, it executes statements in the event loop's thread. This is meant for
     statements about single rows.
     """
 
@@ -145,7 +145,7 @@ class CommitGroups:
         return self._group
 
     def end(self) -> None:
-        """End the transaction. It is committed together with the others of its group."""
+        """End the transaction. It is committed with the other transactions of its group."""
         try:
             self._do(f"RELEASE {_SAVEPOINT}")
         except BaseException:

@@ -257,10 +257,10 @@ class Database:
 
     @asynccontextmanager
     async def writing(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction. It is stored when this returns, and rolled back if the block raises.
+        """Open a transaction. It is stored when the block ends, or rolled back if the block raises.
 
-        ``rows`` says that all statements are about single rows. Then SQLite is so quick that it
-        executes them in the event loop's thread.
+        ``rows`` says that all statements are about single rows. SQLite executes such statements so
+        quickly that they run in the event loop's thread.
         """
         group = None
         async with self._writes.begin() as connection, _direct(connection, rows) as raw:

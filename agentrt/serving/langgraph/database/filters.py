@@ -3,16 +3,17 @@
 The forms are those of LangGraph's own server: ``{"owner": "ann"}``, ``{"owner": {"$eq": "ann"}}``,
 ``{"members": {"$contains": "ann"}}``, and ``$and`` and ``$or`` with two or more filters. All keys
 of a filter must match. Two values are equal if they are the same JSON at every depth: `true` is not
-1, and a list does not equal its only element. An unknown form is an error. It neither allows nor
-refuses all items.
+1, and a list does not equal its only element. A filter of an unknown form raises an error, instead
+of allowing or refusing all items.
 
 Each filter works in two ways: as an SQL condition for rows of our tables, and as a Python function
 for other items.
 
 PostgreSQL has operators that compare JSON. SQLite has none, so it would call a Python function for
 each row. The conditions at the end of this module use SQLite's own functions in place of Python,
-for values that these compare in the same way: texts, integers, true, false, null, and objects of
-these. Before SQLite parses a row's JSON, they check whether its text can contain the value at all.
+for values that these functions compare in the same way: texts, integers, true, false, null, and
+objects of such values. Before SQLite parses a row's JSON, the conditions check whether the row's
+text can contain the value at all.
 """
 
 from __future__ import annotations
@@ -392,11 +393,11 @@ def _cast(element: Any, compiler: Any, **options: Any) -> str:
 def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """Return necessary conditions for rows whose JSON in ``column`` has ``value`` at ``path``,
-    which SQLite evaluates by itself, and whether they are also sufficient.
+    """Return conditions that all rows meet whose JSON in ``column`` has ``value`` at ``path``, and
+    whether only these rows meet them.
 
-    The objects in the column may have more keys than ``value``. Other databases ignore the
-    conditions.
+    SQLite evaluates the conditions without calling Python. Other databases ignore them. The objects
+    in the column may have more keys than ``value``.
     """
     column, sufficient = _text_of(column), True
     conditions: list[sa.ColumnElement[bool]] = []

@@ -65,8 +65,8 @@ class RunRecord:
     origin: Origin | None
 
     def followed_by(self, kind: type[Body], **fields: Any) -> Body:
-        """Return the body of a run that follows this one, with its assistant, config and context,
-        and with ``fields``.
+        """Return the body of a run that follows this run, with this run's assistant, config and
+        context, and with ``fields``.
         """
         config, context = self.kwargs.get("config") or {}, self.kwargs.get("context")
         own = {"assistant_id": self.assistant_id, "config": config, "context": context}

@@ -174,7 +174,8 @@ async def open_storage(
     Raises `ConfigError` if the database cannot be opened.
     """
     lifetimes = lifetimes or Lifetimes()
-    # A read that refreshes a lifetime is a write, so it happens only if the project wants it.
+    # A read that refreshes a lifetime is also a write, so reads refresh only if the project wants
+    # that.
     ttl = TTLConfig(refresh_on_read=lifetimes.refresh_items, default_ttl=lifetimes.items)
     address = Address.parse(option)
     async with AsyncExitStack() as stack:

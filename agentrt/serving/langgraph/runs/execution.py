@@ -98,7 +98,8 @@ class Execution:
 
     async def run(self) -> None:
         """Run the graph, and store the run's end. A run that was stopped while it waited in the
-        queue only stores its end. Cancelling this stops the run as `LiveRun.action` says.
+        queue only stores its end. If the run's task is cancelled, the run stops as
+        `LiveRun.action` says.
         """
         background = self._state.server.background
         async with self._opened:

@@ -116,8 +116,8 @@ class RunQueue:
         return thread in self._running
 
     def cancel(self, live: LiveRun, action: Action) -> bool:
-        """Stop a run, and return whether it was still waiting. Then it ends soon, and the caller
-        may await its end.
+        """Stop a run, and return whether it was still waiting. A run that was still waiting ends
+        soon, and the caller may await its end.
         """
         live.stop(action)
         if self._waiting.pop(live.record.run_id, None) is None:

@@ -22,8 +22,8 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
-"""Maximum number of events, and of their bytes, of a run's stream in memory. A listener that falls
-further behind is disconnected.
+"""Maximum number of events of a run's stream in memory, and of the bytes of these events. A
+listener that falls further behind is disconnected.
 """
 MAX_STORED = 100_000
 """Maximum number of stored events of a resumable run; older events are deleted."""
@@ -201,8 +201,8 @@ class LiveRun:
                 self.task.cancel()
 
     def cannot_end(self, outage: Exception) -> None:
-        """Record that the run's end could not be stored because of ``outage``, and will be tried
-        again.
+        """Record that the run's end could not be stored yet, because of the ``outage`` of the
+        database.
         """
         self.outage = outage
         self._notify()

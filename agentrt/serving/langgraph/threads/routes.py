@@ -141,9 +141,8 @@ class ThreadRoutes(Routes):
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """Create a thread with the state and the history of another thread. Raises 409 if that
-        thread does
-        not exist, as LangGraph's own server does.
+        """Create a thread with the state and the history of another thread. Raises 409 if the other
+        thread does not exist, as LangGraph's own server does.
         """
         try:
             row = await self._state.thread(caller, thread_id, "read")
