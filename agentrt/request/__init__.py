@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from agentrt.request.sampling import Sampling, TokenLogprobs
@@ -217,6 +217,22 @@ class CallReport(Usage):
     replica: str = ""
     # Marked as plain, because converting each number separately would dominate the cost of JSON.
     spans: Sequence[Sequence[Any]] = field(default=(), metadata={"plain": True})
+
+    @classmethod
+    def of_all(cls, reports: Sequence[CallReport]) -> CallReport:
+        """Return one report of the calls for the choices of one answer, which must not be empty.
+
+        Tokens, preemptions and seconds are summed; everything else is the last call's.
+        """
+        if len(reports) == 1:
+            return reports[0]
+        usage = sum(reports, Usage())
+        return replace(
+            reports[-1],
+            **{each.name: getattr(usage, each.name) for each in fields(Usage)},
+            service_s=sum(each.service_s for each in reports),
+            waiting_s=sum(each.waiting_s for each in reports),
+        )
 
 
 @dataclass(frozen=True, slots=True)

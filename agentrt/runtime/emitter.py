@@ -427,13 +427,17 @@ class RunCaller(Caller):
                 self.scope.join(sibling.scope)
 
     def sign(self, reply: Reply) -> Reply:
-        """Return the reply of an answer, with the node and the report of its last call."""
+        """Return the reply of an answer, with the node of its last call and a report of its calls.
+
+        An answer with several choices has a call for each; see `CallReport.of_all`.
+        """
         if not self.replies:
             return reply
         last = self.replies[-1]
         tokens = tuple(itertools.chain.from_iterable(each.tokens for each in self.replies))
+        report = CallReport.of_all([each.report for each in self.replies])
         return dataclasses.replace(
-            reply, report=last.report, node=last.node, program_id=last.program_id, tokens=tokens
+            reply, report=report, node=last.node, program_id=last.program_id, tokens=tokens
         )
 
 

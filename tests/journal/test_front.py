@@ -74,3 +74,5 @@ async def test_all_kinds_of_answers(tmp_path: Path) -> None:
     assert more == 0
     assert len(ran) == 1
     assert again.result == first.result
+    assert again.row.usage.output_tokens == first.row.usage.output_tokens > 0
+    assert again.row.usage.prompt_tokens == first.row.usage.prompt_tokens
