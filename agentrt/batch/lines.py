@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from agentrt import files
 from agentrt.errors import UsageError
@@ -123,7 +123,8 @@ class LineFile:
 
 class OutputFile(LineFile):
     """A file of lines that an option of the command line names, and that no other process writes
-    meanwhile. ``option`` is the option's name, for messages.
+    meanwhile. ``option`` is the option's name, for messages. As a context manager, it is closed,
+    or abandoned if the block raises `UsageError`, since then the batch has not begun.
 
     Raises `UsageError` for a path to which lines cannot be written.
     """
@@ -131,6 +132,7 @@ class OutputFile(LineFile):
     def __init__(self, path: Path, option: str) -> None:
         self.path, self._option = path, option
         self._lock = self._locked()
+        self._is_new = not path.exists()
         try:
             super().__init__(path)
         except OSError as error:
@@ -168,6 +170,22 @@ class OutputFile(LineFile):
     def _unwritable(self, error: OSError) -> UsageError:
         reason = (error.strerror or str(error)).lower()
         return UsageError(f"{self._named} cannot be written: {reason}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, UsageError):
+            self.abandon()
+        else:
+            self.close()
+
+    def abandon(self) -> None:
+        """Close the file; remove it if it was created for this batch and nothing was written."""
+        self._thread.shutdown()  # it may be writing a result
+        if self._is_new and self._descriptor >= 0 and not os.fstat(self._descriptor).st_size:
+            self.path.unlink(missing_ok=True)
+        self.close()
 
     def close(self) -> None:
         """Close the file and release its lock. Idempotent."""

@@ -155,7 +155,7 @@ class ResultFile(OutputFile):
             self._repair()
             self._begin(retry)
         except BaseException:
-            self.close()
+            self.abandon()
             raise
 
     def _repair(self) -> None:

@@ -592,7 +592,7 @@ async def batch(
         file = None
         if path is not None:
             file = ResultFile(path, retry=retry, scores=[score.name for score in scores])
-            stack.callback(file.close)
+            stack.push(file)
         elif retry is not None:
             raise ConfigError(f"retry={retry!r} needs a file of results; name it with out=")
         token_file = None
@@ -600,7 +600,7 @@ async def batch(
             if file is None:
                 raise ConfigError(f"tokens={tokens!r} needs a file of results; name it with out=")
             token_file = TokenFile(Path(tokens), file)
-            stack.callback(token_file.close)
+            stack.push(token_file)
         opening = opened_target(program, beside=path, tokens_of=file if settings.tokens else None)
         target = await stack.enter_async_context(opening)
         if runtime is None:

@@ -87,7 +87,7 @@ class TokenFile(OutputFile):
         try:
             self._check(results)
         except BaseException:
-            self.close()
+            self.abandon()
             raise
 
     def _check(self, results: ResultFile) -> None:

@@ -117,11 +117,11 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     with ExitStack() as stack:
         stack.callback(inputs.close)
         out = ResultFile(options["out"], retry=options["retry"], scores=names)
-        stack.callback(out.close)
+        stack.push(out)
         token_file = None
         if options["tokens"] is not None:
             token_file = TokenFile(options["tokens"], out)
-            stack.callback(token_file.close)
+            stack.push(token_file)
         job = _BatchJob(
             program,
             inputs,

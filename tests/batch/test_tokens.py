@@ -314,6 +314,12 @@ def test_a_mistake_is_one_line_and_loses_nothing(
     assert (ran.code, says in ran.err) == (2, True), ran.err
     assert "Traceback" not in ran.err
     assert out.read_bytes() == before
+    assert not (tmp_path / name).exists()
+
+    new = tmp_path / "new.jsonl"
+    assert command(*arguments[:-1], new, "--tokens", tmp_path / name).code == 2
+    assert not new.exists()
+    assert not (tmp_path / name).exists()
 
 
 def test_tokens_are_for_a_batch(write: Write, command: Run) -> None:
