@@ -103,8 +103,7 @@ class LineFile:
             raise
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replace all lines of the file in one step. If this raises `OSError`, no line is replaced.
-        """
+        """Replace all lines of the file in one step. After an `OSError`, no line is replaced."""
         folder = self.path.absolute().parent
         with tempfile.NamedTemporaryFile(
             "wb", dir=folder, prefix=f".{self.path.name}.", delete=False

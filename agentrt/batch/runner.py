@@ -491,8 +491,7 @@ def run_name(type: str, item_id: str, sample: int) -> str:
 
 
 def digest_of(raw_value: Any) -> str:
-    """Return a fingerprint of an input, which shows whether the input has changed since its result.
-    """
+    """Return a fingerprint of an input. It shows whether the input has changed since its result."""
     return key_of(as_json(raw_value)).hex()[:12]
 
 

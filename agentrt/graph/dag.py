@@ -75,8 +75,7 @@ class ExecutionDAG:
         return node
 
     def start(self, node_id: int, at: float) -> Node:
-        """Record that the node started at ``at``. After a `requeue`, the first start time is kept.
-        """
+        """Record that the node started at ``at``. After a `requeue`, keep the first start time."""
         node = self._take(node_id)
         if node.state is not NodeState.WAITING:
             raise InvariantError(f"cannot start {self._label(node)}: it is {node.state}")

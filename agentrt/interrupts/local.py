@@ -1,5 +1,4 @@
-"""Running tools in this process: async functions on the event loop, all other functions in threads.
-"""
+"""Running tools in this process: async functions on the event loop, other functions in threads."""
 
 from __future__ import annotations
 

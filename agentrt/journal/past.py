@@ -141,8 +141,7 @@ class Past:
         return any(_is_after(place, path, nodes, forks) for place in self._nodes)
 
     def forget_after(self, path: str, nodes: int, forks: int) -> list[StartRow]:
-        """Remove all nodes that are recorded after this point of the task, and return their starts.
-        """
+        """Remove all nodes that are recorded after this point of the task. Return their starts."""
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
         starts = [self._nodes[place].start for place in gone]
         self._leave_out(gone)

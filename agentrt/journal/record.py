@@ -74,8 +74,7 @@ class _WithheldEnd(NamedTuple):
 
 
 class Sink(Protocol):
-    """The interface to which a record is written. `agentrt.journal.journal.Journal` implements it.
-    """
+    """The interface to which a record is written; `agentrt.journal.journal.Journal` has it."""
 
     @property
     def name(self) -> str: ...

@@ -278,8 +278,7 @@ class RequestEncoder:
         return kept
 
     def _candidates(self, task: str, key: str, marks: Marks) -> Iterator[CallRequest]:
-        """Yield earlier requests that may have the same beginning, the most likely request first.
-        """
+        """Yield earlier requests that may have the same beginning, the most likely one first."""
         seen = set[int]()
         for group in (("task", task), _like(marks), ("all",)):
             for request in reversed(self._latest.get((key, *group), ())):

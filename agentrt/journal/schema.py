@@ -27,7 +27,8 @@ AWAITED = frozenset({"call", "tool", "tools", "human", "event", "sleep", "spawn"
 ROOT = "0"
 """The place of the node that stands for the program itself."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
-"""The kinds of nodes in the DAG, by their kinds in the journal. The DAG has no nodes of other kinds.
+"""The kinds of nodes in the DAG, by their kinds in the journal. Nodes of other kinds are not shown
+in the DAG.
 """
 FORKED = 0
 """The number of every fork. Forks have no numbers of their own, because they are not counted among

@@ -98,8 +98,7 @@ class Backend(ABC):
 
 
 class Replicas:
-    """The router for several engines, with a record of the engines that have served each program.
-    """
+    """The router for several engines, with a record of which engines have served each program."""
 
     def __init__(
         self,

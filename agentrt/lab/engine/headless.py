@@ -298,7 +298,7 @@ class HeadlessEngine:
                 self.requests.pop(output_of_call.request_id, None)
 
     def _beside_tokens(self, output: Any) -> dict[str, Any]:
-        """Return further fields for `complete`."""
+        """Return further fields of the model's output, for `complete`."""
         return {}
 
     def _sample(self, request_id: str, end: int) -> list[int]:
@@ -318,7 +318,7 @@ def _block_hasher(block_size: int) -> Any:
 
 @cache
 def _hash_function() -> Any:
-    # Cached, because each call draws a new hash for the beginning of all first blocks.
+    # The result is cached, because each call of init_none_hash changes the hashes of all blocks.
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
