@@ -319,7 +319,7 @@ class ParkedQuestion(NamedTuple):
 
 
 class Waits:
-    """The parked programs of a journal. Methods that read wait until earlier changes are written."""
+    """The parked programs of a journal. Reading methods wait until earlier changes are written."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -296,7 +296,9 @@ class Order:
             _release(turns)
 
     def _is_blocked(self, group: int) -> bool:
-        """Return whether an event that had happened before this group has not happened again."""
+        """Return whether the group must wait, because an event that had happened before it in an
+        earlier process has not happened yet in this process.
+        """
         while self._before and self._before[-1][1] not in self._open:
             self._before.pop()
         return bool(self._before) and self._before[-1][0] < group

@@ -413,7 +413,7 @@ class RecordedRequests:
             (row.node, row.attempt): _RequestRow(row, ended.get((row.node, row.attempt)))
             for row in starts
         }
-        # The items of requests with their replies, and their number without the reply.
+        # For each request, its items with the reply, and the number of items without the reply.
         self._held: OrderedDict[tuple[str, int], tuple[Items, int]] = OrderedDict()
 
     def whole(self, start: StartRow, ids: Callable[[array[int]], Sequence[int]] = list) -> Any:
@@ -452,7 +452,7 @@ class RecordedRequests:
                 yield piece[0], piece[1], piece[3]
 
     def _items(self, key: tuple[str, int]) -> tuple[Items, int]:
-        """Return the items of a request with its reply, and their number without the reply."""
+        """Return the items of a request and its reply, and the number of the request's items."""
         way, needed = [key], Counter[tuple[str, int]]()
         while way:
             row = self._rows.get(way[-1])

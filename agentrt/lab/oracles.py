@@ -100,8 +100,10 @@ def _hint_bin(hint: float | None) -> int | None:
 
 
 def _cost(sizes: list[float], age: float) -> float:
-    """Return the inverse Gittins index at an ``age``: the expected service up to a limit, divided
-    by the probability that the program ends within the limit, for the limit where this is smallest.
+    """Return the inverse Gittins index at an ``age``.
+
+    For each limit, the expected service up to the limit is divided by the probability that the
+    program ends within the limit. The index is the smallest of these quotients.
     """
     left = sorted(size - age for size in sizes if size > age)
     spent, best = 0.0, math.inf

@@ -318,7 +318,7 @@ class Context:
         the change.
 
         The result is False for a resumed program that had passed this line before the change was
-        made. Keep the old code in the other branch for such programs.
+        made. For such programs, keep the old code in the branch for False.
         """
         return self._emitter.patched(name)
 

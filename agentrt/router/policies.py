@@ -18,8 +18,8 @@ OTHERS = 1.0
 a second by which the call itself is delayed.
 """
 IMBALANCE = 2.0
-"""`PrefixRouter` treats a replica as overloaded if it has more than this many times the tokens in
-flight of the least used replica, unless the difference is at most the length of the call's prompt.
+"""`PrefixRouter` treats a replica as overloaded if its number of tokens in flight is more than this
+factor times that of the least used replica, and also exceeds it by more than the call's prompt.
 """
 
 

@@ -147,8 +147,9 @@ class CallListener(Protocol):
     def hear(self, event: CallEvent) -> None:
         """Observe an event.
 
-        For a preemption and for a call's end, this is called before the core handles the event,
-        while the call still has its slot and its blocks; for all other events, afterwards.
+        A preemption or the end of a call is observed before the core handles the event, while the
+        call still has its slot and its blocks. All other events are observed after the core has
+        handled them.
         """
 
 

@@ -129,7 +129,7 @@ class EvictionOrder:
 
     def put(self, blocks: CachedBlocks) -> None:
         """Add an owner's blocks, or update their place."""
-        # Remove it first, so that among equal places the owner that changed last comes last.
+        # Remove the owner first, so that among equal places the owner that changed last comes last.
         self._unranked.pop(blocks, None)
         self._unranked[blocks] = None
 

@@ -237,7 +237,7 @@ class WorkingSet(Admission):
         if claimed + needs <= most:  # the common case, without looking at the residents
             return ()
         if claimed - sum(resident.claim for resident in self._due) + needs > most:
-            return None  # not even room: the shared prefixes that might be freed are not counted
+            return None  # too little room, without counting shared prefixes that might be freed
         leaving: list[EngineProgram] = []
         sharers = Counter[tuple[str, str]]()
         for resident in self._due:

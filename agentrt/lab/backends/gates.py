@@ -26,8 +26,8 @@ class Gate(ABC):
 
     @abstractmethod
     def ended(self, program_id: str) -> Iterable[str]:
-        """Handle the end of a program, and return the programs whose calls may go now."""
+        """Handle the end of a program, and return the programs whose calls may run from now on."""
 
     def tick(self, now: float) -> Iterable[str]:
-        """Return the programs whose calls may go now. Called every ``every_s`` seconds."""
+        """Return the programs whose calls may run from now on. Called every ``every_s`` seconds."""
         return ()

@@ -100,7 +100,7 @@ async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` calls at a time, each with ``prompt`` and ``output`` tokens."""
+    """A measurement: ``batch`` calls at a time, each with ``prompt`` and ``output`` tokens."""
 
     batch: int
     prompt: int

@@ -308,6 +308,6 @@ class _Recorder(ForwardingExecutor):
         await super().end_program(program_id, totals)
 
     async def begin_anew(self, order: SchedulerConfig) -> None:
-        """Change the scheduling to ``order``, and empty the prefix cache. No call may be running."""
+        """Set the scheduling ``order``, and empty the prefix cache. No call may be running."""
         await self._engine.configure(order)
         await self._engine.forget_prefixes()

@@ -149,7 +149,7 @@ def _read(path: Path) -> Recording:
 
 
 def _check_depth(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options that need the other depth."""
+    """Raise `ConfigError` if an option is set that needs another value of ``--depth``."""
     for name, depth in _OF_DEPTH.items():
         if options[name] and depth != options["depth"]:
             flag = "a flag after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"

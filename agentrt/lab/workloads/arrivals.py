@@ -71,7 +71,7 @@ SWING = 0.8
 def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
     """Return Poisson arrivals whose rate follows one sine wave, with mean ``rate_per_s``.
 
-    The day lasts for the time in which all programs arrive on average.
+    The period of the wave is the time in which all programs arrive on average.
     """
     day_s = len(programs) / rate_per_s
     due = _unit_poisson(Random(f"daily/{seed}"))
@@ -131,7 +131,7 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
-    # Not strict, because the times never end.
+    # There are more times than programs, because the times never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
 
 

@@ -228,7 +228,7 @@ class _RecordedDag:
         return replace(shape, tail_s=scale * max(0.0, self.ended - last), tail_tool=name)
 
     def outcome(self, shape: ProgramShape) -> Outcome:
-        """Return the outcome of the program, with times as in its shape."""
+        """Return the recorded outcome of the program, with times on the clock of ``shape``."""
         assert self.ended is not None
         reports = {at: _report(call) for at, call in enumerate(self.calls)}
         ended_s = shape.arrives_s + self.ended - self.began

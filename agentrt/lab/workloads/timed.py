@@ -94,7 +94,8 @@ def _place(
 ) -> None:
     """Add a request to the conversation that it continues, or to a new one.
 
-    ``tips`` has the conversation that ends with a block, by blocks; None for all other blocks.
+    ``tips`` maps the last whole block of each conversation to the conversation, and each other
+    block to None. A block is its position in the prompt and its id.
     """
     blocks = list(enumerate(request.hash_ids[: request.input_length // size]))
     conversation = next((tip for block in reversed(blocks) if (tip := tips.get(block))), None)
@@ -121,8 +122,8 @@ def _calls(
 
 
 def _with_ids(call: CallShape, blocks: Sequence[int], size: int) -> CallShape:
-    """Return the call with the ids of its prompt: ``size`` ids for each block, and the rest for the
-    last block.
+    """Return the call with token ids for its prompt. Each of the ``blocks`` gets ``size`` ids, and
+    the last block gets as many as are left of the prompt.
     """
     left = call.prompt_tokens - size * (len(blocks) - 1)
     parts = [
