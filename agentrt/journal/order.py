@@ -365,8 +365,8 @@ class Order:
             self.watch = None
 
     def stalled(self, changes: int) -> None:
-        """Give up missing nodes and answers, unless anything has changed since the number of
-        changes was ``changes``.
+        """Stop waiting for missing nodes and answers, unless something has changed since the
+        number of changes was ``changes``.
         """
         self.watch = None
         group = self._left[-1] if self._left else None
