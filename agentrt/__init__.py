@@ -17,7 +17,8 @@ try:
     # bind the name `program` to the module; the decorator must replace it.
     from agentrt.program import Context, node, program
 except KeyboardInterrupt:
-    # The command imports this module before its own code; "-m" is `python -m agentrt.cli`.
+    # The agentrt command imports this module before its own code, so Ctrl+C during the import must
+    # end the command without a traceback. "-m" stands for `python -m agentrt.cli`.
     if sys.argv[0] == "-m" or sys.argv[0].endswith("/agentrt"):
         raise SystemExit(130) from None
     raise
@@ -41,7 +42,7 @@ _NOT_IN_SCHEDULER = (
     "agentrt.program",
     "agentrt.runtime",
 )
-"""Rooms that agentrt-scheduler leaves out."""
+"""Packages of agentrt that the distribution agentrt-scheduler does not contain."""
 _HOMES = {
     "AgentrtError": "agentrt.errors",
     "Context": "agentrt.program",

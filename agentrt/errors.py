@@ -8,13 +8,13 @@ AgentrtError
 │   ├── ConfigError         an invalid option or setting
 │   │   ├── NotServedError    a call names a model that its engine does not serve
 │   │   ├── UnknownContextError  no context was saved under this name
-│   │   ├── JournalError      a journal that cannot be used, or not by this command
+│   │   ├── JournalError      a journal that cannot be used, or that this command cannot use
 │   │   ├── UnrecordableError a value that would not come back equal from a journal
 │   │   └── AmbiguousOptionError  an option that is also a tool's argument. Also a TypeError
 │   ├── ProgramLoadError    a file that does not have the requested program or graph
 │   └── ModelLoadError      a model that cannot be found or loaded
 ├── ProgramError          a user's program raised; its own error is the cause
-├── EngineError           the engine failed, and not because of the program
+├── EngineError           the engine failed; the program did not cause the failure
 │   ├── EngineStartError    the engine did not start
 │   │   └── NoRoomError       a cluster has no room for the engine now, but may have later
 │   ├── EngineDiedError     the engine died while it ran; its calls were lost
@@ -25,11 +25,11 @@ AgentrtError
 │   ├── ToolArgumentsError    the arguments do not fit the tool's schema; the tool did not run
 │   ├── ToolFailedError       the tool raised in another process; the text has type and message
 │   ├── ToolResultError       the result is too large, not JSON, or does not fit the schema
-│   ├── ToolUnavailableError  the process that runs the tool cannot be reached; it did not run
-│   ├── ToolLostError         the process that ran the tool died; whether it ran is unknown
-│   ├── InterruptExpiredError the deadline passed before the end. Also a TimeoutError
+│   ├── ToolUnavailableError  the tool's process cannot be reached; the tool did not run
+│   ├── ToolLostError         the tool's process died; whether the tool ran is unknown
+│   ├── InterruptExpiredError the deadline of the tool or question passed. Also a TimeoutError
 │   └── QuestionClosedError   a question was already answered, timed out or was withdrawn
-├── DivergenceError       a resumed program makes another request than its journal has there
+├── DivergenceError       a resumed program made a request that differs from the recorded one
 ├── JournalWriteError     a journal cannot be written: its disk is full or gone
 ├── CallTimeoutError      a call took longer than its timeout; it was aborted. Also a TimeoutError
 └── InvariantError        a bug in agentrt: a state that must never occur
@@ -44,7 +44,7 @@ INSTALL_VLLM = "install agentrt[engine] on a machine with a GPU, agentrt[engine-
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of any error, also if its class fails to make it."""
+    """Return the text of an error; a replacement text if the error's own ``__str__`` raises."""
     try:
         return str(error)
     except Exception as raised:
@@ -177,7 +177,7 @@ class QuestionClosedError(ToolError):
 
 
 class DivergenceError(AgentrtError):
-    """A resumed program whose code makes another request than the recorded one."""
+    """A request of a resumed program that differs from the request in its journal."""
 
 
 class JournalWriteError(AgentrtError):

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, NoReturn
 from agentrt.errors import ConfigError
 
 MOST = 64 * 1024 * 1024
-"""Maximum size of a file in bytes, such as of settings, keys or an input."""
+"""Default for the maximum size of a file, in bytes. The files are settings, keys or inputs."""
 WAIT_S = 10.0
 """Seconds to wait for data from a pipe."""
 _CHUNK = 1024 * 1024
@@ -30,7 +30,9 @@ _DATABASE = b"SQLite format 3\0"
 
 
 def expanded(name: str) -> Path:
-    """Return a path with ``~`` replaced by the home folder, or unchanged if that is unknown."""
+    """Return a path with ``~`` replaced by the home folder. If the home folder is unknown, return
+    the path unchanged.
+    """
     try:
         return Path(name).expanduser()
     except RuntimeError:

@@ -1,8 +1,9 @@
-"""The proxy and the certificates of an HTTP client: none for addresses of this machine, otherwise
-those of the environment's variables.
+"""The proxy and the certificates of an HTTP client, from the environment's variables. Addresses of
+this machine never have a proxy.
 
-The HTTP libraries read all these variables whenever a client is made. A single invalid variable
-would break every client, with an error that does not name the variable.
+The HTTP libraries read all variables for proxies and certificates whenever a client is made. So a
+single invalid variable would break every client, with an error that does not name the variable.
+This module reads only the variables that a URL needs, and names an invalid variable.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def _names(entry: str, host: str) -> bool:
 
 
 def _name_of(name: str) -> str:
-    """Return the variable that is set: the lower-case name, which takes precedence, or the
-    upper-case name.
+    """Return the name of the environment variable that is in effect: the lower-case name if it is
+    set, and otherwise the upper-case name.
     """
     return name if os.environ.get(name) else name.upper()
 
@@ -161,7 +162,7 @@ def _checked(name: str, proxy: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return the variable's value without a user and a password, in quotes."""
+    """Return the variable's value in quotes, with the user and the password left out."""
     value = os.environ.get(name, "")
     start, at, end = value.rpartition("@")
     scheme, mark, _ = start.partition("://")

@@ -31,12 +31,12 @@ LOOK_S = 10.0
 while the machine is suspended.
 """
 KEEP_S = 600.0
-"""Seconds after which the owner of a clock saves its reading. It also saves the reading at the end,
-and when the time of day was set. This is the most time that is lost after a boot with a time of day
-that is behind.
+"""Seconds after which the owner of a clock saves the clock's reading. The owner also saves the
+reading when it ends, and when the time of day was set. If the machine crashes and then boots with a
+time of day that is behind the clock, the clock loses at most this much time.
 """
 EARLY_S = 0.001
-"""Seconds by which a timer of an event loop may fire too early."""
+"""Maximum time by which a timer of an event loop fires too early, in seconds."""
 SET_S = 0.05
 """Smallest change of the time of day, in seconds, that counts as setting it. Smaller changes are
 noise.
@@ -87,8 +87,9 @@ class MachineClocks:
 
 
 class ClockReading(NamedTuple):
-    """A reading of a clock: it showed ``now`` when the machine had been up for ``since_boot``
-    seconds in its ``boot``. The time of day was ``shift`` seconds ahead of the clock.
+    """A reading of a `SteadyClock`. The clock showed ``now`` when ``since_boot`` seconds had passed
+    since the machine's ``boot`` (an identifier). The time of day was ``shift`` seconds ahead of the
+    clock.
     """
 
     boot: str
@@ -101,8 +102,9 @@ class SteadyClock:
     """A clock that starts at the time of day, in seconds since 1970, and then counts the passing
     seconds.
 
-    If there is a ``last`` reading of an earlier process, the clock continues from it. ``shift`` is
-    the number of seconds by which the time of day is ahead, as of the last `look`.
+    If there is a ``last`` reading of an earlier process, the clock continues from that reading.
+    ``shift`` is the number of seconds by which the time of day was ahead of the clock at the last
+    `look`.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""The tokens of the calls of graphs that have not ended.
+"""The file that keeps the tokens of calls of graphs whose runs have not ended.
 
-A graph goes on from its checkpointer, which knows nothing of calls. So the tokens of each call are
-in a file beside the results before the graph gets the reply. When the graph goes on, they are those
-of the tasks that the checkpointer does not run again. The file is removed when the batch has ended.
+A graph resumes from its checkpointer, which does not record calls. So the tokens of each call are
+written to a file next to the results before the graph gets the reply. When the graph resumes, the
+file has the tokens of the calls in tasks that the checkpointer does not run again. The file is
+removed when the batch has ended.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from agentrt.request.tokens import CallTokens
 
 
 class CallFile(LineFile):
-    """The file with the calls of runs without a result in ``results``, whose lock it shares.
+    """The file with the calls of runs that have no result in ``results`` yet. The lock of
+    ``results`` protects this file, too.
 
-    Each line is a call, or the beginning of a run, after which earlier lines of the run do not
-    count. Raises `UsageError` for a file that cannot be read or written.
+    A line is either a call or the beginning of a run. Lines of a run before its last beginning do
+    not count. Raises `UsageError` for a file that cannot be read or written.
     """
 
     def __init__(self, results: ResultFile) -> None:
@@ -62,15 +64,15 @@ class CallFile(LineFile):
         return run_id in self._calls
 
     def take(self, run_id: str) -> list[CallTokens]:
-        """Return the calls of a run, and forget them."""
+        """Return the calls of a run, and remove them from memory."""
         return self._calls.pop(run_id, [])
 
     async def begin(self, run_id: str) -> None:
-        """Record that a run begins anew. Raises `JournalWriteError`."""
+        """Record that a run begins from its start. Raises `JournalWriteError`."""
         await self._put({"program": run_id})
 
     async def keep(self, run_id: str, call: CallTokens) -> None:
-        """Record a call. It is on the disk when this returns. Raises `JournalWriteError`."""
+        """Record a call, and return when it is on the disk. Raises `JournalWriteError`."""
         await self._put({"program": run_id, "call": json.loads(dumps(call))})
 
     async def _put(self, value: dict[str, Any]) -> None:

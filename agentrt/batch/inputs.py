@@ -1,6 +1,6 @@
-"""Reads the records of a batch one at a time from JSONL, JSON, CSV or Parquet, and checks them.
+"""Reading and checking the records of a batch, one at a time, from JSONL, JSON, CSV or Parquet.
 
-A record becomes an `Item`: an id, the program's input, and the whole record for scores.
+A record becomes an `Item`, which has an id, the program's input, and the whole record for scores.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One input of a batch. ``record`` is the whole record that the input comes from, and ``place``
-    is the record's position in its file, for messages.
+    """One input of a batch. ``record`` is the whole record that contains the input. ``place`` is
+    the position of the record in its file, for messages.
     """
 
     id: str
@@ -76,7 +76,7 @@ class Problem:
 
 
 class InputsError(UsageError):
-    """Records that cannot be used. ``problems`` has a line for each of the first ones."""
+    """Records that cannot be used. ``problems`` has a line for each of the first such records."""
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -154,7 +154,7 @@ class Fields:
     id: str | None = None
 
     def settled(self, first: Any) -> Fields:
-        """Return the fields after the first record has settled the defaults."""
+        """Return the fields with the defaults that follow from the ``first`` record."""
         names = first if isinstance(first, Mapping) else ()
         return Fields(
             self.input or ("input" if "input" in names else None),
@@ -162,7 +162,7 @@ class Fields:
         )
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
-        """Return the record as an item, or the problem with it."""
+        """Return a record as an item, or the problem why it cannot be used."""
         raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
@@ -364,7 +364,7 @@ def _format_of(path: Path) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file that is decompressed as it is read."""
+    """Open a file for reading. A compressed file is decompressed while it is read."""
     match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
@@ -375,7 +375,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _sniffed(file: IO[bytes]) -> str:
-    """Return the format of data from a pipe, judged by its first bytes."""
+    """Return the format of data from a pipe, recognized by its first bytes."""
     file.seek(0)
     head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
@@ -440,7 +440,7 @@ def _tsv(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(_LINE)
-    # Detached at the end, so that the file stays open and can be read again.
+    # The wrapper is detached at the end, so that the file stays open and can be read again.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     try:

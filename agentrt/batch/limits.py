@@ -1,4 +1,6 @@
-"""Limits of each item of a batch, and when the batch ends its stragglers."""
+"""The limits of each item of a batch, and the share of ended runs after which a batch stops the
+remaining runs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from agentrt.runtime.run import Run
 
 @dataclass(frozen=True, slots=True)
 class ItemLimits:
-    """Limits of one item: ``max_tokens_total`` prompt and output tokens of all its calls,
-    ``max_calls`` calls, and ``timeout`` seconds. None means no limit.
+    """The limits of one item. ``max_tokens_total`` limits the prompt and output tokens of all calls
+    together, ``max_calls`` the number of calls, and ``timeout`` the seconds. None means no limit.
 
-    A program is stopped when it begins a call beyond a limit. The call that exceeds the token limit
-    is allowed to finish, because the number of its tokens is known only then.
+    A program is stopped when it begins a call after a limit was reached. The call that exceeds the
+    token limit is not aborted, because the number of its tokens is known only at its end.
     """
 
     max_tokens_total: int | None = None
@@ -31,7 +33,7 @@ class ItemLimits:
                 raise ConfigError(f"{name} must be above 0, got {value!r}; None is no limit")
 
     def at_call(self, run: Run) -> Over | None:
-        """Return the limit that the call which begins now exceeds, or None."""
+        """Return the limit that forbids the call that begins now, or None."""
         row = run.row
         if self.max_calls is not None and row.finished_calls + len(row.calls) > self.max_calls:
             return "max-calls"
@@ -52,7 +54,9 @@ def tokens_of(run: Run) -> int:
 
 
 def read_share(value: str | float | None) -> float | None:
-    """Read a share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for anything else."""
+    """Read a share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for a value that is
+    not a share.
+    """
     if value is None:
         return None
     share = math.nan

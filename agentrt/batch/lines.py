@@ -1,4 +1,4 @@
-"""A file of lines for a single writer, who knows when each line is safely on the disk."""
+"""A file of lines with a single writer. The writer is told when each line is on the disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LineFile:
             raise
 
     def incomplete(self) -> bytes:
-        """Return the bytes after the last line end: an incomplete last line, or nothing."""
+        """Return the bytes after the last line end: an incomplete last line, or no bytes."""
         size = os.fstat(self._descriptor).st_size
         tail, start = b"", size
         while start > 0 and b"\n" not in tail:
@@ -49,7 +49,7 @@ class LineFile:
         return tail.rpartition(b"\n")[2]
 
     def complete(self) -> None:
-        """Add the line end to the last line, if it is complete except for its line end."""
+        """Add a line end to the file, because only the line end of the last line is missing."""
         os.pwrite(self._descriptor, b"\n", os.fstat(self._descriptor).st_size)
         os.fsync(self._descriptor)
 
@@ -59,7 +59,7 @@ class LineFile:
         os.fsync(self._descriptor)
 
     async def put_line(self, line: bytes) -> None:
-        """Add a line, which must end with a line end. It is on the disk when this returns.
+        """Add a line, which must end with a line end, and return when the line is on the disk.
 
         If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
         """
@@ -86,8 +86,8 @@ class LineFile:
     def append(self, data: bytes) -> None:
         """Add complete lines, and wait until they are on the disk.
 
-        Blocks, so call it in a thread or when no event loop waits. Raises `OSError`, and then
-        restores the earlier content of the file.
+        This method blocks, so call it in a thread, or where no event loop runs. If it raises
+        `OSError`, the file has its earlier content again.
         """
         size = os.fstat(self._descriptor).st_size
         try:
@@ -102,7 +102,7 @@ class LineFile:
             raise
 
     def replace(self, lines: Iterable[bytes]) -> None:
-        """Replace all lines of the file at once, or none of them. Raises `OSError`."""
+        """Replace all lines of the file in one step. After an `OSError`, no line is replaced."""
         with files.replacing(self.path) as copy:
             copy.writelines(lines)
         os.close(self._descriptor)
@@ -122,9 +122,9 @@ class LineFile:
 
 
 class OutputFile(LineFile):
-    """A file of lines that an option of the command line names, and that no other process writes
-    meanwhile. ``option`` is the option's name, for messages. As a context manager, it is closed,
-    or abandoned if the block raises `UsageError`, since then the batch has not begun.
+    """A file of lines that an option of the command line names. While it is open, no other process
+    can write it. ``option`` is the option's name, for messages. As a context manager, the file is
+    closed, or abandoned if the block raises `UsageError`, since then the batch has not begun.
 
     Raises `UsageError` for a path to which lines cannot be written.
     """

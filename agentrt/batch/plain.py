@@ -1,4 +1,4 @@
-"""Converts the results of programs to JSON. Every value gets some form, readable for people."""
+"""Converting the results of programs to JSON that people can read. Every value can be converted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _DEEPEST = 100
 
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return a value with text for keys, and without parts that contain themselves, are nested too
-    deeply, or are whole numbers too large to be written in decimal.
+    """Return a value in which all keys are text. Parts that contain themselves or are nested too
+    deeply are replaced by ``…``. Whole numbers that are too large for decimal digits are
+    hexadecimal text.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return hex(value)  # more digits than Python writes
@@ -30,7 +31,9 @@ def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can represent for one that it cannot, for `json.dumps`."""
+    """Convert a value that JSON cannot represent to a value that JSON can represent. For the
+    argument ``default`` of `json.dumps`.
+    """
     try:
         return tidy(_plain(value))
     except Exception:  # the code of its class may raise any error
@@ -38,7 +41,7 @@ def plain(value: Any) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """Return the same as `plain`, but a model's reply as its text."""
+    """Convert a value like `plain`, but a model's reply to its text."""
     return value.text if isinstance(value, ReadsAsText) else plain(value)
 
 

@@ -18,18 +18,21 @@ from agentrt.runtime.tokens import TokenSequence
 _ROWS = 64
 """Number of results in a row group of a Parquet file, and in a batch of an Arrow file."""
 SEQUENCES = b', "sequences": '
-"""Separates the head of a line from its sequences. JSON escapes the quotes inside of texts."""
+"""The bytes that separate the head of a line from its sequences. They cannot occur inside a text,
+because JSON escapes quotes there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTokens:
     """The tokens of one sample of one input: a group of sequences from one run.
 
-    ``sequences`` hold each token that the model wrote exactly once. ``reward`` is the sum of the
-    ``rewards`` that the program gave with `Context.reward`, in their order; None if it gave none.
-    ``complete`` is false if calls of the run are missing, because a process before a resume did not
-    record their tokens. ``id``, ``sample``, ``attempt`` and ``program`` are those of the `Result`,
-    and ``batch`` is a fingerprint of the place of its file; "" if there is none.
+    ``sequences`` contain each token that the model wrote exactly once as a token of the mask.
+    ``rewards`` are the rewards that the program added with `Context.reward`, in order, and
+    ``reward`` is their sum; None if there are no rewards. ``complete`` is False if the tokens of
+    some calls are missing, because an earlier process did not record them. ``id``, ``sample``,
+    ``attempt`` and ``program`` have the same values as in the `Result`. ``batch`` is a fingerprint
+    of the path of the result file; "" if there is no file.
     """
 
     id: str
@@ -52,7 +55,7 @@ class RecordedTokens:
 
 
 def _sequence_text(sequence: TokenSequence) -> str:
-    """Return a sequence as JSON. Nine digits give back a number of 32 bits exactly."""
+    """Return a sequence as JSON. With nine digits, a number of 32 bits is read back exactly."""
     logprobs = ", ".join(f"{logprob:.9g}" for logprob in sequence.logprobs)
     fields = (
         f'"token_ids": {json.dumps(list(sequence.token_ids))}',
@@ -64,7 +67,9 @@ def _sequence_text(sequence: TokenSequence) -> str:
 
 
 def from_line(line: bytes) -> RecordedTokens:
-    """Read a line. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for others."""
+    """Read a line. For a line that `to_line` did not write, raises `ValueError`, `TypeError`,
+    `KeyError` or `AttributeError`.
+    """
     value = files.parse_json(line.decode())
     sequences = tuple(TokenSequence(**each) for each in value.pop("sequences"))
     return RecordedTokens(**{**value, "rewards": tuple(value["rewards"])}, sequences=sequences)
@@ -136,7 +141,9 @@ def _schema() -> Any:
 
 
 def write_table(path: Path, kind: str, lines: Path) -> None:
-    """Convert the file ``lines``. An old file stays until the new one is complete."""
+    """Convert the file ``lines`` to the file ``path``. An existing file is replaced only when the
+    new file is complete.
+    """
     arrow, schema = check_pyarrow(), _schema()
     with files.replacing(path, stat.S_IMODE(lines.stat().st_mode)) as copy:
         if kind == "parquet":

@@ -35,15 +35,16 @@ _BLOCK = 64 * 1024
 class Result:
     """The result of one sample of one input.
 
-    ``state`` is ``done`` if the program returned, ``failed`` if it raised, and ``stopped`` if a
-    limit ended it. ``over`` names the limit that was exceeded, also if the program returned
-    after that. ``sample`` counts from 0. ``seconds`` is the time in this process; the numbers of
-    tokens and calls include those that earlier processes recorded. ``cost`` is None if no price is
-    known. ``scores`` are numbers by name, ``score_errors`` the errors of scores that raised.
-    ``program`` is the program's id in the journal, or the graph's thread; ``attempt`` counts the
-    retries from 1. ``digest`` is a fingerprint of the input. ``earlier`` marks a result that was in
-    the file before this batch began. ``recorded`` are the tokens that the run's calls read and
-    wrote, if the batch records tokens: of earlier results only if it records them in a file.
+    ``state`` is ``done`` if the program returned, ``failed`` if it raised an error, and ``stopped``
+    if a limit ended it. ``over`` is the name of the limit that was exceeded, even if the program
+    returned after that. ``sample`` is the number of the sample, from 0. ``seconds`` is the time in
+    this process; the numbers of tokens and calls include those of earlier processes. ``cost`` is
+    None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the errors of
+    scores that raised an error. ``program`` is the program's id in the journal, or the graph's
+    thread. ``attempt`` is the number of the attempt, from 1. ``digest`` is a fingerprint of the
+    input. ``earlier`` is True if the result was in the file before this batch began. ``recorded``
+    are the tokens that the run's calls read and wrote, if the batch records tokens. An earlier
+    result has them only if the batch records tokens in a file.
     """
 
     id: str
@@ -74,7 +75,9 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether the run has no result, unless the batch stopped it because enough had ended."""
+        """Whether the run has no result. A run that was stopped because enough other runs had ended
+        does not count as failed.
+        """
         return self.state != "done" and self.over != "stop-when"
 
     def to_line(self) -> bytes:
@@ -102,8 +105,8 @@ def read_result(line: bytes) -> Result:
 
 
 def read_results(path: str | Path) -> Iterator[Result]:
-    """Yield the results of a file: the last line of each input and sample. The file may still be
-    written meanwhile. Raises `UsageError` for a file that cannot be read.
+    """Yield the results of a file: the last line of each sample of each input. Another process may
+    still be writing the file. Raises `UsageError` for a file that cannot be read.
     """
     last = {key_of(result.id, result.sample): start for start, result in _lines(Path(path))}
     for start, result in _lines(Path(path)):
@@ -118,7 +121,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Result]]:
             start = 0
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    return  # the line is being written, or its process was killed meanwhile
+                    return  # the line is being written, or the writing process was killed
                 yield start, _read_line(path, number, line)
                 start += len(line)
     except OSError as error:
@@ -136,13 +139,13 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
 
 
 class ResultFile(OutputFile):
-    """A file of results that only this process writes. Used in one event loop.
+    """A file of results that only this process writes. It must be used in one event loop.
 
-    ``retry`` starts a round that repeats runs or scores: ``failed`` repeats the runs without a
-    result, ``all`` repeats all runs, and ``scores`` only computes the scores again of results for
-    which one of ``scores`` has raised or is missing. If the process is killed, the next process
-    continues the round. Raises `UsageError` for a file that cannot be written, or that does not
-    contain results.
+    ``retry`` starts a *round*, which repeats runs or scores. ``failed`` repeats the runs without a
+    result, and ``all`` repeats all runs. ``scores`` repeats no runs; it computes all scores again
+    for results in which a score is missing or has raised an error. If the process is killed, the
+    next process continues the round. Raises `UsageError` for a file that cannot be written, or that
+    does not contain results.
     """
 
     def __init__(
@@ -159,7 +162,9 @@ class ResultFile(OutputFile):
             raise
 
     def _repair(self) -> None:
-        """Remove a last line that is incomplete, because its process was killed while writing."""
+        """Remove or complete an incomplete last line. A process that was killed while it wrote
+        leaves such a line.
+        """
         rest = self.incomplete()
         if not rest:
             return
@@ -175,7 +180,9 @@ class ResultFile(OutputFile):
         self.drop(len(rest))
 
     def _begin(self, retry: Retry | None) -> None:
-        """Index the file. In a retry, results from before its start are repeated."""
+        """Index the lines of the file. In a round of a retry, results that were written before the
+        start of the round are repeated.
+        """
         size = os.fstat(self._descriptor).st_size
         begun = self._read_retry()
         if retry is None:
@@ -227,7 +234,9 @@ class ResultFile(OutputFile):
         return key in self._ended and key not in self._unscored
 
     def unscored(self, item_id: str, sample: int) -> Result | None:
-        """Return the result of a sample whose scores are to be computed again, or None."""
+        """Return the result of a sample whose scores must be computed again; None for any other
+        sample.
+        """
         return self.read(item_id, sample) if key_of(item_id, sample) in self._unscored else None
 
     def attempt(self, item_id: str, sample: int) -> int:
@@ -244,21 +253,21 @@ class ResultFile(OutputFile):
         return read_result(line)
 
     async def put(self, result: Result) -> None:
-        """Add a line; it is on the disk when this returns. Raises `OSError`."""
+        """Add the line of a result, and return when it is on the disk. Raises `OSError`."""
         await self.put_line(result.to_line())
         self._unscored.pop(key_of(result.id, result.sample), None)
         self._ended[key_of(result.id, result.sample)] = -1
 
     def kept(self) -> Iterator[Result]:
-        """Yield the results of earlier processes that still count: a retry does not repeat them,
-        and no later line replaces them.
+        """Yield the results of earlier processes that are still valid, because no retry repeats
+        them and no later line replaces them.
         """
         for start, result in _lines(self.path):
             if self._ended.get(key_of(result.id, result.sample)) == start:
                 yield result
 
     def all(self) -> Iterator[Result]:
-        """Yield all results in the file, also those that are repeated or replaced."""
+        """Yield all results in the file, including results that are repeated or replaced."""
         for _, result in _lines(self.path):
             yield result
 
@@ -274,5 +283,7 @@ _BEGINNING = b'{"id": '
 
 
 def _begins_a_result(rest: bytes) -> bool:
-    """Return whether an incomplete line can be the beginning of a result; only such are removed."""
+    """Return whether an incomplete line can be the beginning of a result. Only such a line may be
+    removed.
+    """
     return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)

@@ -1,4 +1,4 @@
-"""Runs a program on each input of a batch, with a limit on live runs, and yields each result."""
+"""Running a program on each input of a batch, with a limit on the number of live runs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.tokens import TokenLog
 
 DEFAULT_LIVE = 256
-"""Default number of programs of a batch that are live at once. The engine decides by its memory how
-many of them it admits.
+"""Default number of programs of a batch that are live at the same time. How many of them may use
+the KV cache is decided by the engine's admission control.
 """
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
-"""Errors that end the batch instead of becoming a result. The batch can be resumed once their cause
-is gone.
+"""Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
+of the error is removed.
 """
 _AGAIN_S = 5.0
-"""Seconds after which a program that ignored its cancellation is cancelled again."""
+"""Seconds after which a program that has ignored a cancellation is cancelled again."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -66,9 +66,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class BatchSettings:
     """The settings of a batch.
 
-    With ``skips``, values that cannot be recorded are left out of the journal. ``price`` is the
-    price of a million prompt tokens and of a million output tokens. With ``tokens``, the runs
-    record what their calls read and wrote.
+    ``samples`` is the number of runs of each input, and ``max_live`` the maximum number of live
+    runs. When the share ``stop_when`` of all runs has ended, the remaining runs are stopped. With
+    ``skips``, values that cannot be recorded are left out of the journal. ``price`` is the price of
+    a million prompt tokens and of a million output tokens. With ``tokens``, the tokens that calls
+    read and write are recorded.
     """
 
     samples: int = 1
@@ -87,8 +89,8 @@ class BatchSettings:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A run of an item that has not ended. ``over`` is the limit for which it is being stopped, and
-    ``refused`` the number of calls that it has begun since.
+    """A run of an item that has not ended. If it is being stopped, ``over`` is the limit that it
+    has exceeded, and ``refused`` the number of calls that it has begun since then.
     """
 
     item: Item
@@ -101,8 +103,8 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _SampleWork:
-    """A sample of an input to run. If ``unscored`` is set, the sample has that result already, and
-    only its scores are computed.
+    """A sample of an input that must be run. If ``unscored`` is set, it is the result of this
+    sample, and only the scores must be computed.
     """
 
     item: Item
@@ -114,9 +116,9 @@ class _SampleWork:
 class Batch:
     """One batch on an open runtime; `results` runs it.
 
-    ``total`` is the number of results that the batch will have, or None while that is unknown.
-    ``ended`` is the number of results so far, with those of earlier processes, and ``scoring`` the
-    number of results whose scores are being computed.
+    ``total`` is the number of results that the batch will have, or None while it is unknown.
+    ``ended`` is the number of results so far, including the results of earlier processes.
+    ``scoring`` is the number of results whose scores are being computed.
     """
 
     def __init__(
@@ -149,7 +151,9 @@ class Batch:
         return len(self._live)
 
     def slowest(self, count: int = 5) -> list[tuple[str, float]]:
-        """Return the live items that have run longest, each with its seconds."""
+        """Return the ``count`` live items that have run longest, each with the seconds that it has
+        run.
+        """
         now = time.monotonic()
         longest = heapq.nsmallest(count, self._live.values(), key=lambda live: live.began)
         several = self._settings.samples > 1
@@ -159,17 +163,17 @@ class Batch:
         ]
 
     def drain(self) -> None:
-        """Start no further runs, and finish the live ones."""
+        """Start no further runs. Live runs continue to their ends."""
         self._draining = True
 
     def _starts_nothing(self) -> bool:
-        """Return whether the batch begins no further item."""
+        """Return whether the batch starts no further runs."""
         return self._draining or self._stopping
 
     async def results(
         self, items: AsyncIterator[Item], *, earlier: bool = True
     ) -> AsyncGenerator[Result, None]:
-        """Run the batch, and yield each result after it was written to the file.
+        """Run the batch, and yield each result after the result was written to the file.
 
         With ``earlier``, results that the file already has are yielded, too. Raises the error that
         ended the batch early; the same batch can then be resumed.
@@ -205,9 +209,9 @@ class Batch:
     async def _work(
         self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
     ) -> AsyncGenerator[_SampleWork, None]:
-        """Yield the work that is left, and put the results that the file already has into ``done``.
+        """Yield the remaining work, and put the results that the file already has into ``done``.
 
-        The samples of an input follow each other, so that they find their prompt in the cache.
+        The samples of an input follow each other, so that their prompt is in the prefix cache.
         """
         count = 0
         async for item in items:
@@ -234,7 +238,9 @@ class Batch:
     async def _run(
         self, work: AsyncGenerator[_SampleWork, None], done: asyncio.Queue[Result | None]
     ) -> None:
-        """Do the work, at most ``max_live`` items at once. None in ``done`` marks the end."""
+        """Do the work, at most ``max_live`` samples at the same time. Put each result into
+        ``done``, and None at the end.
+        """
         room = asyncio.Semaphore(self._settings.max_live)
 
         async def finish(each: _SampleWork) -> None:
@@ -311,7 +317,9 @@ class Batch:
                 live.run.cancel()
 
     async def _leave(self, run: Run) -> None:
-        """Cancel a run so that the next process resumes it: this process or the batch ends."""
+        """Cancel a run without recording its end, because the batch or this process ends. The next
+        process resumes the run.
+        """
         assert run.task is not None
         run.left = True
         run.cancel()
@@ -415,7 +423,8 @@ class Batch:
         run = self._runtime.start(
             self._judges[score.name],
             {"record": item.record, "result": result.result},
-            # A changed code makes another id, so that a judge with changed code starts anew.
+            # The id contains a fingerprint of the code, so that a judge whose code has changed
+            # starts a new run.
             durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
         )
         assert run.task is not None
@@ -433,7 +442,7 @@ class Batch:
     # -- limits ------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
-        """Check the limits when a node of a live run begins. Called on any thread."""
+        """Check the limits when a node of a live run begins. May be called in any thread."""
         live = self._live.get(event.program_id)
         if live is None or not isinstance(event, NodeStarted):
             return
@@ -471,8 +480,8 @@ _OVER: Mapping[Over, str] = {
 
 
 def run_name(type: str, item_id: str, sample: int) -> str:
-    """Return the first part of the program ids of a sample. A digest of the input and the number of
-    the attempt follow it.
+    """Return the first part of the program ids of a sample. In an id, a digest of the input and the
+    number of the attempt follow this part.
     """
     name = item_id
     if not _PLAIN.fullmatch(item_id):
@@ -482,12 +491,12 @@ def run_name(type: str, item_id: str, sample: int) -> str:
 
 
 def digest_of(raw_value: Any) -> str:
-    """Return a fingerprint of an input. It shows whether an input has changed since its result."""
+    """Return a fingerprint of an input. It shows whether the input has changed since its result."""
     return key_of(as_json(raw_value)).hex()[:12]
 
 
 def check_program(result: Result, name: str, path: Path) -> None:
-    """Raise `UsageError` for a result that is not one of the program ``name``."""
+    """Raise `UsageError` for a result that does not come from the program ``name``."""
     start = run_name(name, result.id, result.sample)
     if result.program and not result.program.startswith(f"{start}."):
         raise UsageError(
@@ -504,8 +513,8 @@ def _message_of(error: BaseException) -> str:
 
 
 def fatal_in(error: BaseException | None) -> BaseException | None:
-    """Return the error of the engine or the journal in the chain of causes of an error; None if
-    there is none.
+    """Return the error of the engine or of the journal among an error and its causes; None if there
+    is no such error.
     """
     left, seen = [error], set[int]()
     while left:
@@ -522,7 +531,7 @@ def fatal_in(error: BaseException | None) -> BaseException | None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group; the other errors are its consequences."""
+    """Return the first error of a group. The other errors are consequences of this error."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
@@ -555,28 +564,32 @@ async def batch(
     """Run a program or a LangGraph graph on each input, and yield each `Result` as it ends.
 
     ``inputs`` is an iterable, an asynchronous iterable, or an `InputFile`. It is read while the
-    batch runs, not at once. By default the whole input goes to the program, and its id is its
-    number from 1; ``input_field`` and ``id_field`` name fields of inputs that are records.
+    batch runs, not at the start. For inputs that are records, ``input_field`` and ``id_field`` name
+    the fields with the program's input and with the id. By default, these are the fields ``input``
+    and ``id`` if the first record has them. Otherwise the program gets the whole input, and the id
+    is the number of the input, from 1.
 
     The batch runs on an open ``runtime``, on an ``executor``, or on an embedded engine for
     ``model``; the default is a small model that fits this machine.
 
-    With ``out``, each result is written as a line of that file before it is yielded, and a journal
-    is kept beside the file. After a kill, the same call resumes the batch, and yields the results
-    of the file first. A runtime of your own resumes programs only if it has a journal. ``retry``
-    repeats results that ``failed``, or ``all`` results, or only computes their ``scores`` again.
+    With ``out``, each result is written as a line of this file before it is yielded, and a journal
+    is kept next to the file. If the process was killed, the same call resumes the batch, and yields
+    the results in the file first. If you pass a ``runtime``, programs resume only if it has a
+    journal. ``retry`` repeats runs that ``failed``, repeats ``all`` runs, or only computes missing
+    ``scores`` again.
 
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
     ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped.
     ``price`` is the price of a million prompt tokens and of a million output tokens.
 
-    With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of what
-    the model wrote. If it is the name of a file, they are written there, too, and ``out`` must name
-    the file of the results.
+    With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of the
+    tokens that the model wrote. If ``tokens`` is the name of a file, they are written to this file,
+    too. Then ``out`` must be set.
 
     Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError` or
-    `JournalWriteError` if the batch cannot continue. An error of a program is in its result.
+    `JournalWriteError` if the batch cannot continue. If a program raises an error, the result of
+    this run has the error.
     """
     settings = BatchSettings(
         samples,
@@ -642,8 +655,9 @@ def _engine(model: str | None) -> Executor:
 async def items_of(
     inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
 ) -> AsyncGenerator[Item, None]:
-    """Yield inputs as items, one at a time; an `Item` stays as it is. Raises `UsageError` for a
-    record without a named field, and for an id that occurs twice.
+    """Yield inputs as items, one at a time. An input that is an `Item` is yielded unchanged. Raises
+    `UsageError` for a record without a field that ``fields`` names, and for an id that occurs
+    twice.
     """
     fields = fields or Fields()
     seen: set[bytes] = set()

@@ -35,8 +35,8 @@ class ScoreError(AgentrtError):
 
 
 class Score:
-    """A named score. ``uses_model`` says whether its function takes a context; ``code`` is a
-    fingerprint of its file.
+    """A score with a name. ``uses_model`` is True if its function takes a context. ``code`` is a
+    fingerprint of the function's file.
     """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
@@ -69,7 +69,7 @@ class Score:
         return f"<score {self.name}>"
 
     def program(self) -> Program:
-        """Return the program that runs a score with a model, on the record and the result."""
+        """Return the program that runs the function of a score that asks a model."""
 
         async def scored(ctx: Context, pair: Mapping[str, Any]) -> Any:
             return await self.function(ctx, pair["record"], pair["result"])
@@ -86,8 +86,8 @@ class Score:
     def numbers(self, value: Any) -> dict[str, float]:
         """Return the value of the function as numbers by name.
 
-        True is 1 and False is 0. A mapping has several numbers, named after the score and its keys.
-        None gives no number. Raises `ScoreError` for any other value.
+        True becomes 1 and False 0. A mapping becomes several numbers, whose names consist of the
+        score's name and the key. None becomes no number. Raises `ScoreError` for any other value.
         """
         if value is None:
             return {}
@@ -121,10 +121,11 @@ def score(*, name: str | None = None) -> Callable[[Callable[..., Any]], Score]: 
 def score(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None
 ) -> Score | Callable[[Callable[..., Any]], Score]:
-    """Turn a function of a record and a result into a score, named after it or by ``name``.
+    """Turn a function of a record and a result into a score. The score's name is ``name``, or by
+    default the name of the function.
 
-    The record is the whole record of the input. The function returns a number, True or False, a
-    mapping of names to numbers, or None for a result without a score.
+    The function gets the whole record that contains the input, and the result. It returns a number,
+    True or False, a mapping of names to numbers, or None for a result without a score.
     """
     if function is not None:
         return Score(function)
@@ -185,5 +186,7 @@ async def _output(words: Sequence[str], said: str) -> Any:
 
 
 def scores_among(names: Mapping[str, Any]) -> list[Score]:
-    """Return the scores among a module's names, each once."""
+    """Return the scores among the values of a module's names. A score with several names is
+    returned once.
+    """
     return [*{id(value): value for value in names.values() if isinstance(value, Score)}.values()]

@@ -19,7 +19,7 @@ _FAILURES = 5
 _BLOCK = 2_000_000
 """Maximum number of resampled values in memory at once."""
 PASSED = 1.0
-"""Least score that counts as passed."""
+"""Smallest score that counts as passed."""
 
 
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | None:
@@ -42,7 +42,8 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | No
 
 
 def pass_at(k: int, samples: int, passed: int) -> float:
-    """Return the unbiased estimate of pass@k for an input with ``passed`` of ``samples`` passed.
+    """Return the unbiased estimate of pass@k for an input, of whose ``samples`` samples ``passed``
+    samples have passed.
 
     It is 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on
     Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
@@ -54,8 +55,8 @@ def pass_at(k: int, samples: int, passed: int) -> float:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p-value of the sign test: the probability of numbers at least as unequal
-    as these if better and worse were equally likely.
+    """Return the two-sided p-value of the sign test: the probability that two such numbers are at
+    least as unequal, if better and worse were equally likely.
     """
     count, least = better + worse, min(better, worse)
     if count == 0:
@@ -76,9 +77,10 @@ class _ScoreSums:
 def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """Return a summary of results as JSON: their states, their costs, and each score.
 
-    The mean and the interval of a score are over inputs: each input counts with the mean of its
-    samples. They include only results that have the score; ``missing`` counts the others. For
-    ``pass@k``, a result without the score, such as a failed one, has not passed.
+    The mean and the interval of a score are computed over inputs: each input counts with the mean
+    of its samples. They include only results that have the score; ``missing`` is the number of all
+    other results. For ``pass@k``, a result without the score, such as a failed run, counts as not
+    passed.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()
@@ -167,8 +169,8 @@ def _score_summary(
 
 
 def _passes(sums: _ScoreSums, samples: Mapping[str, int], most: int) -> dict[str, float]:
-    """Return pass@k for all powers of two and for the largest number of samples, each over the
-    inputs that have at least ``k`` samples.
+    """Return pass@k for each power of two up to ``most``, and for ``most``. Each value is the mean
+    over the inputs that have at least ``k`` samples.
     """
     wanted = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
     passes: dict[str, float] = {}
@@ -221,9 +223,9 @@ def _kept(results: Iterable[Result]) -> dict[tuple[str, int], _Kept]:
 def compare(before: Iterable[Result], after: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """Compare the results of two files by input and sample, and return the differences as JSON.
 
-    Each score has the number of better and worse inputs, the p-value of a sign test over inputs,
-    and the mean difference over inputs with its interval. ``changed`` lists the samples with
-    another state or another score.
+    For each score, the comparison has the numbers of better and worse inputs, the p-value of a sign
+    test over inputs, and the mean difference over inputs with its interval. ``changed`` lists the
+    samples whose state or score has changed.
     """
     first, second = _kept(before), _kept(after)
     both = [key for key in first if key in second]

@@ -26,7 +26,9 @@ class Target(Protocol):
     def name(self) -> str: ...
 
     def accept(self, raw_value: Any) -> Any:
-        """Return the input in the form for the program. Raises `UsageError` for a wrong input."""
+        """Return the input in the form that the program takes. Raises `UsageError` for a wrong
+        input.
+        """
 
     async def start(
         self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool
@@ -43,7 +45,7 @@ class Target(Protocol):
         """Release the memory of a run that has ended."""
 
     def finish(self) -> None:
-        """Remove what only a batch that goes on would need."""
+        """Remove files that only a resumed batch would need, because the batch has ended."""
 
 
 class ProgramTarget:
@@ -75,7 +77,7 @@ class ProgramTarget:
         """Do nothing, because the run of a program leaves nothing in memory."""
 
     def finish(self) -> None:
-        """Do nothing, because the journal also explains the results."""
+        """Do nothing. The journal stays, because it also explains the results."""
 
 
 class GraphTarget:
@@ -132,8 +134,8 @@ class GraphTarget:
         return run
 
     def _record(self, tokens: TokenLog, run_id: str, *, is_new: bool) -> None:
-        """Record the tokens of a run whose code has not begun, and restore those of the calls
-        before its checkpoint.
+        """Start recording the tokens of a run, before its code begins. If the run is resumed,
+        restore the tokens of the calls before its checkpoint.
         """
         from agentrt.integrations._compat.langgraph import current_namespace
 
@@ -146,7 +148,7 @@ class GraphTarget:
         tokens.task, tokens.keep = current_namespace, partial(self._calls.keep, run_id)
 
     def _ended(self, thread: str) -> Program:
-        """Return a program whose result is that of a thread that has ended."""
+        """Return a program that returns the result of a thread that has already ended."""
 
         async def ended(ctx: Context, raw_value: Any) -> Any:
             return await self.partial(thread)
@@ -184,10 +186,11 @@ async def opened_target(
 ) -> AsyncIterator[Target]:
     """Open the target for a program or a graph. Raises `UsageError` for anything else.
 
-    A graph keeps its threads in ``checkpointer`` (``memory`` or ``sqlite:FILE``). Without it they
-    are in the graph's own checkpointer, or in a file next to ``beside``, the file of the results,
-    or in memory until they end. With ``tokens_of``, the tokens of its calls are in a file next to
-    these results, until the batch has ended.
+    A graph keeps its threads in ``checkpointer`` (``memory`` or ``sqlite:FILE``). Without this
+    argument, the threads are in the graph's own checkpointer. If the graph has no checkpointer,
+    they are in a file next to ``beside``, the file of the results, or else in memory until they
+    end. With ``tokens_of``, the tokens of the graph's calls are kept in a file next to these
+    results until the batch has ended.
     """
     if isinstance(program, Program):
         yield ProgramTarget(program)
@@ -221,9 +224,10 @@ async def opened_target(
 
 
 def lent(runtime: Runtime) -> Any:
-    """Return a context in which chat models without an engine of their own use this runtime.
+    """Return a context manager. In its body, chat models that have no engine use this runtime.
 
-    It does nothing unless LangChain is loaded already, because loading it takes a second.
+    If LangChain is not loaded yet, the context manager does nothing, because loading LangChain
+    would take a second.
     """
     if "langchain_core" not in sys.modules:
         return nullcontext()

@@ -1,8 +1,8 @@
-"""The tokens of a batch for training: a file with a line for each result, beside the results.
+"""The tokens of a batch for training: a file next to the results, with a line for each result.
 
 A line has the sequences of one run, as the engine read and wrote them. It is on the disk before the
-line of its result, so that each result has its tokens; lines without a result, of a process that
-was killed between the two, are removed when the file is opened again.
+line of the run's result, so that each result has its tokens. If a process is killed between the two
+writes, the line without a result is removed when the file is opened again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TABLES = {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather
 
 
 def batch_of(results: Path) -> str:
-    """Return a fingerprint of the place of a file of results."""
+    """Return a fingerprint of the path of a result file."""
     return key_of(results.absolute()).hex()[:12]
 
 
@@ -64,13 +64,13 @@ def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
 
 
 class TokenFile(OutputFile):
-    """The file with the tokens of the results in ``results``. Only this process writes it.
+    """The file with the tokens of the results in ``results``. Only this process writes the file.
 
-    A file of pyarrow's, such as ``.parquet``, cannot be written line by line. The lines are then in
-    a file beside it, whose name has ``.jsonl`` at its end, and `finish` converts them.
+    A file in a format of pyarrow, such as ``.parquet``, cannot be written line by line. Then the
+    lines are in another file, whose name ends in ``.jsonl``, and `finish` converts them.
 
     Raises `UsageError` for a file that cannot be written, that does not contain tokens, that lacks
-    those of a result, or that has those of another batch.
+    the tokens of a result, or that has the tokens of another batch.
     """
 
     def __init__(self, path: Path, results: ResultFile) -> None:
@@ -148,17 +148,19 @@ class TokenFile(OutputFile):
             self.replace(line for number, (head, line) in every if last.get(head.key) == number)
 
     def read(self, result: Result) -> RecordedTokens:
-        """Return the tokens of a result that was in its file before this process began."""
+        """Return the tokens of a result that was in the result file before this process began."""
         with self.path.open("rb") as file:
             file.seek(self._starts[_key(result)])
             return from_line(file.readline())
 
     async def put(self, tokens: RecordedTokens) -> None:
-        """Add a line; it is on the disk when this returns. Raises `OSError`."""
+        """Add the line of a run's tokens, and return when it is on the disk. Raises `OSError`."""
         await self.put_line(tokens.to_line())
 
     def finish(self, results: ResultFile) -> None:
-        """Remove the lines of results that a retry has replaced, and write pyarrow's file."""
+        """Remove the lines of results that a retry has replaced, and write the file in pyarrow's
+        format if needed.
+        """
         self._prune(results)
         if self._table is not None:
             write_table(self._target, self._table, self.path)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from agentrt.cli import main
 
-# The engine's process imports this module again under another name; it must not run the command.
+# The engine's process imports this module again under another name, and must not run the command.
 if __name__ == "__main__":
     main()

@@ -59,7 +59,7 @@ _RENAMED = {
     "answer": ("questions", "answer"),
 }
 COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
-"""Subcommands: from a name to its ``module:attribute`` and its line in ``agentrt --help``."""
+"""For each subcommand's name, its ``module:attribute`` and its line in ``agentrt --help``."""
 _MOVED = {"bench": ("agentrt.cli.moved:bench", "")}
 """Removed commands, which only say what replaces them. No help lists them."""
 
@@ -111,7 +111,7 @@ def app() -> None:
 def call(
     args: Sequence[str] | None = None, command: click.Command = app, name: str = "agentrt"
 ) -> int:
-    """Run the command with ``args``, by default the process's own. Return its exit code.
+    """Run the command with ``args``, by default the arguments of the process. Return the exit code.
 
     Never raises: errors are reported on stderr.
     """

@@ -1,4 +1,4 @@
-"""``agentrt run --inputs``: checks the records, runs the program on each, and says how it goes."""
+"""``agentrt run --inputs``: check the records, run the program on each, and show the progress."""
 
 from __future__ import annotations
 
@@ -73,12 +73,14 @@ _NOT_WITH_INPUTS = {
 }
 _COMMAND = "cmd:"
 _LIVE_S, _PLAIN_S = 0.5, 10.0
-"""Seconds between lines of progress: on a terminal, where they are replaced, and elsewhere."""
+"""Seconds between lines of progress: on a terminal, where each line replaces the previous one, and
+elsewhere.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchJob:
-    """A batch as the command line says it."""
+    """The options of a batch."""
 
     program: LoadedTarget
     inputs: InputFile
@@ -96,7 +98,7 @@ class _BatchJob:
 
 
 def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, Any]) -> int:
-    """Run the batch, and return the exit code. Raises `UsageError` for what cannot be used."""
+    """Run the batch, and return the exit code. Raises `UsageError` for an invalid option."""
     for name, flag in _NOT_WITH_INPUTS.items():
         if options[name]:
             raise UsageError(f"{flag} is for a single input: leave it out with --inputs")
@@ -177,7 +179,7 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
 
 
 def _journal(options: Mapping[str, Any]) -> JournalPlan:
-    """The journal that is named, or that beside the results."""
+    """Return the journal that ``--journal`` names, by default one next to the results."""
     if options["journal_content"] != "full":
         raise UsageError(
             f"--journal-content {options['journal_content']}: a batch is resumed from its journal, "
@@ -192,7 +194,9 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
 
 
 def _scores(target: str, named: Sequence[str]) -> list[Score]:
-    """The scores of the program's file, and those that are named. Raises `UsageError`."""
+    """Return the scores of the program's file and the scores that ``--score`` names. Raises
+    `UsageError`.
+    """
     path, _ = split_target(target)
     scores = scores_among(vars(import_file(path))) if path.suffix == ".py" else []
     for text in named:
@@ -205,8 +209,8 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
         if not chosen:
             known = ", ".join(score.name for score in there) or "none"
             raise UsageError(
-                f"--score {text}: no such score; {path} has {known}. A score is a function of a "
-                "record and a result with the decorator @score of agentrt"
+                f"--score {text}: found no such score; {path} has {known}. A score is "
+                "a function of a record and a result with agentrt's decorator @score"
             )
         scores += chosen
     distinct = [*{id(score): score for score in scores}.values()]
@@ -219,7 +223,9 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
 
 @asynccontextmanager
 async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
-    """The program or the graph. Raises `ProgramLoadError` and `ImportFailedError`."""
+    """Open the program or the graph while the body runs. Raises `ProgramLoadError` and
+    `ImportFailedError`.
+    """
     async with AsyncExitStack() as stack:
         program = job.program
         if not isinstance(program, LoadedGraph):
@@ -242,7 +248,7 @@ async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
         except ProgramLoadError as error:
             assert isinstance(program, LoadedGraph)
             raise ProgramLoadError(
-                f"{program.path}: {program.name!r} is no graph: {error}"
+                f"{program.path}: {program.name!r} is not a graph: {error}"
             ) from None
         except AgentrtError:
             raise
@@ -255,7 +261,7 @@ async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
 async def _execute(
     job: _BatchJob, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> bool:
-    """Check all records, then run what is left. Returns whether the whole batch has ended."""
+    """Check all records, and run those without a result. Return whether the batch has ended."""
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(_opened(job))
         total, left = _check(job, target)
@@ -306,8 +312,9 @@ async def _close(runtime: Runtime, screen: Screen) -> None:
 
 
 def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
-    """The number of results of the batch, and of those that are left to be made. Raises
-    `InputsError` after a line for each record that cannot be used.
+    """Return the number of results of the whole batch, and how many of them are still missing.
+
+    Raises `InputsError` after it has printed a line for each record that cannot be used.
     """
     left = changed = 0
 
@@ -336,12 +343,12 @@ def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
 
 
 async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left: int) -> bool:
-    """Run the batch, with its progress on the screen."""
+    """Run the batch, and show its progress on the screen. Return whether the batch has ended."""
     progress = _BatchProgress(batch, screen, left)
 
     def draining(signal: str) -> None:
         batch.drain()
-        screen.announce(f"{signal}: finishing {batch.live} live programs, nothing new starts")
+        screen.announce(f"{signal}: finishing {batch.live} live programs, starting no more")
 
     ticking = asyncio.create_task(progress.tick(), name="progress")
     try:
@@ -355,13 +362,13 @@ async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left
     if drain.first is not None:
         return False
     if batch.total is not None and (unbegun := batch.total - batch.ended) > 0:
-        screen.announce(f"{unbegun} were not begun, since enough others had ended (stop-when)")
+        screen.announce(f"{unbegun} were not begun, because enough others had ended (--stop-when)")
     return True
 
 
 class _BatchProgress:
-    """Shows the progress of a batch: on a terminal in a line that is replaced, elsewhere by a new
-    line every 10 seconds.
+    """The progress of a batch on the screen: on a terminal, one line that is replaced; elsewhere, a
+    new line every 10 seconds.
     """
 
     def __init__(self, batch: Batch, screen: Screen, left: int) -> None:
@@ -371,18 +378,18 @@ class _BatchProgress:
         self._pause = _LIVE_S if isinstance(screen, LiveScreen) else _PLAIN_S
 
     def saw(self, result: Result) -> None:
-        """Another result is there."""
+        """Count a new result."""
         self._ended += 1
         self._failed += result.failed
 
     async def tick(self) -> None:
-        """Say it again and again, until cancelled."""
+        """Show the progress again and again, until this call is cancelled."""
         while True:
             self._screen.progress(self.line())
             await asyncio.sleep(self._pause)
 
     def line(self) -> str:
-        """How far it is now."""
+        """Return the progress as text."""
         seconds = max(1e-3, time.monotonic() - self._began)
         rate = self._ended / seconds
         left = max(0, self._left - self._ended)
@@ -407,7 +414,7 @@ def _duration(seconds: float) -> str:
 
 
 def _conclude(job: _BatchJob, console: Console, *, complete: bool, as_json: bool) -> int:
-    """Say what the results are, and return the exit code."""
+    """Print a summary of the results, and return the exit code."""
     summary = summarize(read_results(job.out.path))
     if as_json:
         click.echo(json.dumps(summary))

@@ -43,58 +43,59 @@ inputs_options = together(
     _batch.text(
         "--input-field",
         "NAME",
-        "The field that is the program's input.  [default: input, if it is there, else the whole "
-        "record]",
+        "Field of a record that holds the program's input.  [default: input, if the record has it, "
+        "else the whole record]",
     ),
     _batch.text(
         "--id-field",
         "NAME",
-        "The field that is a record's id.  [default: id, if it is there, else its number]",
+        "Field that holds a record's id.  [default: id, if the record has it, else its number]",
     ),
     _batch.several(
         "--where",
         "where",
         "FIELD=VALUE",
-        "Only records of which this holds; also !=, <, <=, >, >=, and ~ with a regular expression. "
-        "Repeat it for more conditions.",
+        "Use only records that fulfil this condition. Other operators: !=, <, <=, >, >=, and ~ for "
+        "a regular expression. Repeat the option for further conditions.",
     ),
-    _batch.count("--limit", "Only the first N records."),
+    _batch.count("--limit", "Use only the first N records."),
     _batch.count("--samples", "Run each input N times.  [default: 1]"),
     _batch.text(
         "--retry",
         "failed|scores|all",
-        "Make those results again that failed, or all; scores: score those again of which a score "
-        "raised or is new.",
+        "Make results again: failed: those that failed; all: every result; scores: keep the "
+        "results, and compute the scores again where a score is missing or raised an error.",
         type=click.Choice(["failed", "scores", "all"]),
     ),
     _batch.several(
         "--score",
         "score_targets",
         "FILE.py[:NAME]|cmd:COMMAND",
-        "Score results with the @score functions of this file, too, or with a command. Those of "
-        "PROGRAM.py always count.",
+        "Also score results with the @score functions of this file, or with a command. The @score "
+        "functions of PROGRAM.py are always used.",
     ),
     _batch.count("--max-tokens-total", "Stop an item whose calls have used N tokens."),
     _batch.count("--max-calls", "Stop an item that would make more than N calls."),
     _batch.text(
-        "--stop-when", "SHARE", "Stop the rest once this share of all has ended, such as 99%."
+        "--stop-when", "SHARE", "Stop the batch once this share of it has ended, such as 99%."
     ),
     _batch.text(
         "--price",
         "IN,OUT",
-        "The price of a million tokens, of prompts and of outputs: results have their cost.",
+        "Prices of a million prompt tokens and of a million output tokens. With them, results have "
+        "a cost.",
     ),
     _batch.file(
         "--tokens",
-        "Write the token ids, log probabilities and a mask of what the model wrote: one line of "
-        "JSON for each result, or at the end a .parquet or .arrow file.",
+        "Write each result's token ids, with log probabilities and a mask of the tokens that the "
+        "model wrote: one line of JSON for each result, or at the end a .parquet or .arrow file.",
         dir_okay=True,
     ),
 )
 
 
 def refuse_without_inputs(options: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for options that only a batch has."""
+    """Raise `UsageError` if an option is set that only a batch has."""
     from agentrt.errors import UsageError
 
     for name, flag in _NAMES.items():

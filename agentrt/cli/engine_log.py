@@ -1,8 +1,8 @@
 """Starting an engine with its output in a log file, so that the terminal stays clean.
 
 vLLM, torch and their child processes write to the file descriptors 1 and 2 directly, so these
-descriptors are redirected. A child process keeps writing to the log; this process gets its own
-streams back after the start.
+descriptors are redirected during the start. After the start this process has its own streams again,
+and the child processes go on writing to the log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from agentrt.runtime import Runtime
 _ENVIRONMENT = {
     # By default vLLM logs to stdout, where the program's results go.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    # A forked engine would share this process's signal wake-up pipe, so that a SIGTERM for the
-    # child would be handled here. `vllm serve` spawns, too.
+    # A forked engine would share the pipe by which signals wake this process, so that this process
+    # would handle a SIGTERM for the child. `vllm serve` spawns its engine, too.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
@@ -42,7 +42,9 @@ _MODELS_FAULT = (
     "ValueError",
     "ValidationError",
 )
-"""The errors of an engine whose model or options are wrong. Other errors are the machine's."""
+"""The errors that show that an engine's model or options are wrong. With other errors, the cause is
+the machine.
+"""
 
 
 class EngineLog:
@@ -72,8 +74,8 @@ class EngineLog:
         try:
             os.dup2(target, 1)
             os.dup2(target, 2)
-            # A logger that is set up in the body keeps sys.stderr's value, so give it a stream
-            # that always writes to the log.
+            # A logger that is set up in the body keeps the stream that is sys.stderr now, so this
+            # stream must write to the log for ever.
             self._stream = os.fdopen(target, "w", buffering=1, encoding="utf-8")
             sys.stdout = sys.stderr = self._stream
             yield
@@ -89,7 +91,7 @@ class EngineLog:
         return os.dup(2 if self._file is None else self._file.fileno())
 
     def name_it(self) -> str:
-        """Copy the log to a file that stays, and return where the user can read it."""
+        """Copy the log to a file that stays, and return in words where the user can read it."""
         if self._file is None:
             return "see vLLM's own log above"
         if self.path is None:
@@ -125,17 +127,18 @@ def _flush(*streams: TextIO) -> None:
 
 @contextmanager
 def opened_output(*, verbose: bool) -> Iterator[tuple[EngineLog, Screen, Callable[[str], None]]]:
-    """Open a command's log and screen. Also yields the function that prints a last line when a
-    signal ends the process at once.
+    """Open a command's log and screen. Also yields a function that prints a last line when a signal
+    ends the process at once.
     """
     with EngineLog(verbose=verbose) as log, open_screen(plain=verbose) as screen:
         yield log, screen, screen.last_words
 
 
 async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> None:
-    """Open the runtime, with the engine's output in ``log``. Raises the errors of its start.
+    """Open the runtime, with the engine's output in ``log``. Raises the errors of the engine's
+    start.
 
-    Warnings of agentrt itself go to stderr after the start, because they are for the user.
+    Warnings of agentrt itself are for the user, so they go to stderr, after the start.
     """
     with _warnings_after(), log.collect():
         try:
@@ -175,7 +178,9 @@ class _HeldLines(logging.Handler):
 
 
 def _explained(error: EngineStartError, log: EngineLog) -> EngineStartError | ModelLoadError:
-    """Return the error with its cause from the log; a `ModelLoadError` if the model is wrong."""
+    """Return the error with its cause from the log, as a `ModelLoadError` if the model or the
+    options are wrong.
+    """
     cause = root_cause(log.lines())
     if cause is None:
         return EngineStartError(f"{error} ({log.name_it()})")

@@ -1,5 +1,5 @@
-"""The engine options of a command, and the executor made of them: one engine, or several behind a
-router.
+"""Reading a command's engine options, and making its executor: one engine, or several engines
+behind a router.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MADE_UP = (
     "--engine simulated runs no model: its answers and the durations of its steps are invented"
 )
 NOTES = {"transformers": SLOWER, "simulated": MADE_UP}
-"""The note that is shown when an engine of this kind starts."""
+"""For a kind of engine, the note that is shown when an engine of this kind starts."""
 _SCHEDULING = {
     "policy": "--policy",
     "quanta": "--quanta",
@@ -67,7 +67,7 @@ _LACKS = {
     "transformers": _SCHEDULING | _MEMORY_AND_SEVERAL,
     "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
 }
-"""Options that a kind of engine does not support."""
+"""For each kind of engine, the options that it does not support."""
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
@@ -82,7 +82,8 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The engines of a command: how many, their models and place, and the router between them.
+    """The engines of a command: their number, models and place, and the router that chooses among
+    them.
 
     ``replicas`` engines have the command's own model, ``others`` have other models. ``cluster`` is
     the address of a Ray cluster, or None for this machine. All engines have one ``kind``: vllm,
@@ -124,7 +125,7 @@ def read_fleet(options: dict[str, Any]) -> Fleet:
 
 
 def check_kind(kind: str, context: click.Context, flags: tuple[str, ...]) -> None:
-    """Raise `UsageError` if the command line has options that this kind of engine lacks."""
+    """Raise `UsageError` if an option on the command line is not for this kind of engine."""
     unsupported = [
         flag
         for name, flag in _LACKS[kind].items()
@@ -153,11 +154,11 @@ def _others(text: str) -> Others:
 def make_executor(
     options: EngineOptions, fleet: Fleet, notice: Progress, *, restarts: bool = False
 ) -> Executor:
-    """Make the engine, or the replicas behind their router.
+    """Make the engine, or several replicas behind a router.
 
-    Replicas that die are always restarted; a single engine only if ``restarts``. ``notice`` gets
-    a line when an engine fails and when it is back. Raises `ConfigError` if there are not enough
-    GPUs, and `EngineStartError` if there is not enough memory.
+    Replicas that die are always restarted; a single engine is restarted only if ``restarts`` is
+    set. ``notice`` gets a line when an engine fails, and when it works again. Raises `ConfigError`
+    if there are not enough GPUs, and `EngineStartError` if there is not enough memory.
     """
     if fleet.kind == "transformers":
         from agentrt.executors.transformers import TransformersExecutor
@@ -177,7 +178,7 @@ def make_executor(
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
-    """Return the options of every engine, first those of the command's own model."""
+    """Return the options of each engine. The engines of the command's own model come first."""
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
     for other in fleet.others:
         flags = (*options.flags, *other.flags)
@@ -189,7 +190,9 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
 
 
 def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
-    """Place the engines on this machine: on its GPUs if it has any, else within its memory."""
+    """Return a function that makes the engines on this machine: on its GPUs if it has any, else on
+    its CPU, within its memory.
+    """
     present = count_gpus()
     if present:
         visible = visible_devices(present, os.environ)
@@ -260,7 +263,7 @@ def engine_options(
 def _checked_history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:
     policy, retention = scheduler.policy, scheduler.retention
     learns = policy_class(policy).learns
-    # With several engines the file holds the policy's statistics only, not those of retention.
+    # With several engines the file holds the statistics of the policy, but not of retention.
     if not learns and (options["replicas"] > 1 or options["others"] or options["cluster"]):
         raise UsageError(
             f"--history with several engines keeps the policy's statistics only, and policy "

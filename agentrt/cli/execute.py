@@ -31,9 +31,7 @@ from agentrt.serving.questions.server_questions import ServerQuestions
 
 
 class Watch:
-    """A watch over the runs of a command. ``runs`` are the runs so far, in the order of their
-    start.
-    """
+    """An observer of a command's runs. ``runs`` has all started runs, in their order."""
 
     def __init__(self, screen: Screen) -> None:
         self.runs: list[Run] = []
@@ -58,19 +56,23 @@ class Watch:
             self.saw_outside(event)
 
     def saw_outside(self, event: Event) -> None:
-        """Count an event if it is a call outside the command's programs."""
+        """Count an event if it starts a call outside the command's programs."""
         if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
             self._outside.append(event)
 
     @property
     def outside_calls(self) -> int:
-        """The number of calls made outside any program, for example in a user's own thread."""
+        """The number of calls that were made outside the command's programs, for example in a
+        user's own thread.
+        """
         return len(self._outside)
 
 
 @contextmanager
 def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
-    """Watch the runtime's programs, and calls that LangChain's follower sees outside them."""
+    """Watch the runtime's programs while the body runs, and the calls that LangChain's follower
+    sees outside these programs.
+    """
     watch = Watch(screen)
     runtime.listen(watch.saw)
     if "agentrt.integrations.langgraph.follower" not in sys.modules:
@@ -116,10 +118,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class CommandOutcome:
-    """The outcome of a command: its runs, which all have ended, and the engine's description.
+    """The outcome of a command: its runs, which have all ended, and the engine's description.
 
-    ``questions`` are questions that no human has answered yet. ``outside_calls`` is the number of
-    calls that were made outside any program.
+    ``questions`` are the questions that no human has answered. ``outside_calls`` is the number of
+    calls that were made outside the command's programs.
     """
 
     runs: Sequence[Run]
@@ -138,10 +140,11 @@ async def execute(
 ) -> CommandOutcome:
     """Start the engine, run the programs, and stop the engine.
 
-    Without a program to start, no engine starts. Errors of programs stay in their runs. Raises
-    the errors of the engine's start, and `UsageError` for a plan that cannot run. ``drain``
-    finishes the running programs and starts no further ones. Cancelling this call cancels the
-    programs and stops the engine.
+    The engine does not start if there is no program to start, or if the journal has the results of
+    all programs. Errors of programs stay in their runs. Raises the errors of the engine's start,
+    and `UsageError` for a plan that cannot run. A signal of ``drain`` lets the running programs
+    finish and starts no further programs. Cancelling this call cancels the programs and stops the
+    engine.
     """
     human = Human(job.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
@@ -194,7 +197,7 @@ async def _execute(
 
 
 def _elsewhere(job: Job) -> str:
-    """Return in words where else the programs' questions can be answered; "" for nowhere."""
+    """Return in words where questions can be answered if there is no terminal; "" if nowhere."""
     if job.dashboard is not None:
         return "in the dashboard"
     return "" if job.tools.broker is None else f"at {job.tools.broker}"
@@ -208,16 +211,17 @@ def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
 
 
 def make_room(programs: int) -> None:
-    """Give the synchronous code of each program threads of its own.
+    """Make the event loop's thread pool large enough for the synchronous code of all programs.
 
-    The engine's scheduler decides which call waits; a small thread pool must not decide it.
+    The engine's scheduler decides which call waits. With a small pool, calls would wait for threads
+    instead.
     """
     pool = ThreadPoolExecutor(max(_THREADS, 4 * programs), thread_name_prefix="program")
     asyncio.get_running_loop().set_default_executor(pool)
 
 
 async def _take(starts: AsyncGenerator[Start, None], most: int) -> list[Start]:
-    """Return the next ``most`` starts, or fewer if there are not so many."""
+    """Return the next ``most`` starts, or all starts that are left if there are fewer."""
     taken: list[Start] = []
     while len(taken) < most and (start := await anext(starts, None)) is not None:
         taken.append(start)
@@ -231,8 +235,8 @@ async def _play(
     later: AsyncGenerator[Start, None],
     watch: Watch,
 ) -> None:
-    """Run the ``first`` programs and those that follow them; for each that ends, start one of
-    ``later``.
+    """Run the ``first`` programs, each with the programs that follow it in the plan. When such a
+    sequence has ended, start one of the ``later`` programs.
     """
     taking = asyncio.Lock()
 
@@ -263,7 +267,7 @@ async def _play(
         try:
             await asyncio.gather(*courses)
         finally:
-            # A course may have raised; the others must not start further programs.
+            # If one task has raised an error, the other tasks must not start further programs.
             for task in courses:
                 task.cancel()
             await asyncio.wait(courses)
@@ -282,8 +286,8 @@ async def _finish(run: Run, job: Job) -> None:
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON description of the engine.
 
-    ``table`` counts the programs that the runtime and the engine still track. Settings that the
-    options leave open have the engine's values, if the engine reports them.
+    ``table`` has the numbers of programs that the runtime and the engine still track. For a setting
+    that the options leave open, the description has the engine's value if the engine reports one.
     """
     options, info = job.options, runtime.executor.info
     return {
@@ -305,10 +309,10 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
 
 @contextmanager
 def lent(runtime: Runtime) -> Iterator[None]:
-    """Let all chat models without an engine of their own use this runtime while the body runs.
+    """Let LangChain chat models (`ChatAgentRT`) without an engine of their own use this runtime
+    while the body runs.
 
-    Does nothing unless the user's file has imported LangChain, because importing it takes a
-    second.
+    Does nothing unless the user's file has imported LangChain: importing LangChain takes a second.
     """
     if "langchain_core" not in sys.modules:
         yield

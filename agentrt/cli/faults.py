@@ -2,8 +2,8 @@
 
 Exit codes: 0 success · 1 the program, the engine or a tool failed · 2 a usage error · 3 a question
 to a human is still open, which is not an error · 70 a bug in agentrt · 130 Ctrl-C · 143 SIGTERM ·
-129 SIGHUP · 141 the reader has closed the output. The branch of an error in `agentrt.errors`
-decides between 1, 2 and 70.
+129 SIGHUP · 141 the reader has closed the output. The place of an error's class in the tree of
+`agentrt.errors` decides between 1, 2 and 70.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class StoppedError(AgentrtError):
 
 
 class ImportFailedError(AgentrtError):
-    """The error of a user's file that raised while it was imported. ``__cause__`` is what it
-    raised.
+    """The error of a user's file that raised an error while it was imported. ``__cause__`` is the
+    error that the file raised.
     """
 
 
@@ -70,7 +70,7 @@ def exit_code_of(error: BaseException) -> int:
 def _report(error: BaseException) -> int:
     match error:
         case SystemExit():
-            if error.code == FAILED and reader_left():  # click and rich exit like this then
+            if error.code == FAILED and reader_left():  # click and rich exit with 1 in this case
                 return UNREAD
             return error.code if isinstance(error.code, int) else FAILED
         case click.Abort() | KeyboardInterrupt():
@@ -115,9 +115,10 @@ def _own_fault(error: AgentrtError) -> int:
 
 
 def _unwritten(error: BaseException) -> int:
-    """Report an output that cannot be written, silently if its reader closed it (``| head``).
+    """Report an output that cannot be written, and return the exit code. Nothing is printed if the
+    reader has closed the output (``| head``).
 
-    Every other error is reported as a bug.
+    An error that has nothing to do with writing is reported as a bug.
     """
     for leaf in _leaves(error):
         if isinstance(leaf, BrokenPipeError) and reader_left():
@@ -154,7 +155,9 @@ def _bug(error: BaseException) -> int:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where in the user's own code an error was raised, such as `` (a.py:3)``, or ""."""
+    """Return the place in the user's own code where an error was raised, such as `` (a.py:3)``; ""
+    if there is none.
+    """
     trace = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if _is_users(frame.filename)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -193,7 +196,8 @@ def _trim(trace: traceback.TracebackException | None, seen: set[int], *, linked:
         return
     seen.add(id(trace))
     frames = [frame for frame in trace.stack if _is_users(frame.filename)]
-    # Keep a first trace that has only foreign frames: better than an empty traceback.
+    # If the outermost traceback has no frame of the user's code, keep all of its frames: an empty
+    # traceback would say nothing.
     if frames or linked:
         trace.stack = traceback.StackSummary.from_list(frames)
     _trim(trace.__cause__, seen, linked=bool(frames) or linked)
@@ -222,7 +226,9 @@ def _foreign_folders() -> tuple[Path, ...]:
 
 
 def _of_click(error: click.ClickException) -> str:
-    """Return click's message as one line in our style, with what to do."""
+    """Return click's message as one line in the style of agentrt's messages, with a hint to the
+    help.
+    """
     text = " ".join(error.format_message().split()).rstrip(".")
     text = text[:1].lower() + text[1:]
     context = getattr(error, "ctx", None)

@@ -1,5 +1,5 @@
-"""Plans the runs of a LangGraph graph: starts or resumes its threads, and passes the questions of a
-thread to humans and their answers back to the thread.
+"""The plan of a LangGraph graph's runs. It starts or resumes threads, passes a thread's questions
+to humans, and passes the answers back to the thread.
 """
 
 from __future__ import annotations
@@ -68,9 +68,11 @@ def graph_terms(options: Mapping[str, Any], raw_input: Any) -> GraphTerms:
 
 
 class GraphPlan(Plan):
-    """Instances of one graph, each in its own thread. Each resume of a thread is a new program.
+    """A plan that runs instances of one graph, each in its own thread. Each resume of a thread is a
+    new program.
 
-    ``invocation`` is the command line, from which the command that answers open questions is made.
+    ``invocation`` is the command line. The plan makes from it the command that answers open
+    questions.
     """
 
     def __init__(self, target: LoadedGraph, terms: GraphTerms, invocation: Invocation) -> None:
@@ -153,7 +155,9 @@ class GraphPlan(Plan):
                 yield thread if n == 1 else f"{thread}-{number}"
 
     async def _begin(self, thread: str) -> Start | None:
-        """Return how a thread starts; None if it waits for a human and nobody can answer."""
+        """Return the program that starts or resumes a thread; None if the thread waits for a human
+        and nobody can answer.
+        """
         terms = self._terms
         self._answers[thread] = terms.answers
         standing = Standing(exists=False)
@@ -191,7 +195,9 @@ class GraphPlan(Plan):
     # -- questions ---------------------------------------------------------------------
 
     async def _answered(self, thread: str, standing: Standing, asker: str | None) -> Start | None:
-        """Return the program that resumes the thread with answers; None without answers."""
+        """Return the program that resumes the thread with answers to its questions. Without
+        answers, leave the questions open and return None.
+        """
         if standing.questions and not self._draining:
             replies, left = await self._replies(thread, standing, asker)
             self._answers[thread] = left
@@ -239,8 +245,8 @@ class GraphPlan(Plan):
 
 
 _OF_ITS_BEGINNING = ("--input", "--n", "--thread", FLAG)
-"""Options with a value that belong to a thread's start. A command that resumes the thread does not
-repeat them.
+"""Options with a value that are for the start of a thread. The command that resumes the thread does
+not repeat these options.
 """
 
 
@@ -252,10 +258,11 @@ class Invocation:
 
     def answering(self, thread: str | None, ids: Sequence[str]) -> str:
         """Return the command that answers the questions ``ids`` of ``thread``. Without ids the
-        command resumes the thread.
+        command only resumes the thread.
 
-        If no thread outlives the process, the graph runs again from its start and its questions
-        get new ids. So the command can answer a single question only.
+        ``thread`` is None if the thread ends with this process. Then the graph runs again from its
+        start and its questions get new ids, so the command can answer a single question only. For
+        several questions, the command runs the graph again with a checkpointer in a file.
         """
         border = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
         own, flags = list(self.arguments[:border]), self.arguments[border:]

@@ -47,8 +47,9 @@ class Human:
     """The `Answerer` of the command line.
 
     Each program gets the prepared ``answers`` in order. Further questions are asked on the
-    terminal, one at a time. Without a terminal, a question waits if it can be answered
-    ``elsewhere``; that text says where.
+    terminal, one at a time. ``elsewhere`` says in words where else a question can be answered, such
+    as on the dashboard. Without a terminal, a question waits for an answer from there; if
+    ``elsewhere`` is "", the program fails.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class Human:
         return self._source.isatty()
 
     async def _ask(self, question: Question) -> Any:
-        """Ask on the terminal until the answer fits. Raises `UnansweredError` if the terminal is
-        closed.
+        """Ask on the terminal, again and again until the answer has the required form. Raises
+        `UnansweredError` if the terminal is closed.
         """
         program, form = question.program_id, question.form
         async with self._turn:
@@ -120,8 +121,8 @@ class Human:
             raise
 
     async def _read_line(self, program: str) -> str:
-        # A terminal becomes readable when a whole line is typed, so no thread needs to block.
-        # Read the descriptor itself, because Python's buffer could hide a line typed ahead.
+        # A terminal becomes readable when a whole line has been typed, so no thread needs to block.
+        # Read from the descriptor: Python's buffer could hide a line that was typed early.
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_reader(self._source, ready.set)
@@ -136,8 +137,8 @@ class Human:
 
 
 def answer_hint(form: AnswerForm) -> str:
-    """Return lines that say what an answer must be, such as the choices with their numbers. ""
-    if any text is accepted.
+    """Return lines that describe the required form of an answer, such as the choices with their
+    numbers; "" if any text is accepted.
     """
     schema = form.schema
     if not schema:
@@ -152,7 +153,7 @@ def answer_hint(form: AnswerForm) -> str:
 
 
 def read_choice(form: AnswerForm, text: str) -> Any:
-    """Read a typed answer with `AnswerForm.parse`. A choice's number stands for the choice."""
+    """Read a typed answer with `AnswerForm.parse`. The number of a choice stands for the choice."""
     value, choices = form.parse(text), (form.schema or {}).get("enum", ())
     if value not in choices and text.isdecimal() and 0 < int(text) <= len(choices):
         return choices[int(text) - 1]
@@ -173,7 +174,7 @@ def _mistake(form: AnswerForm, value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InterruptReply:
-    """A prepared answer, and the id of its question; None if the answer names no question."""
+    """A prepared answer. ``to`` is the id of its question; None if the answer names no question."""
 
     value: Any
     to: str | None = None
@@ -197,8 +198,8 @@ def choose(
     """Match the first ``answers`` to ``questions``. Return the values by the questions' ids, and
     the answers that are left.
 
-    An answer without an id needs a single open question. Raises `UsageError` if the first answer
-    matches no question.
+    An answer without an id matches only if a single question is open. Raises `UsageError` if the
+    first answer matches no question.
     """
     first, open_ids = answers[0], [question.id for question in questions]
     if first.to is None:

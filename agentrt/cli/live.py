@@ -1,7 +1,7 @@
 """The live view of running programs: a line for each program, and its nodes as a tree.
 
-Pure functions: they turn programs, an engine's snapshot and a height into something that rich
-draws.
+The functions here have no side effects: they turn programs, an engine's snapshot and a height into
+an object that rich draws.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ STYLES = {
     RunState.RUNNING: "cyan",
 }
 _KEPT_ENDED = 3
-"""Number of ended nodes that are shown of a program, in addition to its open nodes."""
+"""The number of a program's ended nodes that are shown, in addition to its open nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
     """The engine's queue: the level of each call, and the number of calls ahead of a waiting call.
 
-    ``levelled`` is False for policies that do not number their levels Q1, Q2 and so on. For
-    these policies, the ``promoted`` calls are in the lane for the oldest programs.
+    ``levelled`` is False for policies whose levels have no names Q1, Q2 and so on. Under these
+    policies, the ``promoted`` calls use the share of the batch that is reserved for the oldest
+    programs, which the view calls the lane.
     """
 
     levels: Mapping[str, int]
@@ -62,7 +63,7 @@ class Queue:
         )
 
     def describe(self, call_id: str) -> str:
-        """Return in words what a call is doing. Levels start at Q1, as in the paper."""
+        """Return in words what a call is doing. The first level is Q1, as in the paper."""
         if call_id not in self.levels:
             return "being sent"
         level = "lane" if call_id in self.promoted else ""
@@ -100,7 +101,9 @@ def render(
 
 
 def _fit(runs: Sequence[Run], height: int) -> tuple[list[Run], list[Run]]:
-    """Split the runs into those that get a line, running ones first, and those that do not."""
+    """Split the runs into the runs that get a line and the runs that do not. Running programs get
+    lines first.
+    """
     if len(runs) <= height:
         return list(runs), []
     ranked = sorted(runs, key=lambda run: run.state is not RunState.RUNNING)
@@ -131,7 +134,7 @@ def _doing(run: Run, now: float) -> str:
     if run.state is not RunState.RUNNING:
         return str(run.state)
     state = state_of(run.row, now, float("inf"))
-    # A program without an open call, tool or question is executing its own code.
+    # A program without an open call, tool or question executes its own code.
     idle = state is ProgramState.RUNNING and not run.row.calls
     return "between calls" if idle else str(state)
 
@@ -151,7 +154,9 @@ def _add_nodes(tree: Tree, run: Run, queue: Queue, now: float, rows: int) -> int
 
 
 def _choose(run: Run, rows: int) -> tuple[list[Node], int]:
-    """Return the nodes that fit, and the rows that they and the lines of their scopes need."""
+    """Return the nodes that fit into ``rows``, and the number of rows that these nodes and the
+    headings of their scopes need.
+    """
     chosen: list[Node] = []
     headers: set[tuple[str, ...]] = set()
     used = 0
@@ -179,7 +184,7 @@ def _candidates(run: Run) -> Iterator[Node]:
 
 
 def _scope(run: Run, node: Node) -> tuple[str, ...]:
-    """Return the names of the scopes around a node, without the program's own."""
+    """Return the names of the scopes around a node, without the scope of the program itself."""
     parts = tuple(part for part in node.scope.split("/") if part)
     return parts[1:] if parts[:1] == (run.type,) else parts
 

@@ -27,10 +27,10 @@ from agentrt.program import Program
 
 @dataclass(frozen=True, slots=True)
 class LoadedGraph:
-    """A loaded graph. ``value``, which is defined in the file ``path``, is the graph, its builder,
-    or a function that makes it.
+    """A loaded graph from the file ``path``. ``value`` is the graph, its builder, or a function
+    that makes the graph.
 
-    ``name`` is the graph's type if the graph has no name of its own.
+    ``name`` is the type of the graph's runs if the graph has no name of its own.
     """
 
     value: Any
@@ -48,8 +48,8 @@ _NAMED = 5
 def load_program(target: str) -> LoadedTarget:
     """Load the program or the graph that ``target`` names.
 
-    Raises `ProgramLoadError` if there is none or if several match, and `ImportFailedError` if
-    the file's own code raised.
+    Raises `ProgramLoadError` if no program or several programs match, and `ImportFailedError` if
+    the file's own code raised an error.
     """
     path, name = split_target(target)
     if path.suffix == ".json":
@@ -63,9 +63,10 @@ def load_program(target: str) -> LoadedTarget:
 
 
 def load_all(target: str) -> dict[str, LoadedTarget]:
-    """Load all programs and graphs of ``target``, by their names; or only the one that it names.
+    """Load all programs and graphs of ``target``, by their names. If the target names one of them,
+    load only this one.
 
-    Raises the errors of `load_program`, and `ProgramLoadError` if two have the same name.
+    Raises the errors of `load_program`, and `ProgramLoadError` if two programs have the same name.
     """
     path, name = split_target(target)
     if name is not None:
@@ -83,7 +84,7 @@ def load_all(target: str) -> dict[str, LoadedTarget]:
 
 
 def project_of(target: str) -> Path | None:
-    """Return the ``langgraph.json`` that a target belongs to, or None."""
+    """Return the path of the ``langgraph.json`` that a target names, or None."""
     path, _ = split_target(target)
     return path if path.suffix == ".json" else None
 
@@ -138,7 +139,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
 
 
 def _suggestion(path: Path) -> str:
-    """Return what to name instead of a file that does not exist."""
+    """Return a suggestion which file to name instead of one that does not exist."""
     folder = path.parent
     if not folder.is_dir():
         return f"the folder {str(folder)!r} does not exist in {Path.cwd()}"
@@ -156,9 +157,9 @@ def _suggestion(path: Path) -> str:
 def import_file(path: Path) -> ModuleType:
     """Import a file as a module, with its folder first on the import path, as python does.
 
-    A file that is loaded already and has not changed gives the same module, so that its classes
-    exist once. Raises `ProgramLoadError` for a file that cannot be imported, and
-    `ImportFailedError` if the file's own code raised.
+    A file that is loaded already and has not changed is not imported again, so that its classes
+    exist only once. Raises `ProgramLoadError` for a file that cannot be imported, and
+    `ImportFailedError` if the file's own code raised an error.
     """
     path = path.absolute()
     try:
@@ -208,14 +209,15 @@ class _Loaded(NamedTuple):
 
 
 _LOADED: dict[Path, _Loaded] = {}
-"""The loaded files, with their content at that time."""
+"""The loaded files, with their modules and their content when they were loaded."""
 
 
 def _check_neighbours(path: Path) -> None:
-    """Raise `ProgramLoadError` if a file imports a module of its own folder whose name is taken by
-    a module that another loaded file has imported.
+    """Raise `ProgramLoadError` if a file imports a module of its own folder, and another loaded
+    file has imported a module with the same name from another folder.
 
-    Python keeps one module for each name, so the file would silently get the other's module.
+    Python keeps one module for each name, so the file would silently get the module from the other
+    folder.
     """
     folder = path.resolve().parent
     others = {file.parent for file in _LOADED if file.parent != folder}
@@ -268,9 +270,9 @@ def _ran(error: Exception, path: Path) -> bool:
 
 
 def _module_name(path: Path) -> str:
-    """Return a module name for a file: the file's own name unless another module has that.
+    """Return a module name for a file: the file's own name, unless another module has this name.
 
-    The name need not be stable, because journals identify classes by their file.
+    The name may differ between processes, because journals identify classes by their file.
     """
     name = path.stem
     if not (name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"):
@@ -280,8 +282,8 @@ def _module_name(path: Path) -> str:
 
 
 def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program]]:
-    """Return the module's own programs and its imported programs, by the names of their
-    variables.
+    """Return the programs that the module defines and the programs that it imports, each by the
+    names of their variables.
     """
     own: dict[str, Program] = {}
     foreign: dict[str, Program] = {}
@@ -295,7 +297,7 @@ def _programs(module: ModuleType) -> tuple[dict[str, Program], dict[str, Program
 def _graphs(path: Path, module: ModuleType) -> dict[str, LoadedGraph]:
     """Return the module's graphs, by the names of their variables."""
     if "langgraph.pregel" not in sys.modules:
-        return {}  # a file without LangGraph has no graphs, and importing it takes a second
+        return {}  # without LangGraph there are no graphs, and importing it takes a second
     from agentrt.integrations.langgraph.graphs import graph_name, graphs_among
 
     graphs = graphs_among(vars(module))
@@ -337,8 +339,8 @@ def _named(
 
 
 def _is_graph(value: object) -> bool:
-    """Return whether a value is a graph. It may be a builder or a subgraph, which run only if the
-    target names them.
+    """Return whether a value is a graph. Builders and subgraphs count as graphs, too: they run if
+    the target names them.
     """
     if "langgraph.pregel" not in sys.modules:
         return False

@@ -1,4 +1,6 @@
-"""Commands that have moved out of the package. For one version they say where they are now."""
+"""Commands that have moved out of the package. For one version, a moved command says what replaces
+it.
+"""
 
 from __future__ import annotations
 

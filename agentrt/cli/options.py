@@ -1,4 +1,6 @@
-"""Options that several commands share, options in groups, and ``--`` before the engine's flags."""
+"""Options that several commands share, the groups of options in ``--help``, and the engine's flags
+after ``--``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.scheduler.config import DEFAULT_POLICY
 
 ARGUMENTS = "agentrt.arguments"
-"""The key of the context's ``meta`` that holds a command's arguments unchanged."""
+"""The key of a click context's ``meta`` under which a command's unchanged arguments are kept."""
 DEFAULT_ROUTER = "agentix"
 AUTO_HOST_MEMORY = "auto"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -24,7 +26,7 @@ class RunOption(click.Option):
     """An option that ``--help`` lists under the heading ``group``.
 
     Its ``former`` names still work, with a notice. With ``once``, setting the option twice is a
-    usage error (`agentrt.cli.lazy` does both).
+    usage error. `agentrt.cli.lazy` handles both.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ def write_groups(
 class Options:
     """A factory of options that ``--help`` lists under the heading ``group``, with their defaults.
 
-    Call it like `click.option`. The methods make the usual kinds of options.
+    An instance can be called like `click.option`. The methods make the usual kinds of options.
     """
 
     def __init__(self, group: str) -> None:
@@ -92,7 +94,7 @@ class Options:
     def text(
         self, flag: str, metavar: str, about: str, name: str | None = None, **terms: Any
     ) -> Decorator:
-        """Make an option that takes a word. The help shows its ``default``."""
+        """Make an option that takes one value. The help shows its ``default``."""
         if (default := terms.get("default")) is not None:
             shown = f"{default:g}" if isinstance(default, float) else default
             about = f"{about}  [default: {shown}]".lstrip()
@@ -125,7 +127,7 @@ class Options:
         metavar: str = "SECONDS",
         **terms: Any,
     ) -> Decorator:
-        """Make an option that takes seconds: at least ``least``, or more than 0 without it."""
+        """Make an option that takes seconds: at least ``least``, or more than 0 if it is None."""
         kind = NumberRange(min=least or 0, min_open=least is None)
         return self.text(flag, metavar, about, type=kind, **terms)
 
@@ -140,14 +142,14 @@ class Options:
 
 
 class _FileOrNone(click.Path):
-    """The type of a file's path or the word none."""
+    """The type of an option whose value is a file's path or the word none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if value == "none" else super().convert(value, param, ctx)
 
 
 class _HostMemory(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """The type of a number of GiB or the word auto."""
+    """The type of an option whose value is a number of GiB or the word auto."""
 
     name = "host memory"
 
@@ -202,8 +204,8 @@ host_memory_option = engine.text(
     "--host-memory",
     "auto|GIB|0",
     "Size of the host memory to which a GPU's KV cache is offloaded, for all ranks of an engine "
-    "together. auto: what is free within the container's limits, with a quarter left, shared by "
-    "the engines; 0: no offload. On a CPU nothing is offloaded.",
+    "together. auto: at most three quarters of the memory that is free within the container's "
+    "limits, divided among the engines; 0: no offload. On a CPU nothing is offloaded.",
     type=_HostMemory(),
     default="0",
 )
@@ -388,8 +390,8 @@ journal_options = together(
 
 
 def _port(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
-    """Read the value of --dashboard. Without a value, click takes the next argument as the
-    value.
+    """Read the value of --dashboard. If the option has no value and another argument follows, click
+    passes this argument as the value.
     """
     if value is None:
         return None

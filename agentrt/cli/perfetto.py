@@ -1,9 +1,9 @@
 """Writing timelines in Chrome's trace format, which Perfetto opens (ui.perfetto.dev).
 
-Each program is a process. Its first track shows when the program was live. Each further track is
-a branch, whose nodes are slices; the phases of a call are slices within it. Arrows lead from a
-node to the nodes that had to wait for it. Each engine is a process with counters: running and
-waiting calls by level, and steps.
+Each program is shown as a process. Its first track shows when the program was live. Each further
+track is a branch of the program: its nodes are slices, and the phases of a call are slices within
+the call. Arrows lead from a node to the nodes that had to wait for it. Each engine is a process
+with counters: running and waiting calls by level, and steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
 
     Raises `ConfigError` if the file cannot be written.
     """
-    check_output("trace", path)  # again, because a journal may have been created there
+    check_output("trace", path)  # again: a journal may have been created at this path meanwhile
     first = min((life.since for line in timelines for life in line.lives), default=0.0)
     events = _Events(first)
     for timeline in timelines:
@@ -124,7 +124,7 @@ class _Events:
         self._add("f", process, node.since, tid=node_track, bp="e", **same)
 
     def _count(self, process: int, name: str, parts: Sequence[Slice]) -> None:
-        """Add a counter of how many parts there are at each time, by their level."""
+        """Add a counter of the number of ``parts`` at each time, by level."""
         levels = sorted({int(part.about["level"]) for part in parts})
         counts = dict.fromkeys(levels, 0)
         changes = [(part.since, 1, part.about["level"]) for part in parts]
@@ -143,10 +143,10 @@ class _Events:
 
 
 def _lanes(nodes: Iterable[Slice]) -> Iterator[tuple[str, list[Slice]]]:
-    """Yield the tracks with their names. A branch has as many tracks as it needs, so that no nodes
-    overlap on one.
+    """Yield the tracks with their names. A branch has several tracks if some of its nodes overlap,
+    because nodes on one track must not overlap.
 
-    A node that follows another is put on the same track if that track is free.
+    A node is put on the track of a node that it follows if that track is free.
     """
     branches: dict[str, list[list[Slice]]] = {}
     for node in sorted(nodes, key=lambda node: (node.since, node.until)):

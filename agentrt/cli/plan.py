@@ -1,4 +1,6 @@
-"""The plan of a command: which programs it starts, and which program follows one that ends."""
+"""The plan of a command: the programs that the command starts, and the program that follows a
+program that has ended.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class Start:
 class OpenQuestion:
     """A question to a human that is still open: its thread, and the command that answers it.
 
-    ``id`` and ``value`` are those of LangGraph's interrupt; a breakpoint has no id.
-    ``program`` is the id of the program that asked; None if it asked before this command.
+    ``id`` and ``value`` are the id and the value of LangGraph's interrupt; a breakpoint has no id.
+    ``program`` is the id of the program that asked; None if an earlier command ran this program.
     """
 
     program: str | None
@@ -45,7 +47,7 @@ class OpenQuestion:
 
 
 class Plan:
-    """A plan that runs the programs ``starts``. No program follows another; subclasses change that.
+    """A plan that runs the programs ``starts``. No program follows another, except in subclasses.
 
     ``questions`` are the questions that nobody answered. ``resumes`` maps the ids of runs that did
     not finish to the commands that resume them.
@@ -61,10 +63,11 @@ class Plan:
     async def opened(
         self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
-        """Open an iterator over the programs to start; it may be empty.
+        """Open an iterator over the programs to start, while the body runs. The iterator may be
+        empty.
 
         Each start is made and checked when the iterator yields it, on the event loop that runs the
-        program. Questions of the plan itself go to ``ask`` if a ``human`` is there.
+        program. Questions of a graph's thread go to ``ask`` if a ``human`` is there.
         """
         async with aclosing(self._each()) as starts:
             yield starts
@@ -76,7 +79,7 @@ class Plan:
             yield start
 
     async def after(self, start: Start, run: Run) -> Start | None:
-        """Return the program that follows ``run``, which has ended; None if no program follows."""
+        """Return the program that follows the ended ``run``; None if no program follows."""
         return None
 
     def drain(self) -> None:

@@ -1,5 +1,5 @@
-"""Drawings of scores, and what all drawings share. They need matplotlib, which the extra ``plot``
-installs.
+"""Drawings of scores, and functions that all drawings share. Drawings need matplotlib, which the
+extra ``plot`` installs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def check_matplotlib() -> None:
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure of this size in inches."""
-    # Not pyplot, which keeps every figure in memory and looks for a screen.
+    # Do not use pyplot, which keeps every figure in memory and looks for a screen.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` if a drawing cannot be made."""
+    """Raise `ConfigError` if ``path`` cannot be written or matplotlib is not installed."""
     if path is not None:
         check_output("--plot", path, SUFFIXES)
         check_matplotlib()

@@ -88,7 +88,7 @@ def _entry(path: Path, name: str, graphs: Mapping[str, Any]) -> GraphEntry:
             f"{path}: graph {name!r} is {json.dumps(where)}; write FILE:VARIABLE, such as "
             "'./agent.py:graph'"
         )
-    # A module's dotted name is allowed, too.
+    # FILE may also be the dotted name of a module.
     as_path = file if file.endswith(".py") else f"{file.replace('.', '/')}.py"
     source = path.parent / as_path
     if not source.is_file():
@@ -99,8 +99,8 @@ def _entry(path: Path, name: str, graphs: Mapping[str, Any]) -> GraphEntry:
 
 
 def _add_dependencies(path: Path, dependencies: Any) -> None:
-    """Make the dependencies that are folders importable. All others are packages, which the user
-    must install.
+    """Make the dependencies that are folders importable. Other dependencies are packages, which the
+    user must install.
     """
     if not isinstance(dependencies, list):
         raise ProgramLoadError(f"{path}: 'dependencies' must be a list, such as [\".\"]")

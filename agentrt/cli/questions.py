@@ -42,7 +42,7 @@ def server_options(command: T) -> T:
 
 
 class _Questions(LazyGroup):
-    """A group that runs ``ls`` without a subcommand, so that older calls keep working."""
+    """A group whose default subcommand is ``ls``, as in earlier versions."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
@@ -173,7 +173,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
 
 
 def _why(response: httpx.Response) -> str:
-    """Return the error message of the server's answer, else its status."""
+    """Return the error message in the server's answer, by default a message with its status."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -87,9 +87,10 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
 
 
 def _as_text(result: Any) -> str:
-    """Return a result for people: text unchanged, a chat's last message, everything else as JSON.
+    """Return a result as text for people: text unchanged, of a chat the last message, everything
+    else as JSON.
 
-    A model's reply becomes its text, also within lists; ``--json`` has all its fields.
+    A model's reply becomes its text, also within lists; with ``--json`` it has all its fields.
     """
     if isinstance(result, str | ReadsAsText):
         return str(result)

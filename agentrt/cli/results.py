@@ -1,4 +1,4 @@
-"""``agentrt results``: what files of results say, alone and compared."""
+"""``agentrt results``: summarize a file of results, and compare two files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Results(LazyGroup):
 def results() -> None:
     """Show and compare the results of 'agentrt run --inputs'.
 
-    FILE is what --out named, also while it is written.
+    FILE is the file that --out named. It may be read while the batch runs.
     """
 
 
@@ -50,9 +50,9 @@ def results() -> None:
 def show(file: Path, plot: Path | None, as_json: bool) -> None:
     """Show the scores, costs and failures of results.
 
-    A score's mean is over inputs, with its 95% interval by bootstrap. pass@k is
-    the unbiased estimate of Chen et al. 2021; a result without the score counts
-    as not passed.
+    A score is averaged over the inputs; the 95% interval of the mean comes from a
+    bootstrap. pass@k is the unbiased estimate of Chen et al. 2021; a result without
+    the score counts as not passed.
     """
     from agentrt.batch.results import read_results
     from agentrt.batch.statistics import summarize
@@ -72,7 +72,9 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
 @click.option(
     "--id", "item", metavar="ID", help="Compare the programs of this input, node by node."
 )
-@click.option("--sample", type=click.IntRange(0), default=0, metavar="N", help="Its sample.  [0]")
+@click.option(
+    "--sample", type=click.IntRange(0), default=0, metavar="N", help="With --id, its sample.  [0]"
+)
 @click.option(
     "--journal-a", "first_journal", metavar="FILE", help="The journal of A.  [default: A.journal]"
 )
@@ -100,7 +102,7 @@ def diff(
 ) -> None:
     """Compare the results of two runs, input by input.
 
-    p is that of a two-sided sign test over the inputs whose score changed.
+    p is the p-value of a two-sided sign test over the inputs whose score changed.
     """
     from agentrt.batch.results import read_results
     from agentrt.batch.statistics import compare, summarize
@@ -126,7 +128,7 @@ def diff(
 
 
 def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
-    """Draw the scores of files of results. Raises `UsageError` if there are none."""
+    """Draw the scores of files of results. Raises `UsageError` if no file has scores."""
     if plot is None:
         return
     if not any(scores.values()):
@@ -150,7 +152,7 @@ def _diff_programs(
     *,
     as_json: bool,
 ) -> None:
-    """The two programs of one input, by their journals."""
+    """Print where the two programs of one input differ, by their journals."""
     from agentrt.batch.results import read_results
     from agentrt.batch.runner import journal_beside
     from agentrt.cli.journal import history_at
@@ -184,7 +186,7 @@ def _diff_programs(
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """The tables of one file of results."""
+    """Print the summary of one file of results."""
     if not summary["results"]:
         console.print("no results yet")
         return
@@ -204,7 +206,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
     took = ", ".join(f"{name} {length:.1f}" for name, length in seconds.items())
     console.print(f"{summary['calls']} calls, {tokens}, {summary['tools']} tool calls{cost}")
-    console.print(f"seconds a result: {took}")
+    console.print(f"seconds per result: {took}")
     slowest = ", ".join(f"{_named(each)} {each['seconds']:.1f} s" for each in summary["slowest"])
     console.print(f"slowest: {slowest}")
     if summary["scores"]:
@@ -258,9 +260,9 @@ def _print_comparison(comparison: dict[str, Any], console: Console) -> None:
     moved = {name: count for name, count in comparison["states"].items() if not _stays(name)}
     for name, count in moved.items():
         console.print(f"{name}: {count}")
-    console.print(f"{comparison['other_results']} have another result")
+    console.print(f"results that differ: {comparison['other_results']}")
     if comparison["other_inputs"]:
-        console.print(f"{comparison['other_inputs']} have another input: they are not comparable")
+        console.print(f"not comparable, because the input differs: {comparison['other_inputs']}")
     for name in ("tokens", "seconds"):
         first, second = comparison[name]
         ratio = f" ({second / first:.2f} times A)" if first else ""

@@ -1,4 +1,4 @@
-"""``agentrt run``: the options, and the job that is made of them."""
+"""``agentrt run``: the options, and the job that is made from them."""
 
 from __future__ import annotations
 
@@ -206,9 +206,9 @@ def run_planned(
 
 
 def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
-    """Make the plan for a loaded target, and check it as far as possible without running it.
+    """Return the plan for a loaded target.
 
-    Raises `UsageError`.
+    Raises `UsageError` for options that do not fit the target.
     """
     from agentrt.cli.load import LoadedGraph
     from agentrt.cli.plan import Plan, Start
@@ -230,7 +230,7 @@ def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
 
 
 def _check_program(program: Program, value: Any, options: dict[str, Any]) -> None:
-    """Raise `UsageError` for options that are for graphs only, and for a wrong input."""
+    """Raise `UsageError` for options of graphs, and for a missing or unused input."""
     from agentrt.errors import UsageError
 
     for key, flag in _GRAPH_FLAGS.items():

@@ -63,7 +63,7 @@ class Screen:
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        """Show these programs from now on; ``runs`` may grow."""
+        """Show these programs from now on, also those that are added to ``runs`` later."""
         self._runs, self._ended = runs, 0
 
     @contextlib.contextmanager
@@ -72,13 +72,13 @@ class Screen:
         yield self.console.file
 
     def last_words(self, text: str) -> None:
-        """Print a text when the process ends at once, without cleaning up."""
+        """Print a text before the process ends at once, without cleaning up."""
         self.announce(text)
 
 
 class LiveScreen(Screen):
-    """A live view: a spinner while the engine starts, then the programs. It disappears at its
-    end.
+    """A live view: a spinner while the engine starts, then the programs. When the view ends, it
+    disappears.
     """
 
     def __init__(self, console: Console) -> None:
@@ -188,7 +188,9 @@ class _Display(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def open_screen(*, plain: bool = False) -> Iterator[Screen]:
-    """Open the screen on this process's stderr; ``plain`` if others write to stderr, too."""
+    """Open the screen on this process's stderr. ``plain`` turns the live view off, for when other
+    output goes to stderr, too.
+    """
     # Use a new descriptor, because the engine's start redirects descriptor 2 into a log file.
     raw = os.fdopen(os.dup(2), "wb")
     display = _Display(raw, encoding="utf-8", errors="replace", line_buffering=True)

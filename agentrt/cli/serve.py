@@ -1,4 +1,4 @@
-"""``agentrt serve`` and ``agentrt keys``: their options."""
+"""The options of ``agentrt serve`` and ``agentrt keys``."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @_server.seconds(
     "--early-answers",
-    "Seconds after which an answer in one piece begins with status 200, before it is known. "
-    "Newlines then keep its connection open until its JSON follows. 0: it begins when it is known.",
+    "Seconds after which the server begins an answer that is not streamed, although its content is "
+    "not known yet: it sends status 200, and newlines that keep the connection open until the JSON "
+    "follows. 0: wait until the content is known.",
     least=0,
     default=25.0,
 )
@@ -161,7 +162,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @_tenants.seconds(
     "--idle",
-    "Time after which a client's program without requests has timed out. A program that the server "
+    "Time without requests after which a client's program times out. A program that the server "
     "recognized only by its conversation times out after an eighth of this time.",
     least=1,
     default=900.0,

@@ -1,4 +1,4 @@
-"""The job of `agentrt serve`, made of its options."""
+"""The job of `agentrt serve`, made from the command's options."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
 
 
 def served_of(source: str, loaded: Mapping[str, LoadedTarget]) -> dict[str, Served]:
-    """Convert loaded programs and graphs into what the server takes."""
+    """Convert loaded programs and graphs of the target ``source`` into the server's types."""
     return {
         name: ServedGraph(item.value, source)
         if isinstance(item, LoadedGraph)

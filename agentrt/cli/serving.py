@@ -39,17 +39,18 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _THREADS = 64
-"""The number of programs that `make_room` reserves threads for: four threads each."""
+"""The number of programs for whose synchronous code there are threads (see `make_room`)."""
 _NEW_OBJECTS = 50_000
-"""Number of new objects that starts a garbage collection. With Python's default of 700, reading a
-large body takes a second.
+"""The number of new objects after which a garbage collection starts. With Python's default of 700,
+reading a request's large body takes a second.
 """
 _SWITCH_S = 0.0005
-"""Seconds for which a busy thread may hold up the event loop. Each of a request's ten steps may
-wait so long; with Python's default of 0.005 s, all of them together wait as long as a call takes.
+"""Seconds for which a busy thread may keep the event loop waiting. A request has about ten steps,
+and each step may wait this long. With Python's default of 0.005 s, these waits together take as
+long as a call.
 """
 _ANSWERS_S = 2.0
-"""Seconds to wait for answers that are still being sent when the last engine is gone."""
+"""Seconds to wait for answers that are still being sent when the last engine has died."""
 
 
 def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
@@ -91,7 +92,7 @@ class Serving:
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
 
-        Raises the errors of the engine's start and of the APIs.
+        Raises the errors of the start of the engine and of the server's APIs.
         """
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits
@@ -222,7 +223,7 @@ class Serving:
                 say(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
-                    # Without an engine no request can finish; only wait for answers being sent.
+                    # Without an engine no call can end: wait only for answers that are being sent.
                     await self.listener.drain(
                         server, _ANSWERS_S if gone.done() else self.job.drain_s
                     )

@@ -1,10 +1,11 @@
-"""Signals: drain a command, or stop its programs and its engine within a few seconds.
+"""Signals that drain a command, or that stop its programs and its engine within a few seconds.
 
-Ctrl-C stops a command. SIGTERM drains it: the command finishes what runs and starts nothing new.
-A server is drained by any first signal. No process is left behind.
+Ctrl-C stops a command. SIGTERM drains a command: it finishes what runs and starts nothing new. Any
+first signal drains a server. No child process is left behind.
 
-The handlers are Python's and not those of the event loop, because a program may block the loop.
-If the command has not ended when the time is up, a thread ends the process.
+The signal handlers are set with Python's ``signal`` module and not on the event loop, because a
+program may block the loop. If the command has not ended after `STOP_WITHIN_S`, a thread ends the
+process.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from agentrt.executors.vllm.processes import end_descendants
 T = TypeVar("T")
 
 STOP_WITHIN_S = 4.0
-"""Limit of a stop by a first Ctrl-C, in seconds. Users are promised 5 s."""
+"""The most seconds that a stop by a first Ctrl-C takes. The documentation promises 5 s."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Drain:
-    """The signals that drain a command. They drain only while its programs run; before that, they
-    stop it.
+    """The signals that drain a command. They drain the command only while its programs run; before
+    that, they stop the command.
 
     ``first`` is the number of the signal that started draining, or None.
     """
@@ -60,8 +61,8 @@ class Drain:
             self._begin = None
 
     def takes(self, number: int) -> bool:
-        """Start draining, from a signal's handler. Return False if draining has already started or
-        is not possible now.
+        """Start draining if the signal ``number`` does so. Return False if it does not, or if
+        draining has already started or is not possible now. Called by a signal's handler.
         """
         if self.first is not None or self._begin is None or number not in self._numbers:
             return False
@@ -75,7 +76,7 @@ class Interrupts:
     second signal ends the process at once.
 
     ``last_words`` prints a line when the process ends at once. A signal that starts to ``drain``
-    is not counted, so the next signal is the first one. ``subject`` names in words what a signal
+    is not counted: the next signal counts as the first. ``subject`` says in words what a signal
     stops.
     """
 
@@ -154,7 +155,7 @@ class Interrupts:
 
 @contextmanager
 def taken(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals by ``handler`` while the body runs. SIGHUP stays ignored under nohup."""
+    """Handle `SIGNALS` with ``handler`` while the body runs. Under nohup, SIGHUP stays ignored."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, earlier in before.items():
         if number != signal.SIGHUP or earlier is not signal.SIG_IGN:
@@ -195,8 +196,9 @@ async def _finish(loop: asyncio.AbstractEventLoop) -> None:
 def leave(code: int) -> NoReturn:
     """End the process with this exit code at once.
 
-    The interpreter's normal exit waits for threads, such as a tool that blocks or an engine that
-    was interrupted while it loaded. With torch loaded it also takes a second.
+    The interpreter's normal exit waits for threads, such as the thread of a tool that blocks or of
+    an engine that was interrupted while it loaded. If torch is loaded, the exit also takes a
+    second.
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if not others and "torch" not in sys.modules:

@@ -1,8 +1,8 @@
 """Writing to the standard streams.
 
-A stream may be closed, its disk may be full, or nobody may read it any more: that never ends a
-program that runs. The text may come from a model, a client or a tool, so control characters are
-replaced before it reaches a terminal.
+A stream may be closed, its disk may be full, or nobody may read it any more: none of these ends a
+running program. Text may come from a model, a client or a tool, so its control characters are
+replaced before the text reaches a terminal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import sys
 import click
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move a terminal's cursor, end a line, or turn the direction of the text."""
+"""Characters that move a terminal's cursor, end a line, or reverse the direction of text, and lone
+surrogates.
+"""
 
 
 def open_closed() -> None:
     """Open each standard stream that was closed at the start (``2>&-``) on the null device.
 
-    Otherwise the next file that is opened, such as a database, would get the stream's
-    descriptor, and libraries would write their messages into it.
+    Otherwise the next file that is opened, such as a database, would get the descriptor of the
+    closed stream, and libraries would write their messages into this file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -42,8 +44,8 @@ def tolerate_encodings() -> None:
     """Let stdout and stderr replace characters that they cannot encode by ``?``.
 
     Otherwise printing such a character would raise an error, in agentrt or in a user's program.
-    In the C locale the streams become UTF-8, which is Python's own default unless it is
-    switched off.
+    In the C locale the streams are set to UTF-8. This is Python's own default, which a user may
+    have switched off.
     """
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
@@ -57,8 +59,8 @@ def tolerate_encodings() -> None:
 
 
 def typed(text: str) -> str:
-    """Return an argument of the command line as UTF-8, also if Python decoded it by another
-    locale.
+    """Return an argument of the command line, decoded as UTF-8 even if Python has decoded it with
+    another encoding.
     """
     try:
         text.encode()
@@ -69,7 +71,7 @@ def typed(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with the characters replaced that would control a terminal."""
+    """Return a text in which the characters that would control a terminal are replaced."""
     return _STEERING.sub("\ufffd", text)
 
 
@@ -79,7 +81,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr; ignore it if stderr cannot be written."""
+    """Print a line on stderr. Do nothing if stderr cannot be written."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 
@@ -100,8 +102,8 @@ def guard_log() -> None:
 
 
 class _Records(logging.Formatter):
-    """A log formatter that indents the further lines of a record, so that none of them looks
-    like a record of its own.
+    """A log formatter that indents all lines of a record after its first, so that none of them
+    looks like a record of its own.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -109,10 +111,12 @@ class _Records(logging.Formatter):
 
 
 def reader_left() -> bool:
-    """Return whether the reader closed our output (``| head``), or the terminal is gone."""
+    """Return whether the reader has closed this process's output (``| head``), or the terminal is
+    gone.
+    """
     poll = select.poll()
     for number in (1, 2):
-        poll.register(number, 0)  # poll reports errors without being told to
+        poll.register(number, 0)  # poll always reports errors, also with an empty mask
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 

@@ -1,4 +1,4 @@
-"""The tables at the end of a command: each program's cost, and how its wall time was spent."""
+"""The tables at the end of a command: each program's cost, and how it spent its wall time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
-"""Largest number of programs that get a row each. Of more programs, only the slowest are shown."""
+"""Up to this number of programs, each has a row. Of more programs, only the slowest have rows."""
 _SLOWEST = 3
 _PATH_NODES = 8
 _BAR_CELLS = 16
@@ -119,7 +119,7 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
 
 
 def _table(*columns: str, bar: bool = False) -> Table:
-    """Make a table. In a narrow terminal, ids and the bar shrink long before numbers do."""
+    """Make a table. In a narrow terminal, ids and the bar get shorter, so that numbers fit."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     colours = dict(zip(_PARTS, _COLOURS, strict=True)) if bar else {}
     for index, name in enumerate(columns):
@@ -132,7 +132,7 @@ def _table(*columns: str, bar: bool = False) -> Table:
 
 
 def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
-    """Draw a bar of exactly ``cells`` characters, coloured by share."""
+    """Draw a bar of exactly ``cells`` characters, which shows each share in a colour of its own."""
     whole = sum(shares)
     bar, filled, so_far = Text(), 0, 0.0
     for part, colour, glyph in zip(shares, _COLOURS, _GLYPHS, strict=True):
@@ -144,13 +144,15 @@ def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least ``percent`` of the sorted values do not exceed."""
+    """Return the smallest of the sorted values such that at least ``percent`` percent of the values
+    are not larger.
+    """
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def _critical_path(run: Run) -> Text | None:
-    """Describe the path of nodes with the most service time; a long path is shown without its
-    middle.
+    """Describe the critical path, which is the path of nodes with the most service time. A long
+    path is shown without its middle.
     """
     path = run.dag.critical_path()
     if not path.nodes:
@@ -173,10 +175,11 @@ def _step(node: Node) -> str:
 
 
 class Shares(NamedTuple):
-    """A program's wall time in seconds, split into four parts that add up to it.
+    """A program's wall time in seconds, split into four parts that add up to the wall time.
 
-    When several things happen at the same time, the first of these counts: a call is served, a
-    call waits, a tool or a human works. ``other`` is the time when none of them was open.
+    If several things happen at the same time, the time counts for the first of these that applies:
+    a call is served, a call waits, a tool or a human works. ``other`` is the time when none of
+    these happened.
     """
 
     service: float = 0.0
@@ -192,7 +195,7 @@ class _Kind(IntEnum):
 
 
 def split_wall(dag: ExecutionDAG, begin: float, end: float) -> Shares:
-    """Split the time from ``begin`` to ``end``, in seconds. Takes O(n log n) for n nodes."""
+    """Split the time from ``begin`` to ``end``, in seconds. Takes O(n log n) time for n nodes."""
     changes = sorted(change for node in dag.nodes() for change in _changes(node, begin, end))
     open_count = [0, 0, 0]
     seconds = [0.0, 0.0, 0.0, 0.0]
@@ -206,7 +209,9 @@ def split_wall(dag: ExecutionDAG, begin: float, end: float) -> Shares:
 
 
 def _changes(node: Node, begin: float, end: float) -> Iterator[tuple[float, _Kind, int]]:
-    """Yield when a node enters (+1) and leaves (-1) each kind of time, within the span."""
+    """Yield the times at which a node enters (+1) and leaves (-1) each kind of time, limited to the
+    time from ``begin`` to ``end``.
+    """
 
     def clip(at: float | None) -> float:
         return end if at is None else min(max(at, begin), end)
@@ -228,7 +233,7 @@ def _changes(node: Node, begin: float, end: float) -> Iterator[tuple[float, _Kin
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """A table cell that is as wide as there is room, up to ``most`` characters."""
+    """A table cell that fills the free width, up to ``most`` characters."""
 
     draw: Callable[[int], Text]
     most: int
@@ -241,7 +246,7 @@ class Elastic:
 
 
 def elastic_name(program_id: str) -> Elastic:
-    """Return a cell for a program's id. A long id loses its middle, and keeps its number."""
+    """Return a cell for a program's id. A long id loses its middle, but keeps its number."""
     return Elastic(partial(fit_name, program_id), cell_len(program_id))
 
 

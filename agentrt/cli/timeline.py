@@ -1,7 +1,7 @@
 """Timelines of programs: what each program did and when, from its DAG or from a journal.
 
-`agentrt.cli.perfetto` writes them to a file. A call's time in the engine is split into the spans
-that the engine reported (`agentrt.request.spans`).
+`agentrt.cli.perfetto` writes timelines to a file. A call's time in the engine is split into the
+spans that the engine reported (`agentrt.request.spans`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ CALL, PROGRAM = "call", "program"
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A span of time of a program, of a node or of a phase within a call. ``since`` and ``until``
-    are seconds on one clock.
+    are seconds on one clock for all slices.
 
-    ``kind`` is ``program``, ``call``, ``tool``, ``human`` and so on; within a call it is a reason
-    of `agentrt.request.spans`. ``about`` holds further facts, which the viewer shows. A node has a
-    ``key`` and the keys of its ``parents``, and is shown on the tracks of its ``branch``.
+    ``kind`` is ``program``, ``call``, ``tool``, ``human`` and so on; for a phase of a call it is a
+    reason of `agentrt.request.spans`. ``about`` holds further facts, which the viewer shows. A node
+    has a ``key`` and the keys of its ``parents``, and is shown on the tracks of its ``branch``. The
+    phases of a call are in ``inner``.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Slice:
 
     @property
     def steps(self) -> Iterator[tuple[float, int]]:
-        """The times at which the number of the engine's step is known, with these numbers."""
+        """The times at which the engine's step number is known, each with this number."""
         if self.report is not None and self.report.steps:
             yield self.inner[0].since if self.inner else self.since, self.report.arrived_step
             yield self.until, self.report.finished_step
@@ -52,8 +53,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of a program: its ``lives``, of which a resumed program has several, and its
-    ``nodes``.
+    """The timeline of a program. ``lives`` are the spans in which a process ran the program:
+    several if the program was resumed.
     """
 
     id: str
@@ -95,7 +96,7 @@ def _of_node(node: Node, over: float) -> Slice:
 
 
 def of_journal(store: Store, only: str | None = None) -> list[Timeline]:
-    """Return the timelines of a journal's programs, or of ``only`` this program. Raises
+    """Return the timelines of all programs of a journal, or of the program ``only``. Raises
     `JournalError`.
     """
     query = f"""SELECT id FROM agentrt_programs WHERE id IN
@@ -138,7 +139,7 @@ def _of_stay(stay: Stay) -> Slice:
 
 
 def _node(node: Slice) -> Slice:
-    """Add the facts of a call's report to its node."""
+    """Return a node with the facts and phases of its call's report, if it has a report."""
     report = node.report
     if report is None:
         return node

@@ -1,4 +1,6 @@
-"""Sources of tools other than a program's own functions, as the command line names them."""
+"""Reading the options that name sources of tools other than a program's own functions, and loading
+the tools of files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """The sources of tools, and of events and answers.
+    """The sources of tools, events and answers.
 
     ``mcp`` are MCP servers. ``broker`` is an MQTT broker: workers offer tools there, events come
     from it, and humans answer questions over it. ``others`` are transports of other packages.
@@ -97,7 +99,7 @@ def read_tools(options: Mapping[str, Any]) -> ToolSources:
 
 
 def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
-    """Read the options of the broker; None without a broker. Raises `ConfigError`."""
+    """Read the options of the broker. Return None without a broker. Raises `ConfigError`."""
     files = {name: options[f"broker_{name}"] for name in ("ca", "cert", "key")}
     if options["broker"] is None:
         if unused := [f"--broker-{name}" for name, file in files.items() if file is not None]:
@@ -111,8 +113,8 @@ def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
 
 
 def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
-    """Read which tools replace Anthropic's server tools, by the kinds of these. Raises
-    `ConfigError`.
+    """Return the names of the tools that replace Anthropic's server tools, by the kind of server
+    tool. Raises `ConfigError`.
     """
     from agentrt.serving.frontend.anthropic_tools import KINDS
 
@@ -162,7 +164,7 @@ def load_tools(target: str) -> list[Tool]:
     these functions; they need no ``@tool``.
 
     Raises `ProgramLoadError` if there is no tool or a function cannot be a tool, and
-    `ImportFailedError` if the file's own code raised.
+    `ImportFailedError` if the file's own code raised an error.
     """
     path, names = split_target(target)
     if path.suffix != ".py":

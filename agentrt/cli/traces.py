@@ -16,7 +16,8 @@ FLAG = "--otlp-traces-endpoint"
 
 
 def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
-    """Return the endpoint of the command's option, else that of the engine's ``flags``, else None.
+    """Return the endpoint of the command's option, by default the endpoint in the engine's
+    ``flags``; None if there is neither.
 
     Raises `ConfigError` if the endpoint is not a URL, or if OpenTelemetry is not installed.
     """
@@ -37,7 +38,7 @@ def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
 
 @contextmanager
 def opened_runtime(executor: Executor, traces: str | None, **options: Any) -> Iterator[Runtime]:
-    """Open a runtime with these ``options``; it sends traces if ``traces`` is an endpoint."""
+    """Open a runtime with these ``options``. It sends traces if ``traces`` is not None."""
     if traces is None:
         yield Runtime(executor, **options)
         return

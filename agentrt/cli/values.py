@@ -14,7 +14,7 @@ from agentrt.errors import ConfigError, UsageError
 
 
 def read_input(text: str | None) -> Any:
-    """Read the value of ``--input``; None if the option is not set."""
+    """Read the value of ``--input``. Return None if the option is not set."""
     return None if text is None else read_value(text, "--input")
 
 
@@ -22,8 +22,8 @@ def read_value(text: str, flag: str) -> Any:
     """Read the value of the option ``flag``.
 
     ``@FILE`` stands for the file's content: JSON if its name ends in .json, else text. A value
-    that begins with ``{`` or ``[`` is JSON, every other value is text. Text that begins with ``@``
-    is written with ``@@``. Raises `UsageError` for an unreadable file and for bad JSON.
+    that begins with ``{`` or ``[`` is JSON, every other value is text. ``@@`` stands for an ``@``
+    at the beginning of text. Raises `UsageError` for an unreadable file and for bad JSON.
     """
     if text.startswith("@") and not text.startswith("@@"):
         return _read_file(Path(text[1:]), flag)
@@ -49,7 +49,7 @@ def read_quanta(text: str) -> tuple[float, ...]:
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that cannot be written. Call it before anything runs."""
+    """Raise `ConfigError` for a file that cannot be written. To be called before anything runs."""
     if path is None:
         return
     where = f"{option} {str(path)!r}"

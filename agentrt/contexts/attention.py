@@ -1,4 +1,4 @@
-"""An attention that a program chooses: which earlier tokens each token of a context sees."""
+"""A kind of attention that a program chooses: which earlier tokens each token of a context sees."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from agentrt.errors import ConfigError
 class Attention:
     """An attention in which each token sees the last ``window`` and the first ``sinks`` tokens.
 
-    The window includes the token itself. This is sliding-window attention (Longformer), and with
-    sinks StreamingLLM's attention. With ``chunk``, the attention is hierarchical: the text is cut
-    into chunks of ``chunk`` tokens, and later tokens see the last ``summary`` tokens of each chunk,
-    which in turn have seen their chunk.
+    The window includes the token itself. Without sinks, this is sliding-window attention
+    (Longformer); with sinks, it is the attention of StreamingLLM. With ``chunk``, the attention is
+    hierarchical: the text is cut into chunks of ``chunk`` tokens. All later tokens see the last
+    ``summary`` tokens of each chunk, and these tokens have seen the other tokens of their chunk.
 
-    Tokens that no later token sees are removed from the cache. It has ``sinks + window`` tokens,
-    and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are too small.
+    Tokens that no later token sees are removed from the cache. So the cache has ``sinks + window``
+    tokens, and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are too
+    small, and for a summary that is larger than its chunk.
     """
 
     window: int

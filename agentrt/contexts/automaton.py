@@ -1,7 +1,8 @@
-"""Automatons that a program defines, which decide which tokens may follow.
+"""Automatons that a program defines. An automaton decides which tokens may follow in an output.
 
 An automaton with few states is converted to a grammar of tokens, which the engine obeys at full
-speed. For others, each token is a call of its own. The tokens are the same in both cases.
+speed. For any other automaton, each token is a separate call. The generated tokens are the same in
+both cases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from agentrt.errors import ConfigError
 from agentrt.request.sampling import Constraint
 
 END = -1
-"""Stands among the allowed tokens of a state for the end of the output."""
+"""The value that, among the allowed tokens of a state, means that the output may end there."""
 
 MOST_STATES = 4096
 """Maximum number of states of an automaton that is converted to a grammar.
@@ -30,11 +31,12 @@ _NOTHING = '""'
 
 
 class Automaton(Protocol):
-    """Decides which tokens may follow. The results of its methods depend only on their arguments.
+    """The interface of an automaton, which decides which tokens may follow. The results of its
+    methods must depend only on their arguments.
 
-    The output ends at a state that allows no token. If `END` is allowed, the model may end the
-    output. States should be hashable, and equal states have equal hashes. If they are not hashable,
-    or there are too many of them, each token costs a call of the engine.
+    The output ends in a state that allows no token. If `END` is allowed, the model may end the
+    output. States should be hashable. If they are not hashable, or if there are too many states,
+    each token costs a call of the engine.
     """
 
     @property
@@ -42,7 +44,7 @@ class Automaton(Protocol):
         """The state before the first token."""
 
     def allowed(self, state: Any) -> Collection[int]:
-        """Return the token ids that may follow in ``state``; `END` among them allows the end."""
+        """Return the token ids that may follow in ``state``, and `END` if the output may end."""
 
     def advance(self, state: Any, token: int) -> Any:
         """Return the state after ``token``, which must be allowed in ``state``."""
@@ -59,8 +61,8 @@ def over(automaton: Automaton, state: Any) -> bool:
 
 
 def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]:
-    """Return the next tokens that are the only allowed ones, at most ``most``, and the state
-    after.
+    """Follow the automaton from ``state`` while it allows only a single token. Return these tokens,
+    at most ``most``, and the state after them.
     """
     tokens: list[int] = []
     while len(tokens) < most:
@@ -76,7 +78,7 @@ def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]
 def follow(automaton: Automaton, state: Any, tokens: Iterable[int]) -> tuple[list[int], Any]:
     """Return the leading ``tokens`` that the automaton allows, and the state after them.
 
-    A token that it does not allow is the one with which the model ended its output.
+    A token that the automaton does not allow is the token with which the model ended its output.
     """
     taken: list[int] = []
     for token in tokens:
@@ -88,7 +90,7 @@ def follow(automaton: Automaton, state: Any, tokens: Iterable[int]) -> tuple[lis
 
 
 def checked(token: object) -> int:
-    """Return ``token``, or raise `ConfigError` if it is no token id."""
+    """Return ``token`` if it is a token id or `END`; otherwise raise `ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int) or token < END:
         raise ConfigError(
             f"an automaton allows {token!r}; allowed are token ids, which are integers from 0 on, "
@@ -98,7 +100,9 @@ def checked(token: object) -> int:
 
 
 def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
-    """Return a grammar for all that may follow ``state``; None if there are too many states."""
+    """Return a grammar for all outputs that may follow ``state``. Return None if there are too many
+    states or they are not hashable.
+    """
     if not _hashable(state):
         return None
     explore = _explored_once if _hashable(automaton) else _explored
@@ -107,7 +111,9 @@ def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
 
 
 def _explored(automaton: Automaton, start: Any) -> str | None:
-    """Return a grammar with a rule for each reachable state: its tokens, grouped by next state."""
+    """Return a grammar with a rule for each reachable state; None if it would be too large or a
+    state is not hashable. A rule has the state's tokens, grouped by the state that follows.
+    """
     numbers = {start: 0}
     rules = ["root ::= s0"]
     moves = tokens = 0
@@ -148,7 +154,7 @@ def _rule(number: int, groups: Mapping[int, Sequence[int]], *, ends: bool) -> st
 
 
 def token_choice(tokens: Collection[int]) -> Constraint:
-    """Return a grammar for one of ``tokens`` or the end of the output."""
+    """Return a grammar that allows one of ``tokens``, or the end of the output."""
     return Constraint("grammar", f"root ::= {_tokens(sorted({*tokens} - {END}))} | {_NOTHING}")
 
 

@@ -1,4 +1,4 @@
-"""Chats in contexts: appends messages to tokens that were not rendered together with them."""
+"""Chats in contexts: appending messages to tokens that were rendered earlier."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from agentrt.request.text import ReadsAsText, plain_message
 
 Ids = tuple[int, ...]
 Content = str | ReadsAsText | Sequence[int] | Sequence[Message]
-"""The kinds of content for `fill`: text, an earlier reply, token ids, or chat messages in OpenAI's
-form.
+"""The kinds of content for `TokenContext.fill`: text, an earlier reply, token ids, or chat messages
+in OpenAI's form.
 """
 _QUESTION: Message = {"role": "user", "content": "1"}
 _ANSWERS = "one", "two"
-"""Two answers in a chat, to find out what a model's template adds after an answer."""
+"""Two different answers. Chats with them show which tokens a model's template adds after an answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,8 @@ def _question_and(answer: str) -> tuple[Message, ...]:
 
 
 async def _end_of_turn(tokens: Tokens, model: str | None) -> Ids:
-    """Return the tokens that the template adds after an answer.
-
-    They are the common end of two chats with different answers.
+    """Return the tokens that the chat template adds after an answer: the common end of two chats
+    with different answers.
     """
     first, second = [
         await _render(tokens, model, _question_and(answer), answer=False) for answer in _ANSWERS
@@ -84,7 +84,9 @@ async def _end_of_turn(tokens: Tokens, model: str | None) -> Ids:
 
 
 def _overlap(ids: Ids, end: Ids) -> int:
-    """Return how many tokens of the turn's end the model has written itself."""
+    """Return how many tokens of ``end``, which the template adds after an answer, the model has
+    already written.
+    """
     return next((n for n in range(len(end), 0, -1) if ids[-n:] == end[:n]), 0)
 
 

@@ -36,14 +36,15 @@ def regex(pattern: str) -> Constraint:
 
 
 def choices(*texts: str) -> Constraint:
-    """Return a constraint for one of these texts."""
+    """Return a constraint for an output that is one of ``texts``."""
     if not texts:
         raise ConfigError("choices() needs at least one text")
     return Constraint("choice", [_text("choice", text) for text in texts])
 
 
 def ebnf(grammar: str) -> Constraint:
-    """Return a constraint for text of a grammar, in the engine's EBNF or in Lark's.
+    """Return a constraint for text of a grammar, which is written in the engine's EBNF or in Lark's
+    notation.
 
     In the engine's EBNF, the first rule must be called ``root``.
     """
@@ -51,7 +52,9 @@ def ebnf(grammar: str) -> Constraint:
 
 
 def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_eos: bool) -> None:
-    """Raise `ConfigError` for a value that is no constraint, or options that exclude it."""
+    """Raise `ConfigError` for a value that is not a constraint, and for options that cannot be
+    combined with a constraint.
+    """
     if not isinstance(constrain, Constraint) and not is_automaton(constrain):
         raise ConfigError(
             f"constrain= takes json_schema(), regex(), choices() or ebnf() of agentrt.contexts, or "

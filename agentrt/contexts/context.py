@@ -24,16 +24,17 @@ from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
 
 MOST_ALLOWED = 128
-"""Maximum number of tokens that a call can name to get their log probabilities from vLLM."""
+"""Maximum number of tokens for which a call can request the log probabilities from vLLM."""
 
 
 class TokenContext:
     """Tokens that a program fills, forks, generates from and scores. `Context.context` creates it.
 
-    A context has only token ids. What is computed for them is in the engine's prefix cache, which
-    forks share, and is computed again if it was evicted. The tokens that the model samples are
-    appended unchanged. Each call of the engine is a node of the program's DAG, ranked by the
-    policy. While a context generates, it cannot be changed, but it can be forked.
+    A context has only token ids. The KV blocks that were computed for these tokens are in the
+    engine's prefix cache, where forks share them; blocks that were evicted are computed again. The
+    tokens that the model samples are appended unchanged. Each call of the engine is a node of the
+    program's DAG, and is ranked by the policy. While a context generates, it cannot be changed, but
+    it can be forked.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TokenContext:
         return len(self._ids)
 
     async def text(self) -> str:
-        """Return the tokens as text, with special tokens."""
+        """Return the tokens as text, including special tokens."""
         return await self._read(self._ids)
 
     def fork(self) -> TokenContext:
@@ -84,7 +85,9 @@ class TokenContext:
             self._ids += await self._as_ids(content)
 
     def truncate(self, length: int) -> None:
-        """Remove all tokens but the first ``length``. Raises `ConfigError` if there are fewer."""
+        """Remove all tokens except the first ``length``. Raises `ConfigError` if the context has
+        fewer tokens.
+        """
         self._check_free()
         if not 0 <= length <= len(self._ids):
             raise ConfigError(
@@ -97,8 +100,8 @@ class TokenContext:
     async def save(self, name: str) -> None:
         """Save the tokens under ``name``, for later programs of the same tenant.
 
-        `Context.open` returns them. Raises `ConfigError` if the tenant's saved contexts would be
-        too large.
+        `Context.open` returns a context with the saved tokens. Raises `ConfigError` if the tenant's
+        saved contexts would be too large.
         """
         self._check_alive()
         self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
@@ -109,7 +112,9 @@ class TokenContext:
         self._lineage.kept(len(self))
 
     def drop(self) -> None:
-        """Give up the context: what is cached only for it is evicted first. Idempotent."""
+        """Give up the context, so that blocks that are cached only for it are evicted first.
+        Idempotent.
+        """
         if not self._dropped:
             self._dropped = True
             for call, shared in self._lineage.drop():
@@ -143,8 +148,9 @@ class TokenContext:
     ) -> Generation:
         """Let the model continue the context, and append what it generates.
 
-        Await the result for a `Completion`, or iterate over its text. All tokens are appended, also
-        the token that ends the output, except with ``constrain``.
+        Await the result to get a `Completion`, or iterate over the result to get its text. All
+        generated tokens are appended to the context. This includes the token that ends the output,
+        except with ``constrain``.
 
         Args:
             max_tokens: Maximum number of tokens to generate.
@@ -161,12 +167,12 @@ class TokenContext:
             logprobs: Return the log probability of each token, and of this number of the likeliest
                 tokens at its position.
             allowed: The only token ids that may be sampled.
-            ignore_eos: Do not end when the model ends its output.
+            ignore_eos: Continue to ``max_tokens`` even if the model ends its output.
             attention: Which earlier tokens each token sees, for executors that support it.
 
         Raises:
             ConfigError: An argument is not valid.
-            PromptTooLongError: The context fills the model's context.
+            PromptTooLongError: The tokens leave no room for an output in the model's context.
             CallRejectedError: The engine does not support an argument.
         """
         if constrain is not None:
@@ -197,9 +203,9 @@ class TokenContext:
     ) -> Scores:
         """Return the log probability of each token of ``content`` after this context.
 
-        This takes one forward pass over ``content``, and appends nothing. ``top`` is the number of
-        the likeliest tokens that are returned for each position. Raises `ConfigError` if the
-        context or ``content`` is empty.
+        The engine makes one forward pass over ``content``. The context is not changed. ``top`` is
+        the number of the likeliest tokens that are returned for each position. Raises `ConfigError`
+        if the context or ``content`` is empty.
         """
         ids = await self._as_ids(content)
         first = len(self._ids)
@@ -231,7 +237,8 @@ class TokenContext:
     ) -> TokenLogprobs:
         """Return the ``k`` likeliest next tokens with their log probabilities, the likeliest first.
 
-        With ``allowed``, only these tokens (at most 128) are considered. Appends nothing.
+        With ``allowed``, only these tokens (at most 128) are considered. The context is not
+        changed.
         """
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
@@ -339,8 +346,8 @@ class TokenContext:
 class Stretch:
     """Tokens that contexts share, from the end of the stretch ``before`` to position ``end``.
 
-    ``users`` is the number of contexts and later stretches that contain them. ``call`` is the id of
-    a call that had them in its prompt or output; "" if there is none yet.
+    ``users`` is the number of contexts and later stretches that contain these tokens. ``call`` is
+    the id of a call that had the tokens in its prompt or output; "" if there is no such call yet.
     """
 
     end: int
@@ -352,8 +359,8 @@ class Stretch:
 class Lineage:
     """A record of the tokens that a context shares with its forks.
 
-    If a context is truncated inside the tokens that it shares, it is not tracked any further, and
-    the shared tokens are kept until its program ends.
+    If a context is truncated within the tokens that it shares, it is not tracked any more. Then the
+    shared tokens are kept until the program ends.
     """
 
     def __init__(self, shared: Stretch | None = None) -> None:
@@ -362,7 +369,7 @@ class Lineage:
         self._strayed = False
 
     def called(self, program_id: str, node: int) -> None:
-        """Note a call that had all tokens of the context."""
+        """Note a call whose prompt and output had all tokens of the context."""
         self._call = f"{program_id}/{node}"
 
     def truncated(self, length: int) -> None:
@@ -380,12 +387,12 @@ class Lineage:
         return other
 
     def kept(self, length: int) -> None:
-        """Share the first ``length`` tokens with a user that never drops them."""
+        """Keep the first ``length`` tokens even when all contexts with them are dropped."""
         self.fork(length)
 
     def drop(self) -> list[tuple[str, int]]:
-        """Drop the context. Return each call with tokens that are in no context any more, and the
-        number of the call's first tokens that are still in another context.
+        """Drop the context. Return the calls with tokens that no other context contains, each with
+        the number of the call's first tokens that another context still contains.
         """
         unused = [(self._call, self._start)]
         stretch = None if self._strayed else self._shared

@@ -1,4 +1,4 @@
-"""The interface of the runtime that contexts use: calls of token ids, and a tokenizer."""
+"""The interface through which contexts use the runtime: calls with token ids, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrt.request import CallSpec, Reply
 
 
 class Piece(Protocol):
-    """A piece of a call's output; the last one has the whole ``reply``."""
+    """A piece of a call's output; the last piece has the whole ``reply``."""
 
     @property
     def text(self) -> str: ...
@@ -23,7 +23,7 @@ class Piece(Protocol):
 
 
 class Tokens(Protocol):
-    """Converts chats and text to token ids, and back.
+    """A tokenizer, which converts chats and text to token ids, and token ids to text.
 
     Raises `ConfigError` if the executor does not take token ids.
     """
@@ -36,10 +36,11 @@ class Tokens(Protocol):
 
 
 class TokenEmitter(Protocol):
-    """Makes a context's calls of the engine. Each is a node of the DAG with the given name.
+    """The interface through which a context calls the engine. `token_call` makes a call, which is a
+    node of the DAG with the name ``name``.
 
-    `save`, `open` and `forget` are for saved contexts. `dropped` reports that the tokens of a call
-    after the first ``shared`` are not used again.
+    `save`, `open` and `forget` are for saved contexts. `dropped` reports that only the first
+    ``shared`` tokens of a call may be used again.
     """
 
     def token_call(

@@ -11,14 +11,18 @@ from agentrt.contexts.results import Completion
 from agentrt.errors import UsageError
 
 Run = Callable[[bool], AsyncGenerator[Piece, None]]
-"""Starts the call and returns the pieces of its output; True streams them. It is called once."""
+"""A function that starts the call and returns the pieces of its output. It is called once, and its
+argument is True if the pieces are to be streamed.
+"""
 
 
 class Generation(AsyncIterator[str]):
-    """The output of a call. Await it for the `Completion`, or iterate over its text.
+    """The output of a call. Await this object to get the `Completion`, or iterate over it to get
+    the text in pieces.
 
-    The call begins when it is awaited or read. Closing it, or cancelling the task that reads it,
-    aborts the call; then the context has only the tokens of the pieces that were read.
+    The call begins when this object is awaited or iterated over. Closing it, or cancelling the task
+    that reads it, aborts the call. Then the context has only the tokens of the pieces that were
+    read.
     """
 
     def __init__(self, run: Run) -> None:
@@ -28,7 +32,7 @@ class Generation(AsyncIterator[str]):
 
     @property
     def completion(self) -> Completion:
-        """The whole output. Raises `UsageError` before its end."""
+        """The whole output. Raises `UsageError` before the output has ended."""
         if self._completion is None:
             raise UsageError("the generation has not ended; await it, or read it to its end first")
         return self._completion

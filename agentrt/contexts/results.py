@@ -14,10 +14,11 @@ from agentrt.request.text import ReadsAsText
 class Completion(ReadsAsText):
     """A complete output of a model.
 
-    ``token_ids`` are the tokens that were appended to the context, with the token that ended the
-    output. ``text`` has neither that token nor the stop string. ``finish_reason`` is ``stop`` or
-    ``length``. ``logprobs`` has an entry for each token if log probabilities were requested. In a
-    prompt, a completion is used as its ``text``; ``to_dict()`` has all fields.
+    ``token_ids`` are the tokens that were appended to the context, including the token that ended
+    the output. ``text`` contains neither this token nor the stop string. ``finish_reason`` is
+    ``stop`` or ``length``. ``logprobs`` has an entry for each token if log probabilities were
+    requested. In a prompt, a completion is replaced by its ``text``; ``to_dict()`` returns all
+    fields.
     """
 
     text: str
@@ -60,6 +61,6 @@ class Scores:
 def likeliest(position: TokenLogprobs, most: int) -> TokenLogprobs:
     """Return the ``most`` likeliest tokens of a position, the likeliest first.
 
-    ``position`` begins with the token that is at the position, however likely it is.
+    The first entry of ``position`` is the token of the text at this position, however likely it is.
     """
     return tuple(sorted(position, key=lambda each: -each[1])[:most])

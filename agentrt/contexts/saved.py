@@ -1,4 +1,4 @@
-"""Saved contexts: kept in memory by name and tenant after their program has ended."""
+"""Saved contexts, which are kept in memory, by tenant and name, after their program has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrt.errors import ConfigError, UnknownContextError
 BUDGET = 16 * 2**20
 """Maximum size of all saved contexts of a tenant, in bytes: four million tokens."""
 ENTRY = 256
-"""Bytes that a saved context counts for beside its tokens."""
+"""Bytes that are counted for each saved context in addition to the bytes of its tokens."""
 _LONGEST_NAME = 128
 
 
@@ -30,7 +30,8 @@ class SavedContext:
 class SavedContexts:
     """The saved contexts of all tenants, up to ``budget`` bytes for each tenant.
 
-    What the engine has computed for them stays in its prefix cache until it is evicted.
+    The blocks that the engine has computed for these contexts stay in the prefix cache until they
+    are evicted.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
@@ -38,7 +39,7 @@ class SavedContexts:
         self._kept: dict[str, dict[str, SavedContext]] = {}
 
     def save(self, tenant: str, name: str, context: SavedContext) -> None:
-        """Save a context, replacing one with the same name.
+        """Save a context. It replaces a context that the tenant has saved under the same name.
 
         Raises `ConfigError` if the tenant's budget is exceeded or the name is empty or too long.
         """

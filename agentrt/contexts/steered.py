@@ -1,5 +1,5 @@
-"""Generates output that obeys an automaton: tokens that it forces, and tokens that the model
-chooses.
+"""Generating outputs that obey an automaton. Such an output has tokens that the automaton forces,
+and tokens that the model chooses.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agentrt.request import CallReport, CallSpec, Reply, Usage
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 
 Emit = Callable[[CallSpec], AsyncGenerator[Piece, None]]
-"""Makes a call of token ids."""
+"""A function that makes a call whose prompt is token ids."""
 Read = Callable[[Sequence[int]], Awaitable[str]]
-"""Converts token ids to text."""
+"""A function that converts token ids to text."""
 
 _HALF = "\ufffd"
 """The replacement character, which a tokenizer returns for an incomplete character."""
@@ -47,8 +47,8 @@ async def steered(
 ) -> AsyncGenerator[Piece, None]:
     """Generate the output after the prompt of ``spec``, with as few calls as possible.
 
-    Tokens that are the only allowed ones need no call. Raises `ConfigError` for an automaton that
-    allows a value that is no token id.
+    Where the automaton allows only one token, no call is needed. Raises `ConfigError` if the
+    automaton allows a value that is not a token id.
     """
     output, state = _Output(spec, read), automaton.start
     while output.finish_reason is None:
@@ -100,7 +100,7 @@ async def constrained(output: AsyncGenerator[Piece, None]) -> AsyncGenerator[Pie
 
 @dataclass(slots=True)
 class _Output:
-    """The output so far after a call's prompt."""
+    """The output that was generated so far for ``spec``."""
 
     spec: CallSpec
     read: Read
@@ -119,11 +119,11 @@ class _Output:
     # -- calls -------------------------------------------------------------------------
 
     def rest(self, grammar: Constraint) -> CallSpec:
-        """Return a call for the rest of the output."""
+        """Return a call that generates the rest of the output."""
         return self._next(self.left, constraint=grammar)
 
     def one_token(self, allowed: Iterable[int]) -> CallSpec:
-        """Return a call for one of the ``allowed`` tokens."""
+        """Return a call that generates one of the ``allowed`` tokens."""
         tokens = {checked(token) for token in allowed}
         if END in tokens:
             return self._next(1, constraint=token_choice(tokens))
@@ -142,7 +142,7 @@ class _Output:
         )
 
     def account(self, reply: Reply) -> None:
-        """Add the reply of a call. Raises `CallRejectedError` if the engine refused it."""
+        """Add the reply of a call. Raises `CallRejectedError` if the engine refused the call."""
         if reply.finish_reason == "error":
             raise CallRejectedError(
                 "the engine could not follow an automaton: its allowed tokens must be in the "
@@ -154,18 +154,19 @@ class _Output:
     # -- pieces ------------------------------------------------------------------------
 
     async def forced(self, tokens: Sequence[int]) -> SteeredPiece:
-        """Add tokens that the automaton forced, and return their piece."""
+        """Add tokens that the automaton forced, and return them as a piece of the output."""
         self.logprobs += [((token, 0.0),) for token in tokens]
         return await self.grown(tokens)
 
     async def grown(self, tokens: Sequence[int]) -> SteeredPiece:
-        """Add tokens, and return their piece."""
+        """Add tokens, and return them as a piece of the output."""
         self.ids += tokens
         return SteeredPiece(await self._new_text(), tuple(tokens))
 
     async def _new_text(self, *, last: bool = False) -> str:
         """Return the text since the last piece, without an incomplete character at its end."""
-        # Decoded together with a few earlier tokens, on which the text of a token may depend.
+        # Decode the new tokens together with a few earlier tokens, because the text of a token may
+        # depend on the tokens before it.
         start, end = self._shown
         before = await self.read(self.ids[start:end])
         text = await self.read(self.ids[start:])

@@ -1,7 +1,7 @@
-"""The live execution DAG of a program: which calls and interrupts had to end before which others.
+"""The live execution DAG of a program: for each call and interrupt, which nodes had to end before.
 
-Each event carries its time in seconds, and costs O(1) plus the edges that it adds. The path with
-the most attained service (ATLAS, Eq. 2) is updated as nodes end.
+Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
+adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class CriticalPath:
 
 
 class _Lineage(NamedTuple):
-    """The values that a child gets from its parents: its depth, p(c), and the parent ``via`` which
-    the path of p(c) leads.
+    """The values that a new node gets from its parents: its depth, its p(c) (``path_s``), and
+    ``via``, the parent through which the path of p(c) leads.
     """
 
     parents: tuple[int, ...]
@@ -42,8 +42,8 @@ _ROOT = _Lineage((), 0, 0.0, None)
 class ExecutionDAG:
     """The nodes and edges of a program, built from events.
 
-    ``state`` is ``RUNNING`` until `close` sets an end state; ``closed_at`` is the time of that. An
-    unknown id or an event out of order raises `InvariantError`.
+    ``state`` is ``RUNNING`` until `close` sets an end state, at the time ``closed_at``. An unknown
+    id or an event that is out of order raises `InvariantError`.
     """
 
     def __init__(self, program_id: str, program_type: str) -> None:
@@ -52,7 +52,7 @@ class ExecutionDAG:
         self.state = NodeState.RUNNING
         self.closed_at: float | None = None
         self._nodes: list[Node] = []
-        # Open nodes are kept separately, so that listing them does not scan the ended ones.
+        # Open nodes are kept separately, so that listing them need not scan all ended nodes.
         self._waiting: dict[int, Node] = {}
         self._running: dict[int, Node] = {}
         self._best: Node | None = None
@@ -75,7 +75,7 @@ class ExecutionDAG:
         return node
 
     def start(self, node_id: int, at: float) -> Node:
-        """Record that the node started at ``at``. A start after `requeue` keeps the first time."""
+        """Record that the node started at ``at``. After a `requeue`, keep the first start time."""
         node = self._take(node_id)
         if node.state is not NodeState.WAITING:
             raise InvariantError(f"cannot start {self._label(node)}: it is {node.state}")
@@ -88,7 +88,9 @@ class ExecutionDAG:
         return node
 
     def requeue(self, node_id: int, wait: str) -> Node:
-        """Record that the node waits again, for ``wait``: it was preempted, or its engine died."""
+        """Record that a running node waits again, because it was preempted or its engine died.
+        ``wait`` says for people what it waits for.
+        """
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:
             raise InvariantError(f"cannot requeue {self._label(node)}: it is {node.state}")
@@ -99,8 +101,8 @@ class ExecutionDAG:
         return node
 
     def finish(self, node_id: int, at: float, report: CallReport | None = None) -> Node:
-        """Record that the node has finished. Allowed without `start`, because some executors do not
-        report it.
+        """Record that the node has finished. A `start` before it is not required, because some
+        executors do not report when calls start.
         """
         return self._end(node_id, NodeState.DONE, at, report)
 
@@ -161,10 +163,10 @@ class ExecutionDAG:
         return list(self._running.values())
 
     def critical_path(self) -> CriticalPath:
-        """Return the path of ended nodes with the most service; of equal paths, the one with the
-        lower ids.
+        """Return the path of ended nodes with the most service. Of two equal paths, the path with
+        the lower ids is returned.
 
-        Nodes without service are on the path only if they link two nodes with service.
+        A node without service is on the path only if it links two nodes with service.
         """
         path: list[int] = []
         step = self._best.id if self._best else None
@@ -230,7 +232,7 @@ class ExecutionDAG:
 
 
 def _length(node: Node) -> tuple[float, int]:
-    """Return the sort key of a node: the service of the path that ends with it; in a tie the lower
-    id is greater.
+    """Return the sort key of a node: the service on the longest path that ends with the node. If
+    two nodes are equal, the node with the lower id is greater.
     """
     return node.path_end_s, -node.id

@@ -1,4 +1,4 @@
-"""Drawing a DAG as SVG, which notebooks and browsers show without a script."""
+"""Drawing a DAG as an SVG image, which notebooks and browsers show without a script."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def to_svg(dag: ExecutionDAG) -> str:
 
 
 def _places(nodes: Sequence[Node]) -> dict[int, tuple[float, float]]:
-    """Return the position of each node's box: a row for each depth, and within a row the order of
-    the parents.
+    """Return the position of each node's box. Nodes of the same depth are in one row, and are
+    ordered by the positions of their parents.
     """
     rows: dict[int, list[Node]] = {}
     for node in nodes:

@@ -1,9 +1,13 @@
 """Exporting an execution DAG as JSON, as a networkx graph, or as a Mermaid drawing.
 
-The form of the JSON (``version`` 1; times are in seconds, and reports have token counts):
+The JSON object has these fields; times are in seconds:
 
-``program`` {id, type, state, closed_at}, ``nodes`` [every field of `Node`, ``report`` and
-``interrupt`` as objects or null], ``edges`` [{from, to}], ``critical_path`` {seconds, nodes}.
+- ``version``: 1
+- ``program``: an object with ``id``, ``type``, ``state`` and ``closed_at``
+- ``nodes``: a list of objects with all fields of `Node`; ``report`` and ``interrupt`` are objects
+  or null
+- ``edges``: a list of objects with ``from`` and ``to``, the ids of a parent and of its child
+- ``critical_path``: an object with ``seconds`` and ``nodes``, the ids of the nodes on the path
 """
 
 from __future__ import annotations
@@ -50,8 +54,10 @@ def to_json(dag: ExecutionDAG) -> dict[str, Any]:
 
 
 def to_networkx(dag: ExecutionDAG) -> networkx.DiGraph[int]:
-    """Return the DAG as a networkx graph: nodes by id, with the JSON's fields as attributes."""
-    # Imported here, because importing it is slow and few programs need it.
+    """Return the DAG as a networkx graph. Nodes have their ids as keys, and the fields of a node in
+    `to_json` as attributes.
+    """
+    # networkx is imported here, because importing it is slow and few programs need it.
     import networkx
 
     graph: networkx.DiGraph[int] = networkx.DiGraph()
@@ -70,10 +76,11 @@ def to_mermaid(dag: ExecutionDAG) -> str:
 
 
 def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[str]) -> None:
-    """Write one or several DAGs to ``path``. Its suffix decides the format: ``.json`` or ``.mmd``.
+    """Write one or several DAGs to the file ``path``. The suffix decides the format: ``.json`` for
+    data, or ``.mmd`` for a Mermaid drawing.
 
-    Several DAGs become a JSON array, or subgraphs of one drawing. Raises `ConfigError` for another
-    suffix.
+    Several DAGs become a JSON array, or subgraphs of one drawing. Raises `ConfigError` for any
+    other suffix.
     """
     target = Path(path)
     single = dags if isinstance(dags, ExecutionDAG) else None
@@ -93,14 +100,16 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
 
 def _node_json(node: Node) -> dict[str, Any]:
     interrupt = node.interrupt
-    # Leave the arguments out of asdict, because it copies them, and fails for locks or open files.
+    # Leave the arguments out of asdict, which would copy them, and which fails for values such as
+    # locks and open files.
     fields = asdict(replace(node, interrupt=None))
     if interrupt is not None:
         arguments = interrupt.arguments
         fields["interrupt"] = asdict(replace(interrupt, arguments=None))
         fields["interrupt"]["arguments"] = None if arguments is None else _plain(arguments)
     if node.report is not None:
-        del fields["report"]["spans"]  # they are in journals, which have the times that they need
+        # A span has no start time, so spans are useful only with the times in a journal.
+        del fields["report"]["spans"]
     fields["kind"] = node.kind.value
     fields["state"] = node.state.value
     fields["parents"] = list(node.parents)
@@ -108,7 +117,9 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 
 def _plain(arguments: Mapping[str, Any]) -> Any:
-    """Convert arguments into JSON values. The arguments of a local function may be anything."""
+    """Convert arguments into JSON values. The arguments of a local function may be any objects, so
+    values that JSON does not support become text.
+    """
     try:
         return json.loads(json.dumps(dict(arguments), default=repr, skipkeys=True))
     except (ValueError, RecursionError):  # a value that contains itself
@@ -144,8 +155,8 @@ def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
 
 
 def caption(node: Node) -> list[str]:
-    """Return the lines of a node's label: its name, its scope, and its seconds (of service for a
-    call, of wall time for an interrupt).
+    """Return the lines of a node's label: the name of the node, its scope, and its seconds or its
+    state. The seconds are service for a call, and wall time for an interrupt.
     """
     if node.ended_at is None:
         last = node.state.value
@@ -161,10 +172,10 @@ def _label(node: Node) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape text for a quoted Mermaid label, with number codes for characters that may be
-    syntax.
+    """Escape text for a quoted Mermaid label: replace characters that may be Mermaid syntax by
+    number codes.
     """
-    # Quotes, brackets, backticks, # and & have a meaning in Mermaid; letters of any script do not.
-    # A line break would end the statement.
+    # Quotes, brackets, backticks, # and & have a meaning in Mermaid; letters of any script have
+    # none. A line break would end the statement.
     flat = " ".join(text.split())
     return "".join(c if c.isalnum() or c in _PLAIN else f"#{ord(c)};" for c in flat)

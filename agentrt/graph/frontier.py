@@ -1,8 +1,10 @@
 """The frontier of a thread of a program: the nodes that will be the parents of its next node.
 
-These are the nodes that have ended in the thread's view and that no other such node depends on. A
-frontier changes when the thread forks (a child thread starts with the same nodes), when it advances
-(one of its own nodes has ended), and when it joins another thread (it has waited for that thread).
+A thread is here a task or another line of execution in a program's code. The frontier has the nodes
+whose ends the thread knows of, without the nodes that another of these nodes depends on. When a
+thread forks, the new thread starts with the same frontier. A thread's frontier changes when the
+thread advances (a node of its own has ended), and when it joins another thread (it has waited for
+the end of that thread).
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from agentrt.graph.node import NodeKind
 class Frontier:
     """The last nodes that have ended in the view of a thread of a program. Not thread-safe.
 
-    A thread that joins only threads that it has forked itself needs only set operations on the base
-    of the fork, which cost O(1) per operation and new node. Joining a thread that another thread
-    has forked may add nodes that are ancestors of others. Then the frontier is *mixed*, and `prune`
-    removes ancestors by looking at the DAG before the next node.
+    Each thread remembers its *base*: the frontier that it got when it was forked. If a thread joins
+    only threads that it has forked itself, its frontier follows from set operations on their bases,
+    which cost O(1) per operation and new node. If it joins a thread that another thread has forked,
+    its frontier may get nodes that are ancestors of other nodes in it. Such a frontier is *mixed*;
+    before the next node, `prune` removes the ancestors by a search in the DAG.
     """
 
     __slots__ = (
@@ -40,24 +43,25 @@ class Frontier:
     )
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        # Nodes and forks share the sorted tuple; the set exists only while joins are collected.
-        # At least one of the two is always set.
+        # `_view` has the ids as a sorted tuple, which nodes and forks share. `_ids` has them as a
+        # set, which exists only while joins are collected. At least one of the two is always set.
         self._view: tuple[int, ...] | None = tuple(sorted(set(ids))) if ids else ()
         self._ids: set[int] | None = None
         self._base: tuple[int, ...] = ()
-        # A token instead of a reference, so that a chain of threads does not stay alive.
+        # A fork refers to its origin by this token and not by the object, so that it does not keep
+        # the origin alive.
         self._token = object()
         self._origin: object = None
         self._moved = False  # whether later nodes have replaced all nodes of the base
         self._joined = False  # whether the thread that forked this one has joined it
-        self._mixed = False  # whether it joined a thread that it had not forked
-        self._dirty = False  # whether it may contain ancestors of its own members
+        self._mixed = False  # whether this thread has joined a thread that it had not forked
+        self._dirty = False  # whether the frontier may contain ancestors of its own members
         self._dropped: tuple[int, ...] | None = None  # the base that the last join removed
-        self._seen: WeakSet[Frontier] | None = None  # joined threads that others have forked
+        self._seen: WeakSet[Frontier] | None = None  # joined threads that other threads forked
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of the nodes, sorted. The same object until something changes."""
+        """The sorted ids of the nodes. It is the same object until the frontier changes."""
         if self._view is None:
             assert self._ids is not None
             self._view = tuple(sorted(self._ids))
@@ -101,12 +105,12 @@ class Frontier:
         self._take(self._news(child, own), unrelated=not own or child._mixed)
 
     def include(self, ids: Iterable[int]) -> None:
-        """Add nodes on which this thread depends. They may be of any thread."""
+        """Add nodes on which this thread depends. Any thread may have emitted them."""
         self._take(tuple(ids), unrelated=True)
 
     def prune(self, dag: ExecutionDAG) -> tuple[int, ...]:
-        """Remove members that are ancestors of other members, if there can be any. Return the
-        ids.
+        """Remove the nodes that are ancestors of other nodes of the frontier, and return the ids of
+        the remaining nodes.
         """
         if self._dirty:
             self._view, self._ids = maximal(self.ids, dag), None
@@ -130,12 +134,13 @@ class Frontier:
         ids = child.ids
         if not own or child._moved:
             return ids
-        # This thread has the remaining nodes of the base, or has replaced them since.
+        # This thread already has the nodes of the base that the child still has, or has replaced
+        # them by later nodes.
         base = set(child._base)
         return tuple(node_id for node_id in ids if node_id not in base)
 
     def _drop(self, gone: tuple[int, ...]) -> None:
-        # All children of a wide fan-out share one base, so remove it only once.
+        # All children of a wide fan-out share one base, so remove the base's nodes only once.
         if gone and gone is not self._dropped:
             self._members().difference_update(gone)
             self._dropped = gone
@@ -161,11 +166,12 @@ class Frontier:
 
 
 def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[int, ...]:
-    """Return ``ids`` without ids that are ancestors of others, in rising order.
+    """Return ``ids`` in rising order, without the nodes that are ancestors of other nodes.
 
-    Searches backwards from the deepest node, down to the depth of the shallowest remaining id, and
-    over at most about ``budget`` edges (plus four for each id). Beyond that an ancestor may remain.
-    That is a redundant edge, which changes neither the order nor p(c).
+    The search follows edges backwards from the deepest node, and stops at the smallest depth of the
+    remaining ids. It follows at most about ``budget`` edges, plus four for each id. If it stops
+    earlier, an ancestor may remain. Such an ancestor only adds a redundant edge to the DAG, which
+    changes neither the order of nodes nor p(c).
     """
     unique = sorted(set(ids))
     if len(unique) < 2:
@@ -195,7 +201,9 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
 
 
 def calls_before(parents: tuple[int, ...], dag: ExecutionDAG) -> tuple[int, ...]:
-    """Return the last calls at or before ``parents``, in rising order. Interrupts are skipped."""
+    """Return the calls among ``parents``. For each interrupt among them, return the last calls
+    before the interrupt instead. The ids are in rising order.
+    """
     calls: set[int] = set()
     seen: set[int] = set()
     left = list(parents)

@@ -1,7 +1,8 @@
-"""Interrupts: the details of a node that is a tool, a question or an event, and its progress.
+"""Interrupts: the details and the progress of a node that is a tool, a question or an event.
 
-An interrupt has the state of its node: waiting (for a free worker), running, possibly with progress
-reports and new attempts, and then done, failed, cancelled, or expired (its deadline has passed).
+The state of an interrupt is the state of its node. An interrupt may wait for a free worker, then
+runs, possibly with progress reports and new attempts, and then is done, failed, cancelled, or
+expired (its deadline has passed).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that an interrupt reports: ``done`` of ``total`` (None if unknown), in a unit of
-    its own, and a message for people.
+    """The progress that an interrupt reports: ``done`` of ``total`` (None if unknown), in any unit,
+    and a message for people.
     """
 
     done: float
@@ -28,13 +29,13 @@ class Progress:
 
 @dataclass(slots=True)
 class Interrupt:
-    """The details of an interrupt: of a node that is a tool, a question or an event.
+    """The details of an interrupt, which is a node that is a tool, a question or an event.
 
-    ``transport`` names what runs the interrupt: ``thread``, ``process``, ``mcp:SERVER``, ``mqtt``,
-    ``human`` or ``event``. ``arguments`` are its arguments, if they are known as a JSON object.
-    ``deadline`` is a time in seconds on the clock of the program's DAG. ``key`` is the same for all
-    attempts, so that a receiver recognizes a repeated attempt. ``attempt`` is the number of the
-    current attempt, from 1 on.
+    ``transport`` is the name of the transport or source of the interrupt: ``thread``, ``process``,
+    ``mcp:SERVER``, ``mqtt``, ``human``, ``event`` or ``clock``. ``arguments`` are the arguments of
+    a tool if it takes them by name. ``deadline`` is a time in seconds on the clock of the program's
+    DAG. ``key`` is the same for all attempts, so that a receiver recognizes a repeated attempt.
+    ``attempt`` is the number of the current attempt, from 1 on.
     """
 
     transport: str

@@ -1,12 +1,16 @@
-"""Interrupts: what a program does outside the engine, such as calls of tools and questions to
-humans.
+"""Interrupts: calls of tools, questions to humans, and waits for events, during which a program is
+outside the engine.
 
-`tool` has `Tool`, the `@tool` decorator, and `ToolTransport`, the interface by which tools are run
-(`local`: in a thread; `process`: in a process; MCP and MQTT are in `agentrt.integrations`).
-`toolbox` has all tools that a runtime can reach. `attempts` runs a call of a tool, with checks,
-timeouts and retries. `questions` has the questions to humans, `answers` the form of their answers,
-and `events` the events that programs wait for. `agentrt.graph.interrupt` has the values that the
-DAG keeps of an interrupt.
+- `tool` has `Tool`, the decorator `@tool`, and `ToolTransport`, the interface of code that runs
+  tools.
+- `local` runs tools in threads, and `process` in worker processes. `agentrt.integrations` has the
+  transports for MCP and MQTT.
+- `toolbox` has all tools that a runtime can reach.
+- `attempts` runs a call of a tool, with checks, timeouts and retries.
+- `questions` has the questions to humans, and `answers` the form of their answers.
+- `events` has the events that programs wait for.
+
+`agentrt.graph.interrupt` has the values that the DAG keeps of an interrupt.
 """
 
 from __future__ import annotations

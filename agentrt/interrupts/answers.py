@@ -1,4 +1,6 @@
-"""The form of a human's answer: parses an answer, checks it by a JSON schema, and converts it."""
+"""The form of a human's answer, by which an answer is parsed, checked with a JSON schema, and
+converted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The form of an answer: a JSON value that obeys ``schema``, or a text if that is None.
+    """The form of an answer: a JSON value that obeys ``schema``, or a text if ``schema`` is None.
 
     ``convert`` converts the JSON value to the value that the program gets. It raises `ValueError`,
     as pydantic does, for a value that is not valid.
@@ -26,10 +28,11 @@ class AnswerForm:
     convert: Callable[[Any], Any] | None = None
 
     def parse(self, text: str) -> Any:
-        """Convert an answer that was typed to a JSON value, without checking it.
+        """Convert a typed answer to a JSON value that fits the schema. If no value fits, return a
+        value that `accept` will reject.
 
-        It is the text itself if the schema allows a text. If the schema allows every value, numbers
-        stay text, and so does text that is not valid JSON.
+        If the schema allows a text, the result is the typed text. If the schema allows every value,
+        JSON objects, lists, true, false and null are converted, and all other answers stay text.
         """
         if self.schema is None:
             return text
@@ -40,8 +43,8 @@ class AnswerForm:
         return fitting[0] if fitting else readings[min(1, len(readings) - 1)]
 
     def accept(self, value: Any) -> Any:
-        """Return an answer as the program gets it. Raises `ToolArgumentsError` if it is not
-        valid.
+        """Check an answer, and return it in the form that the program gets. Raises
+        `ToolArgumentsError` if the answer is not valid.
         """
         wrong = mistake_in(value, _TEXT if self.schema is None else self.schema)
         if wrong is None and self.convert is not None:
@@ -57,9 +60,10 @@ class AnswerForm:
 def answer_form(
     schema: Mapping[str, Any] | type | None = None, choices: Sequence[Any] | None = None
 ) -> AnswerForm:
-    """Return the form of an answer by a JSON schema, a type that pydantic supports, or its choices.
+    """Return the form of an answer, from a JSON schema, a type that pydantic supports, or a list of
+    choices.
 
-    Raises `ConfigError` for an invalid schema or empty choices, or if both are given.
+    Raises `ConfigError` for an invalid schema, for empty choices, and if both are passed.
     """
     if choices is not None:
         if schema is not None:
@@ -77,7 +81,9 @@ def answer_form(
 
 
 def free_form(schema: Any) -> AnswerForm:
-    """Return the form by a schema from outside; if it is not a valid schema, allow every value."""
+    """Return the form of an answer from a schema that may be invalid. An invalid schema gives a
+    form that allows every value.
+    """
     usable = isinstance(schema, Mapping) and mistake_in_schema(schema) is None
     return AnswerForm(schema if usable else {})
 
@@ -95,7 +101,8 @@ def _of_type(type: Any) -> AnswerForm:
             f"a question's schema: {name} has no JSON schema; use a pydantic model or "
             f"a JSON schema ({error})"
         ) from error
-    # The answer is validated as JSON, because a strict model would refuse a date as text otherwise.
+    # Validate the answer as JSON text, because a strict pydantic model refuses a date that is a
+    # Python string.
     return AnswerForm(schema, lambda value: adapter.validate_json(json.dumps(value)))
 
 
@@ -116,7 +123,7 @@ def _yes_or_no(text: str) -> list[bool]:
 
 
 def _in_a_line(error: ValueError) -> str:
-    """Return the first mistake that pydantic reports, or else the error's own text."""
+    """Return the first mistake that pydantic reports as one line; for any other error, its text."""
     mistakes = error.errors(include_url=False) if hasattr(error, "errors") else []
     if not mistakes:
         return str(error)[:500]

@@ -1,4 +1,6 @@
-"""Runs a call of a tool: checks its arguments, waits for a slot, and retries failed attempts."""
+"""Running a call of a tool: checking the arguments, waiting for a slot, and retrying failed
+attempts.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ from agentrt.interrupts.tool import Tool, ToolRequest, ToolTransport
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
-"""Further attempts of an idempotent tool if the process that ran it died."""
+"""Number of additional attempts of an idempotent tool if the process that ran the tool died."""
 _LEAST_S = 0.001
-"""Minimum timeout of an attempt in seconds, if the search for its tool took the whole timeout."""
+"""Minimum timeout of an attempt, in seconds. It is used if looking up the tool took the whole
+timeout.
+"""
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
 
@@ -33,12 +37,12 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Observer(ToolContext, Protocol):
-    """An observer to which a call reports that it waits or that an attempt starts."""
+    """An observer of a tool call. It is told when the call waits and when an attempt starts."""
 
     def waits(self, why: str) -> None:
         """Note that no attempt runs now, because the call waits.
 
-        ``why`` is the end of a sentence that begins with "it is waiting", such as "for a slot".
+        ``why`` completes the sentence "the call is waiting …", such as "for a slot".
         """
 
     def starts(self, attempt: int) -> None:
@@ -46,7 +50,9 @@ class Observer(ToolContext, Protocol):
 
 
 class AttemptSlots(asyncio.Semaphore):
-    """A limit of attempts that run at the same time; ``description`` says what a slot is."""
+    """A limit on the number of attempts that run at the same time. ``description`` describes a slot
+    for people.
+    """
 
     def __init__(self, most: int, description: str) -> None:
         super().__init__(most)
@@ -55,7 +61,9 @@ class AttemptSlots(asyncio.Semaphore):
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Runs calls with retries. ``sleep`` waits for some seconds between attempts."""
+    """A runner of tool calls with retries. ``sleep`` is the function that waits for a number of
+    seconds between two attempts.
+    """
 
     sleep: Sleep = asyncio.sleep
 
@@ -68,9 +76,9 @@ class Attempts:
     ) -> Any:
         """Run a call, and return the result of the first attempt that succeeds.
 
-        An attempt needs a slot of each of ``slots``. Raises `ToolArgumentsError` before an attempt
-        is run, `InterruptExpiredError` after the tool's timeout, and else the error of the last
-        attempt.
+        An attempt needs a slot of each limit in ``slots``. Raises `ToolArgumentsError` for wrong
+        arguments, before the first attempt, and otherwise the error of the last attempt, which is
+        `InterruptExpiredError` if the attempt took longer than the tool's timeout.
         """
         tool = request.tool
         if tool.spec is not None:
@@ -88,10 +96,11 @@ class Attempts:
 
 
 def _pause_s(attempt: int) -> float:
-    """Return the pause after an attempt, in seconds: twice the last pause, with jitter.
+    """Return the pause after an attempt, in seconds. Each pause is twice as long as the pause
+    before, up to a limit, with jitter.
 
-    Not tenacity, which webhooks and triggers use: every call of a tool would pay for its retry
-    state, though nearly all calls succeed at the first attempt.
+    Unlike webhooks and triggers, tools do not use the library tenacity. Its retry state would cost
+    time in every call of a tool, but nearly all calls succeed at the first attempt.
     """
     pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
     return pause + random.uniform(0, _FIRST_PAUSE_S)
@@ -135,7 +144,9 @@ async def _attempt(
 
 @contextlib.asynccontextmanager
 async def _all_of(slots: Sequence[AttemptSlots], observer: Observer) -> AsyncIterator[None]:
-    """Hold a slot of each limit in the body, acquired in their order."""
+    """Hold a slot of each limit while the body runs. The slots are acquired in the order of the
+    limits.
+    """
     async with contextlib.AsyncExitStack() as stack:
         for limit in slots:
             if limit.locked():
@@ -146,7 +157,9 @@ async def _all_of(slots: Sequence[AttemptSlots], observer: Observer) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def in_time(request: ToolRequest) -> AsyncIterator[None]:
-    """Limit the body to the attempt's timeout. Raises `InterruptExpiredError` after it."""
+    """Limit the body to the attempt's timeout. Raises `InterruptExpiredError` if the body takes
+    longer.
+    """
     bound = asyncio.timeout(request.timeout)
     try:
         async with bound:

@@ -12,13 +12,15 @@ _NAMED = re.compile(r"\bToolContext\b")
 
 
 class ToolContext(Protocol):
-    """Lets a running tool report its progress and ask a human.
+    """The context of a running tool, by which the tool reports its progress and asks a human.
 
-    A function gets it as the parameter with this type.
+    If a tool's function has a parameter of this type, the context is passed as this parameter.
     """
 
     def progress(self, progress: Progress) -> None:
-        """Report the tool's progress. It returns at once, and may be called from any thread."""
+        """Report the tool's progress. This method returns at once, and may be called from any
+        thread.
+        """
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
         """Ask a human for the program, and wait for an answer that obeys the JSON ``schema``.
@@ -30,7 +32,8 @@ class ToolContext(Protocol):
 
 
 def context_parameter(function: Callable[..., Any]) -> str | None:
-    """Return the name of a function's parameter for the `ToolContext`; None if it has none.
+    """Return the name of a function's parameter for the `ToolContext`; None if the function has no
+    such parameter.
 
     Models do not see this parameter.
     """

@@ -21,9 +21,9 @@ _AHEAD = 1000
 class Event:
     """An event on a topic.
 
-    ``payload`` is a JSON value, or the text if it is not valid JSON, or the bytes if it is not
-    valid UTF-8. ``dropped`` is the number of events before it that were dropped because too many
-    were waiting.
+    ``payload`` is the message's JSON value; text if the message is not valid JSON; or bytes if the
+    message is not valid UTF-8. ``dropped`` is the number of events that were dropped before this
+    event, because too many events were waiting.
     """
 
     topic: str
@@ -34,8 +34,8 @@ class Event:
 class Subscription:
     """The events of a topic for a program, in order.
 
-    At most ``ahead`` events wait for the program. If there are more, the oldest is dropped, and the
-    next event counts it in ``dropped``.
+    At most ``ahead`` events wait for the program. If there are more, the oldest event is dropped,
+    and is counted in ``dropped`` of the next event.
     """
 
     def __init__(self, ahead: int = _AHEAD) -> None:
@@ -53,7 +53,7 @@ class Subscription:
         self._arrived.set()
 
     def drop(self) -> None:
-        """Count an event that cannot be delivered as dropped."""
+        """Count an event as dropped, because it cannot be delivered."""
         self._dropped += 1
 
     async def next(self) -> Event:
@@ -78,7 +78,7 @@ class EventSource(ABC):
     name: str = "event"
 
     async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
-        """Open the source. It is no error if the sender of events is not reachable yet."""
+        """Open the source. This succeeds even if the sender of events cannot be reached yet."""
 
     async def close(self) -> None:  # noqa: B027
         """Close the source, and leave no task or subscription behind. Idempotent."""
@@ -87,13 +87,14 @@ class EventSource(ABC):
     async def subscribe(self, topic: str, tenant: str = "default") -> Subscription:
         """Subscribe to a topic for a program of ``tenant``.
 
-        Raises `ConfigError` for an invalid topic, and `ToolUnavailableError`.
+        Raises `ConfigError` for an invalid topic, and `ToolUnavailableError` if the source cannot
+        be reached.
         """
 
     async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
-        """Report an event that should have started a program but could not, for the reason ``why``.
+        """Report an event that could not start its program. ``why`` is the reason.
 
-        A source that can keep the event keeps it for people.
+        If the source can store events, it stores the event, so that people can look at it.
         """
         log.warning("the event on %s started no program: %s", event.topic, why)
 
@@ -110,7 +111,7 @@ class NoEvents(EventSource):
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """The events of a topic for a program. It subscribes when the first event is requested."""
+    """The events of a topic for a program. The first call of `next` starts the subscription."""
 
     topic: str
     subscription: Subscription | None = None
@@ -120,7 +121,7 @@ class Feed:
     ) -> Event:
         """Return the next event.
 
-        Raises `InterruptExpiredError` if none arrives within ``timeout`` seconds of the ``clock``.
+        Raises `InterruptExpiredError` if no event arrives within ``timeout`` seconds of ``clock``.
         """
         bound, alarm = asyncio.timeout(None), None
         try:

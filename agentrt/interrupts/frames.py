@@ -1,4 +1,5 @@
-"""The messages between a runtime and its worker processes: frames of a pickled value each.
+"""The messages between a runtime and its worker processes. Each message is a frame with a pickled
+value.
 
 Unpickling is safe here, because both ends belong to the same user on the same machine.
 """
@@ -18,7 +19,7 @@ LENGTH = struct.Struct("!Q")
 class Reference(NamedTuple):
     """The place where a worker finds a function.
 
-    ``main`` says that its file is the script that Python runs.
+    ``main`` is True if the file is the script that Python runs.
     """
 
     module: str
@@ -43,7 +44,8 @@ class Loaded(NamedTuple):
 class CallFrame(NamedTuple):
     """A request to run a function with pickled arguments.
 
-    ``context`` is the name of the parameter for its `ToolContext`; None if it has none.
+    ``context`` is the name of the function's parameter for the `ToolContext`; None if the function
+    has no such parameter.
     """
 
     reference: Reference
@@ -71,7 +73,7 @@ class Raised(NamedTuple):
 class Refused(NamedTuple):
     """A message that the arguments could not be unpickled, or the result could not be pickled.
 
-    ``arguments`` says which: true for the arguments, false for the result.
+    ``arguments`` is True for the arguments, and False for the result.
     """
 
     why: str
@@ -79,7 +81,7 @@ class Refused(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question of the function to a human."""
+    """A question of the running function to a human."""
 
     number: int
     question: str
@@ -93,7 +95,7 @@ class Withdrawn(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The answer to a question, or the ``error`` for which there is none."""
+    """The answer to a question, or the ``error`` that a question without an answer raises."""
 
     number: int
     answer: Any

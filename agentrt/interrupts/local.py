@@ -1,4 +1,4 @@
-"""Runs tools in this process: async functions on the event loop, all others in a thread."""
+"""Running tools in this process: async functions on the event loop, other functions in threads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ENDS = SystemExit, KeyboardInterrupt
 
 
 class ToolThreads:
-    """Threads for tools, which belong to one event loop: a thread for each running call, up to
-    ``most``.
+    """The threads for tools of one event loop: a thread for each running call, up to ``most``
+    threads.
 
-    At its exit, the interpreter waits for the threads of a `ThreadPoolExecutor`, so a tool that
-    hangs would delay it. These threads are daemons.
+    The threads are daemons. When Python exits, it waits for the threads of a `ThreadPoolExecutor`,
+    so a tool that hangs would prevent the exit.
     """
 
     def __init__(self, most: int = _MOST_THREADS) -> None:
@@ -50,7 +50,7 @@ class ToolThreads:
                 settle = partial(self._settle, future, context.run(function), None)
             except BaseException as error:
                 settle = partial(self._settle, future, None, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
+            with contextlib.suppress(RuntimeError):  # if the loop is closed, no caller waits
                 loop.call_soon_threadsafe(settle)
 
         self._open += 1
@@ -70,7 +70,7 @@ class ToolThreads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # else this thread would keep its objects alive until the next job
+            del job  # otherwise this thread would keep the job's objects alive until the next job
 
     def _settle(
         self, future: asyncio.Future[Any], result: Any, error: BaseException | None
@@ -85,9 +85,10 @@ class ToolThreads:
 
 
 class ThreadTransport(ToolTransport):
-    """Awaits async functions, and runs all others in a thread.
+    """The transport that awaits async functions, and runs all other functions in a thread.
 
-    A thread cannot be stopped. After its timeout it continues, but its result is dropped.
+    A thread cannot be stopped. After the tool's timeout the thread continues, but its result is
+    dropped.
     """
 
     name = "thread"

@@ -1,4 +1,4 @@
-"""Runs tools in worker processes, which can be killed at a timeout or a cancellation.
+"""Running tools in worker processes, which can be killed at a timeout or a cancellation.
 
 `docs/adr/0016-tools-in-worker-processes.md` says why agentrt has its own workers.
 """
@@ -47,11 +47,12 @@ from agentrt.interrupts.frames import (
 from agentrt.interrupts.tool import MAX_BYTES, ToolRequest, ToolTransport
 
 _LOAD_S = 60.0
-"""Seconds after which a worker is killed that is still importing a function's module."""
+"""Maximum time to import a function's module, in seconds. After that, the worker is killed."""
 _EXIT_S = 1.0
 """Seconds to wait for a worker's exit code after it has closed its socket."""
 _ROOT = str(Path(__file__).parents[2])
-# The user's folders are not on the path: their files may have names of the standard library.
+# A worker starts without the user's folders on its path, because files there may have the same
+# names as modules of the standard library.
 _START = """import sys
 sys.path.insert(0, {root!r})
 from agentrt.interrupts.worker import main
@@ -59,10 +60,12 @@ main({fd}, {pid})"""
 
 
 class ProcessTransport(ToolTransport):
-    """Runs each attempt in a worker process, which runs nothing else during that time.
+    """The transport that runs each attempt in a worker process. A worker runs one attempt at a
+    time.
 
-    Workers are started when they are needed, at most ``concurrency``, and used again. The time to
-    start a worker and to import a function's module does not count for the tool's timeout.
+    Workers are started when they are needed, at most ``concurrency`` of them, and are used again.
+    The tool's timeout does not include the time to start a worker and to import a function's
+    module.
     """
 
     name = "process"
@@ -82,7 +85,7 @@ class ProcessTransport(ToolTransport):
         try:
             async with in_time(request):
                 outcome = await worker.run(call, context)
-        except BaseException as error:  # it timed out, was cancelled, or died
+        except BaseException as error:  # the attempt timed out or was cancelled, or the worker died
             await self._end(worker)
             if isinstance(error, (EOFError, ConnectionError)):
                 message = f"tool {request.tool.name}: its worker process died ({worker.end})"
@@ -117,8 +120,8 @@ class ProcessTransport(ToolTransport):
         return worker
 
     async def _take(self, reference: Reference) -> WorkerProcess | None:
-        """Take an idle worker, if possible one that has imported the function; None if none is
-        idle.
+        """Take an idle worker, if possible a worker that has imported the function. Return None if
+        no worker is idle.
         """
         for gone in [worker for worker in self._idle if worker.dead]:
             await self._end(gone)
@@ -136,7 +139,9 @@ class ProcessTransport(ToolTransport):
 
 
 class WorkerProcess:
-    """The runtime's side of a worker process. ``loaded`` are the functions that it has imported."""
+    """A worker process, as the runtime sees it. ``loaded`` are the functions that the worker has
+    imported.
+    """
 
     def __init__(
         self,
@@ -177,14 +182,16 @@ class WorkerProcess:
 
     @property
     def end(self) -> str:
-        """A text about how the process ended."""
+        """How the process ended: the signal or the exit code, as text."""
         code = self._process.returncode
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exit code {code}"
 
     async def load(self, reference: Reference) -> None:
-        """Make the worker import a function. Raises `ImportError`, and `EOFError` if it dies."""
+        """Make the worker import a function. Raises `ImportError`, and `EOFError` if the worker
+        dies.
+        """
         self._writer.write(frame(Load(reference, sys.path)))
         message = await self._receive()
         assert isinstance(message, Loaded)
@@ -257,7 +264,8 @@ def reference_to(function: Callable[..., Any]) -> Reference:
                 f"{function.__qualname__} is not in a file, so a process cannot import it; put it "
                 "into a module and import that, or leave out isolation='process'"
             )
-        # multiprocessing's name for the main module, which the worker's pickled values refer to.
+        # The values that the worker pickles refer to the main module by multiprocessing's name for
+        # it, so this process must know the module by that name, too.
         sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
         spec = getattr(module, "__spec__", None)
         name = "__mp_main__" if spec is None else spec.name

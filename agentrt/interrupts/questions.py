@@ -1,4 +1,4 @@
-"""Questions to humans: the open questions of a runtime. The first answer to a question counts."""
+"""The open questions of a runtime to humans. The first answer to a question counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from agentrt.interrupts.answers import AnswerForm
 from agentrt.steady import SteadyClock
 
 _KEPT = 1000
-"""Number of closed questions that are kept, so that the error for a late answer has the reason."""
+"""Number of closed questions that are kept, so that the error for a late answer can say how the
+question was closed.
+"""
 
 QuestionState = Literal["open", "answered", "expired", "withdrawn"]
 
@@ -39,11 +41,15 @@ class Question:
 
 Listener = Callable[[Question], None]
 Answerer = Callable[[Question], Awaitable[Any]]
-"""Asks a human, and returns the answer as a JSON value. Another answer may come first."""
+"""A function that asks a human, and returns the answer as a JSON value. `Questions.answer` may
+answer the question earlier.
+"""
 
 
 async def no_human(question: Question) -> Any:
-    """Refuse a question: an `Answerer` for a runtime without a human. Raises `UsageError`."""
+    """Refuse a question by raising `UsageError`. This is the `Answerer` of a runtime without
+    humans.
+    """
     raise UsageError(
         f"program {question.program_id} asks a human, but nobody can answer: {question.text!r}. "
         "Run it in a terminal, pass the answer in advance, or create the runtime with ask_human="
@@ -51,9 +57,9 @@ async def no_human(question: Question) -> Any:
 
 
 class Questions:
-    """The questions of a runtime by id: the open questions, and the last that were closed.
+    """The questions of a runtime by id: the open questions, and the last closed questions.
 
-    All methods must be called from the runtime's event loop. Timeouts count on ``clock``.
+    All methods must be called from the runtime's event loop. Timeouts are measured by ``clock``.
     """
 
     def __init__(self, clock: SteadyClock, answerer: Answerer | None = None) -> None:
@@ -76,10 +82,10 @@ class Questions:
         self._listeners.remove(listener)
 
     async def ask(self, question: Question, *, timeout: float | None = None) -> Any:
-        """Ask a question, and return its first answer as the program gets it.
+        """Ask a question, and return the first answer in the form that the program gets.
 
-        Cancelling the task withdraws the question. Raises `InterruptExpiredError` after ``timeout``
-        seconds, and the errors of the answerer.
+        Cancelling the calling task withdraws the question. Raises `InterruptExpiredError` after
+        ``timeout`` seconds, and the errors of the answerer.
         """
         question.created_at = self.clock.now()
         question.expires_at = None if timeout is None else question.created_at + timeout
@@ -103,8 +109,8 @@ class Questions:
     def answer(self, question_id: str, value: Any) -> None:
         """Answer an open question.
 
-        Raises `QuestionClosedError` if it is not open any more, and `ToolArgumentsError` for an
-        answer that is not valid.
+        Raises `QuestionClosedError` if the question is unknown or closed, and `ToolArgumentsError`
+        for an answer that is not valid. After an invalid answer, the question stays open.
         """
         question = self.open.get(question_id)
         if question is None:

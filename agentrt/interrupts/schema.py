@@ -1,4 +1,4 @@
-"""Describes a Python function as a tool for models: its signature as a JSON schema.
+"""Describing a Python function as a tool for models: the function's signature as a JSON schema.
 
 LangChain's `convert_to_openai_tool` is not used: it accepts ``*args``, allows arguments that the
 function does not have, and shows the whole docstring to the model, which would change prompts.
@@ -19,9 +19,10 @@ from agentrt.request import ToolSpec
 
 
 def tool_specs(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
-    """Return the specs of functions, tools and specs, in order.
+    """Return a `ToolSpec` for each of ``tools``, which are functions, tools or specs.
 
-    Raises `ConfigError` for two tools with the same name, or a function that has no JSON schema.
+    Raises `ConfigError` for two tools with the same name, and for a function whose parameters have
+    no JSON schema.
     """
     specs = tuple(map(_spec_of, tools))
     names = [spec.name for spec in specs]
@@ -67,12 +68,14 @@ class ToolSchema:
         self._parameters.pop("title", None)
 
     def spec(self) -> ToolSpec:
-        """Return the spec: the function's name, its docstring's first paragraph and parameters."""
+        """Return the spec: the function's name, the first paragraph of its docstring, and the JSON
+        schema of its parameters.
+        """
         doc = self._doc.split("\n\n")[0].replace("\n", " ")
         return ToolSpec(self.name, doc, self._parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as from a model. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError`."""
         if not args:
             return dict(kwargs)  # `checked` reports missing and unknown arguments
         try:
@@ -105,8 +108,8 @@ def _fields(
 ) -> dict[str, Any]:
     """Return the fields of a pydantic model.
 
-    Fields are called ``p0``, ``p1`` and so on, because pydantic does not allow all names that a
-    parameter may have; the parameter's name is the alias.
+    Fields are called ``p0``, ``p1`` and so on, because a parameter may have a name that pydantic
+    does not allow for a field. The parameter's name is the field's alias.
     """
     from pydantic import Field
 
@@ -136,14 +139,15 @@ def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     from pydantic_core import to_jsonable_python
 
     plain: dict[str, Any] = to_jsonable_python(dict(arguments))
-    # Models sometimes write half a surrogate pair, which no transport can send: in the MCP SDK, it
-    # would break the whole connection. Refuse it here.
+    # Models sometimes write half a surrogate pair. No transport can send it, and in the MCP SDK it
+    # would break the whole connection. So raise an error for it here.
     json.dumps(plain, ensure_ascii=False).encode()
     return plain
 
 
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return a line about the first part of ``value`` that does not obey a JSON schema, else None.
+    """Return a line about the first part of ``value`` that does not obey a JSON schema; None if the
+    whole value obeys it.
 
     The schema is not trusted: references to other documents are not fetched.
     """
@@ -164,7 +168,7 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
-    """Return a line about why ``schema`` is no valid JSON schema; None if it is valid."""
+    """Return a line that says why ``schema`` is not a valid JSON schema; None if it is valid."""
     from jsonschema import SchemaError
 
     try:
@@ -176,7 +180,9 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """Return a validator for a schema, cached: checking the schema takes longer than a value."""
+    """Return a validator for a schema. Validators are cached, because checking a schema takes
+    longer than checking a value.
+    """
     from jsonschema.validators import validator_for
     from referencing import Registry
 
@@ -187,7 +193,7 @@ def _validator(schema: str) -> Any:
 
 
 def model_name(name: str) -> str:
-    """Convert a tool's name to one that models allow: at most 64 letters, digits, _ and -."""
+    """Convert a tool's name to a name that models allow: at most 64 letters, digits, _ and -."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 

@@ -1,7 +1,8 @@
-"""Tools, and the interface of the transports that run them: in a thread, a process, by MCP or MQTT.
+"""Tools, and the interface of the transports that run tools: in a thread, in a process, by MCP or
+by MQTT.
 
-A new kind of transport subclasses `ToolTransport`; `toolbox` finds the transports of other
-packages. `@tool` turns a function into a `Tool`.
+`@tool` turns a function into a `Tool`. A new kind of transport is a subclass of `ToolTransport`;
+`toolbox` finds the transports of other packages.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class ToolOptions:
     Attributes:
         timeout: Maximum seconds of each attempt; None is no limit.
         retries: Maximum number of further attempts after a failed attempt.
-        concurrency: Maximum number of calls that run at the same time over all programs.
+        concurrency: Maximum number of calls of the tool that run at the same time, over all
+            programs.
         idempotent: Whether the tool may run twice for a call without harm. Only an idempotent tool
-            is tried again after a timeout or the death of its process, and it may start before the
-            model has finished its answer.
+            is tried again after a timeout or the death of its process, and only an idempotent tool
+            may start before the model has finished its answer.
     """
 
     timeout: float | None = None
@@ -54,10 +56,10 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or a tool that ``transport`` reaches.
 
-    ``spec`` describes it to a model; None for a function without a JSON schema. ``remote`` is the
-    tool's name at the transport. It differs from ``name`` if models do not accept it, or if several
-    transports have a tool of this name. Calling a `Tool` calls its function directly, without a
-    program.
+    ``spec`` describes the tool to a model; None for a function without a JSON schema. ``remote`` is
+    the tool's name at the transport. ``name`` is another name if models do not accept the remote
+    name, or if several transports have a tool with this name. Calling a `Tool` calls its function
+    directly, outside any program.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Tool:
         self.transport = transport
         self.isolation: Isolation = isolation
         self.spent = 0.0
-        """Seconds that `Toolbox.find` took to find the tool; they count for its first attempt."""
+        """Seconds that `Toolbox.find` took to find the tool. The timeout of the first attempt
+        includes this time.
+        """
         if function is not None:
             functools.update_wrapper(self, function)
 
@@ -102,8 +106,9 @@ class Tool:
     def checked(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check arguments, and return them in the form that the tool takes.
 
-        For a function they are converted to its own types, and for a tool outside this process to
-        JSON values. Raises `ToolArgumentsError` for arguments that are not valid.
+        For a function, arguments are converted to the types of its parameters; for a tool outside
+        this process, they are converted to JSON values. Raises `ToolArgumentsError` for arguments
+        that are not valid.
         """
         if self.spec is None:
             return arguments
@@ -126,7 +131,7 @@ class Tool:
             raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as from a model. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError`."""
         if self.schema is not None:
             return self.schema.bind(args, kwargs)
         if args:
@@ -135,8 +140,8 @@ class Tool:
         return dict(kwargs)
 
     def takes(self, name: str) -> bool:
-        """Return whether the tool has a parameter of this name; for a plain function, a
-        required one.
+        """Return whether the tool has a parameter of this name. For a plain function, only
+        parameters without a default count.
         """
         if self.spec is not None:
             return name in self.spec.parameters.get("properties", ())
@@ -161,12 +166,13 @@ class Tool:
 
 
 class ToolRequest(NamedTuple):
-    """An attempt of a call of ``tool``.
+    """An attempt to run a call of ``tool``.
 
-    ``arguments`` are by name, and were checked against the tool's schema if it has one.
-    ``positional`` has arguments by position, for plain functions only. ``key`` is equal for all
-    attempts of a call, so that a transport can recognize a repeated call. ``timeout`` limits this
-    attempt (seconds). ``before`` is awaited when the attempt has its slots, before it is run.
+    ``arguments`` are the arguments by name. If the tool has a schema, they were checked against it.
+    ``positional`` has arguments by position, for plain functions only. ``key`` is the same for all
+    attempts of a call, so that a transport can recognize a repeated call. ``timeout`` is the
+    maximum duration of this attempt in seconds. ``before`` is awaited when the attempt has its
+    slots, before the tool is run.
     """
 
     tool: Tool
@@ -181,12 +187,12 @@ class ToolRequest(NamedTuple):
 
 
 class ToolTransport(ABC):
-    """Runs tools. All methods must be called from the same event loop.
+    """A transport, which runs tools. All methods must be called from the same event loop.
 
-    ``name`` is its name in the DAG and in messages: ``thread``, ``mcp:github``, ``mqtt``. At most
-    ``concurrency`` attempts run at the same time; the time for which others wait does not count for
-    their timeout. ``keeps_time`` says that the transport itself ends attempts at
-    `ToolRequest.timeout`, with `in_time`.
+    ``name`` is the transport's name in the DAG and in messages, such as ``thread``, ``mcp:github``
+    or ``mqtt``. At most ``concurrency`` attempts run at the same time. Other attempts wait, and
+    their timeouts do not include this wait. If ``keeps_time`` is True, the transport itself ends
+    attempts at `ToolRequest.timeout`, with `in_time`.
     """
 
     name: str
@@ -194,7 +200,7 @@ class ToolTransport(ABC):
     keeps_time = False
 
     async def open(self) -> None:  # noqa: B027 - nothing to open is a good default
-        """Open the transport. It is no error if its servers or workers are not reachable yet."""
+        """Open the transport. This succeeds even if no server or worker can be reached yet."""
 
     async def close(self) -> None:  # noqa: B027
         """Close the transport, and leave no task, subscription or process behind. Idempotent."""
@@ -204,7 +210,9 @@ class ToolTransport(ABC):
         return ()
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
-        """Return the tools for programs of ``tenant``, if tenants have tools of their own."""
+        """Return the tools that are offered now to programs of ``tenant``. By default, these are
+        the tools of `tools`.
+        """
         return await self.tools()
 
     async def more(self, tenant: str) -> bool:
@@ -215,17 +223,16 @@ class ToolTransport(ABC):
         return False
 
     def drain(self) -> None:  # noqa: B027
-        """Stop waiting for workers that are not there yet, because the programs are about to end.
-
-        Attempts that are running continue.
+        """Stop waiting for workers that have not connected yet, because the programs are about to
+        end. Attempts that are running continue.
         """
 
     @abstractmethod
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         """Run an attempt, and return its result.
 
-        Cancelling the task must stop the work, wherever it is, and must not return before
-        everything in this process has ended. Callers use this for timeouts. Raises a `ToolError`,
+        Callers cancel this coroutine at a timeout. Then it must stop the work, wherever the work
+        runs, and must not end before all its work in this process has ended. Raises a `ToolError`,
         or the error of the function.
         """
 
@@ -254,11 +261,12 @@ def tool(
     isolation: Isolation = "thread",
     **options: Any,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Turn a function into a tool whose schema is made from its signature and docstring.
+    """Turn a function into a tool. The tool's schema is made from the function's signature and
+    docstring.
 
     ``name`` is by default the function's name. With ``isolation="process"`` the function runs in a
-    worker process, which is killed at a timeout or a cancellation. The other options are those of
-    `ToolOptions`. Raises `ConfigError` for a function that has no JSON schema.
+    worker process, which is killed at a timeout or a cancellation. `ToolOptions` describes the
+    other options. Raises `ConfigError` for a function whose parameters have no JSON schema.
     """
     if function is not None:
         return tool()(function)
@@ -291,7 +299,7 @@ def _is_importable(function: Callable[..., Any]) -> bool:
 
 
 def as_tool(function: Callable[..., Any] | Tool) -> Tool:
-    """Return a tool unchanged, and a plain function as a tool without a schema."""
+    """Return a `Tool` unchanged; turn a plain function into a tool without a schema."""
     if isinstance(function, Tool):
         return function
     return Tool(name_of(function), function=function)

@@ -1,4 +1,4 @@
-"""All tools that a runtime can reach: its transports and their tools."""
+"""The transports of a runtime, and all tools that the runtime can reach by them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrt.interrupts.tool import Isolation, Tool, ToolTransport
 
 
 class Toolbox:
-    """The transports of a runtime, and those for functions of its own process.
+    """The transports of a runtime, including the transports for functions of its own process.
 
     Raises `ConfigError` for two transports with the same name.
     """
@@ -69,7 +69,9 @@ class Toolbox:
         return tool.transport or self._local[tool.isolation]
 
     def transport(self, name: str) -> ToolTransport:
-        """Return the transport of this name, except local ones. Raises `UnknownToolError`."""
+        """Return the transport with this name, for tools outside this process. Raises
+        `UnknownToolError`.
+        """
         if name not in self._remote:
             known = ", ".join(self._remote) or "none"
             message = f"unknown transport of tools {name!r}; available: {known}"
@@ -77,12 +79,13 @@ class Toolbox:
         return self._remote[name]
 
     def slots_of(self, tool: Tool) -> list[AttemptSlots]:
-        """Return the limits for attempts at a tool; an attempt needs a slot of each."""
+        """Return the limits for attempts of a tool. An attempt needs a slot of each limit."""
         transport = self.transport_of(tool)
         limits: list[tuple[Hashable, int, str]] = []
         if (most := tool.options.concurrency) is not None:
-            # By the schema, since two functions may have the same name. A tool of a transport is a
-            # new object in each listing, so it is known by its name.
+            # A function is identified by its schema object, since two functions may have the same
+            # name. A tool of a transport is identified by its name, since each listing makes a new
+            # object.
             key: Hashable = tool.schema or (transport.name, tool.remote)
             limits.append((key, most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
@@ -97,7 +100,7 @@ class Toolbox:
     async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
         """Return the tools of ``transports``, or of all transports, for programs of ``tenant``.
 
-        If several tools have the same name, the name of its transport is put before each of them:
+        If several tools have the same name, each gets the name of its transport as a prefix:
         ``github__search``. Raises `ToolUnavailableError` if one of ``transports`` cannot be
         reached, and `UnknownToolError` for an unknown transport. Without ``transports``, transports
         that cannot be reached are skipped.
@@ -121,9 +124,8 @@ class Toolbox:
         return tools
 
     def _list(self, transports: Iterable[str], tenant: str) -> dict[_Offerer, _Listing]:
-        """Return tasks that list the tools of ``transports``.
-
-        They continue if the caller is cancelled.
+        """Return a task for each transport, which lists its tools. The tasks continue if the caller
+        is cancelled.
         """
         return {
             offerer: self._late.get(offerer) or self._listing(offerer)
@@ -146,10 +148,10 @@ class Toolbox:
         return listing
 
     async def _wait_promptly(self, listings: Mapping[_Offerer, _Listing]) -> None:
-        """Wait up to a second for the listings, and note the transports that are late.
+        """Wait up to a second for the listings, and note the transports that have not answered.
 
-        Until a late transport answers, further callers use the same listing, and do not wait for
-        it.
+        Until such a transport answers, later callers use the same listing, and do not wait for it
+        here.
         """
         prompt = {key: task for key, task in listings.items() if key not in self._late}
         if prompt:
@@ -175,7 +177,7 @@ class Toolbox:
     def _offered(self, listings: Mapping[_Offerer, _Listing]) -> tuple[list[Tool], list[ToolError]]:
         """Return the tools of these listings, and the errors of transports that cannot be reached.
 
-        For a transport that is late, its last listing is used.
+        For a transport that has not answered yet, its previous listing is used.
         """
         tools: list[Tool] = []
         unreached: list[ToolError] = []
@@ -194,10 +196,11 @@ class Toolbox:
         return tool.renamed(model_name(f"{owner}__{tool.name}"))
 
     async def find(self, name: str, tenant: str = "default") -> Tool:
-        """Return the tool of this name, such as ``drill``, or ``mqtt/drill`` if several have it.
+        """Return the tool with this name, such as ``drill``. If several transports have a tool of
+        this name, use ``mqtt/drill``.
 
-        If the tool may be announced later, this waits for it. Raises `UnknownToolError`, and
-        `ToolUnavailableError` if a transport that cannot be reached may have the tool.
+        If a transport may announce the tool later, wait for the tool. Raises `UnknownToolError`,
+        and `ToolUnavailableError` if a transport that cannot be reached may have the tool.
         """
         with contextlib.suppress(UnknownToolError):
             return await self._find(name, tenant)
@@ -249,9 +252,9 @@ async def _tools_or_error(transport: ToolTransport, tenant: str) -> Sequence[Too
 
 
 def _chosen(name: str, known: Mapping[str, Tool]) -> Tool | None:
-    """Return the tool of this name; None if there is none.
+    """Return the tool of this name; None if there is no such tool.
 
-    ``known`` has all tools by transport and name. Raises `UnknownToolError` if several tools have
+    ``known`` maps ``transport/name`` to each tool. Raises `UnknownToolError` if several tools have
     the name.
     """
     if name in known:

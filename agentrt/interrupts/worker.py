@@ -1,6 +1,6 @@
 """A worker process, which runs one function at a time for the runtime that started it.
 
-It imports a function's module when the runtime requests it, and ends with its runtime.
+The worker imports a function's module when the runtime requests it, and ends when the runtime ends.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ from agentrt.interrupts.tool import MAX_BYTES
 
 _PR_SET_PDEATHSIG = 1
 _FRAMES = 20
-"""Maximum number of a traceback's innermost frames that are sent."""
+"""Maximum number of frames of a traceback that are sent. They are the innermost frames."""
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the runtime with the process id ``parent`` at the socket ``fd``, until it is closed."""
+    """Serve the runtime with the process id ``parent`` at the socket ``fd``, until the runtime
+    closes the socket.
+    """
     _die_with(parent)
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
@@ -128,7 +130,7 @@ def _module(reference: Reference) -> ModuleType:
 
 
 def _is_importable(reference: Reference) -> bool:
-    """Return whether importing the module by its name leads to the same file."""
+    """Return whether importing the module by its name would import the same file."""
     try:
         spec = importlib.util.find_spec(reference.module)
     except (ImportError, ValueError):
@@ -183,7 +185,7 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _carried(error: BaseException) -> bytes | None:
-    """Return the pickled error; None if it cannot be unpickled or is too large."""
+    """Return the pickled error; None if it cannot be pickled and unpickled, or is too large."""
     try:
         carried = pickle.dumps(error)
         pickle.loads(carried)

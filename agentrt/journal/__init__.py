@@ -1,4 +1,5 @@
-"""Records the requests and results of programs node by node, so that programs can resume.
+"""The journal, which records the requests and results of programs node by node, so that programs
+can resume.
 
 - `schema`: the tables.
 - `store`: the database, and the thread that writes it.
@@ -6,7 +7,7 @@
 - `past`: the nodes of one program that earlier processes recorded.
 - `record`: the record of one running program.
 - `requests`: the requests of calls, recorded as differences from earlier requests.
-- `sketch`: compares requests with recorded ones, to see whether the code has changed.
+- `sketch`: compares new requests with recorded requests, to see whether the code has changed.
 - `journal`: opens a journal, and starts the record of each program.
 - `analysis`: explains recorded programs.
 """

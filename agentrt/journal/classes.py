@@ -1,10 +1,10 @@
 """The names of classes in a journal, and finding a class by its name.
 
 A class of an installed package is named ``module:qualname``. A class in a user's own file is named
-``/folder/./below/agent.py:qualname``: the file's path, in which ``/./`` follows the working folder
-of that time if the file is below it. A module name would not be enough, because the names of two
-files called ``agent.py`` depend on the order in which they are loaded. No module is imported to
-find a class.
+``/folder/./below/agent.py:qualname``, by the path of the file. If the file was below the working
+folder of the recording process, ``/./`` marks the end of that folder. A module name would not be
+enough, because the module names of two files called ``agent.py`` depend on the order in which they
+are loaded. No module is imported to find a class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, cast
 
 _BELOW = "/./"
-"""The mark in a path after the working folder of the process that recorded the class."""
+"""The mark in a path at the end of the working folder of the process that recorded the class."""
 _INSTALLED = ("site-packages", "dist-packages")
 _HERE = Path(__file__).parents[1]
 """The folder of agentrt itself, which may be a checkout."""
@@ -27,7 +27,7 @@ MAIN = "__main__"
 
 
 def name_of(kind: type[Any]) -> str | None:
-    """Return the name by which `class_of` finds this class; None if it would not find the class."""
+    """Return the name by which `class_of` finds a class; None if it cannot find the class."""
     name = _name_of(cast(Hashable, kind))
     return name if class_of(name) is kind else None
 
@@ -71,7 +71,7 @@ def class_of(name: str) -> type[Any] | None:
 
 
 def missing(name: str) -> str:
-    """Say why `class_of` does not find a class."""
+    """Return a text that says why `class_of` does not find a class."""
     place, _, qualname = name.rpartition(":")
     if "/" not in place:
         return f"there is no class {qualname} in {place} any more, or {place} is not imported"
@@ -93,7 +93,7 @@ def _modules_of(place: str) -> list[ModuleType]:
         return there
     if _BELOW not in place or path.exists():
         return []
-    # The whole folder was moved: the file is at the same place below the current working folder.
+    # If the whole folder was moved, the file is at the same place below the current working folder.
     return _at(Path.cwd() / place.partition(_BELOW)[2])
 
 

@@ -1,11 +1,11 @@
 """Converts values to JSON and back: the results of nodes, and the inputs of programs.
 
 Values of JSON's own types are written unchanged, so that SQL can read them. Any other value is
-written as an object whose key ``$`` names the type. A value is either read back equal, including
-the types of all its parts, or refused when it is written. To be sure, `dumps` reads each value that
-is not of JSON's own types back at once and writes it again; both texts must be equal. Instances are
-made without their constructors, because a constructor may do more than store its arguments.
-Reading a journal imports no module.
+written as an object whose key ``$`` names the type. A value that would not be read back equal,
+including the types of all its parts, is refused when it is written. To be sure, `dumps` at once
+reads back each value that is not of JSON's own types, and writes it a second time; both texts must
+be equal. Instances are made without their constructors, because a constructor may do more than
+store its arguments. Reading a journal imports no module.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from agentrt.journal.raised import read_error, write_error
 __all__ = ["UnkeptError", "dumps", "loads", "register"]
 
 _ID, _REF = "$id", "ref"
-"""The key for the number of a value that occurs several times, and the type name of a reference to
-such a value.
+"""`_ID` is the key for the number of a value that occurs several times. `_REF` is the type name of
+a reference to such a value.
 """
 _CODED = "$plain"
-"""The key for the plain data that a registered codec made of a value."""
+"""The key for the plain data into which a registered codec converted a value."""
 _ERROR = "$error"
 _DEEPEST = 200
 _LONGEST_INT = 64
@@ -84,11 +84,12 @@ _CODECS_BY_NAME: dict[str, Codec] = {}
 def register(
     type: type[Any], to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]
 ) -> None:
-    """Let journals record the values of a class, but not those of its subclasses.
+    """Let journals record the values of a class. Values of its subclasses are not included.
 
     ``to_plain`` converts a value to plain data: numbers, texts, bytes, lists, dicts and all other
     types that a journal records. ``from_plain`` converts this data to an equal value. Register the
-    class before a program with such values starts or resumes, for example where it is defined.
+    class before a program with such values starts or resumes, for example in the module that
+    defines the class.
     """
     codec = Codec(type, to_plain, from_plain)
     _CODECS[type] = codec
@@ -98,9 +99,9 @@ def register(
 def dumps(value: Any, without: object = None, *, label: str = "value") -> str:
     """Return a value as JSON text.
 
-    A field of the value that is the object ``without`` is left out, and is read back as its
-    default. Raises `UnkeptError`, which names the part that cannot be recorded by its path;
-    ``label`` is the first word of this path.
+    If a field of ``value`` is the object ``without``, it is left out, and has its default when the
+    value is read back. Raises `UnkeptError`, whose message has the path to the part that cannot be
+    recorded; ``label`` is the first word of this path.
     """
     try:
         return _checked(value, without)
@@ -124,7 +125,9 @@ def loads(text: str) -> Any:
 
 
 def _checked(value: Any, without: object = None) -> str:
-    """Return a value as JSON text that is read back equal. Raises `UnkeptError` without a path."""
+    """Return a value as JSON text. Raises `UnkeptError`, whose message has no path, if the value
+    would not be read back equal.
+    """
     text, doubtful = _text(value, without)
     if doubtful:
         again, _ = _text(loads(text), None)
@@ -157,11 +160,11 @@ def _text(value: Any, without: object) -> tuple[str, bool]:
 
 
 class ValueWriter:
-    """Converts one value to JSON.
+    """A converter of one value to JSON.
 
-    ``again`` holds the mutable values that occur more than once, by their ids. If there are any, a
-    second writer gets them as ``shared``, and gives them numbers. ``doubtful`` says whether the
-    value has a part that its own class must make again when it is read.
+    After writing, ``again`` has the mutable values that occur more than once, by their ids. If
+    there are any, a second writer gets them as ``shared``, and writes them with numbers.
+    ``doubtful`` is True if the JSON must be read back to check that it gives an equal value.
     """
 
     plain = PLAIN
@@ -174,11 +177,13 @@ class ValueWriter:
         self.shared = shared
         self.again: dict[int, Any] = {}
         self.doubtful = False
-        self._seen: dict[int, Any] = {}  # holds the values, so that no other value gets their ids
+        # The values that were written, by their ids. Holding them keeps their ids from being used
+        # for other values.
+        self._seen: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
 
     def write(self, value: Any, depth: int) -> Any:
-        """Return a value as JSON. Raises `UnkeptError`, and what the code of classes raises."""
+        """Return a value as JSON. Raises `UnkeptError`, and any error of the code of classes."""
         kind = type(value)
         plain = self.plain
         if kind in plain or (kind is float and isfinite(value)):
@@ -206,7 +211,7 @@ class ValueWriter:
             return ref
         made = self._head(value, known.name)
         if isinstance(value, set | frozenset):
-            # Sorted, so that equal sets have equal texts in all processes.
+            # Sort the items, so that equal sets have equal texts in all processes.
             self.doubtful = self.doubtful or not self.plain.issuperset(map(type, value))
             made["value"] = sorted((self.write(each, depth + 1) for each in value), key=repr)
             return made
@@ -218,7 +223,8 @@ class ValueWriter:
         plain, write = self.plain, self.write
         if plain.issuperset(map(type, value)):  # fast for long lists of token ids
             return value
-        # Inline, because calling `write` for each number would take most of the time.
+        # The test for plain values is repeated here, because calling `write` for each number would
+        # take most of the time.
         return [
             each
             if (kind := type(each)) in plain or (kind is float and isfinite(each))
@@ -240,13 +246,15 @@ class ValueWriter:
         return {KIND: "dict", "value": pairs}
 
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
-        """Return whether these can be the keys of a JSON object."""
+        """Return whether all keys are texts, so that they can be the keys of a JSON object."""
         return _TEXT.issuperset(map(type, keys))
 
     # -- values that occur more than once ------------------------------------------------
 
     def _reference_to(self, value: Any) -> dict[str, Any] | None:
-        """Return a reference to a mutable value that is already written; None at the first time."""
+        """Return a reference to a mutable value that was written before. If the value occurs for
+        the first time, note it and return None.
+        """
         key = id(value)
         if key in self._seen:
             return self._reference(key)
@@ -261,7 +269,7 @@ class ValueWriter:
         return {KIND: _REF, "value": number}
 
     def _numbered(self, value: Any, key: int, depth: int) -> Any:
-        """Return a list or a dict as JSON, with a number if it occurs again."""
+        """Return a list or a dict as JSON, with a number if it occurs more than once."""
         number = None
         if key in self.shared:
             number = self._numbers[key] = len(self._numbers)
@@ -273,7 +281,7 @@ class ValueWriter:
         return {KIND: "list" if is_list else "object", _ID: number, "value": made}
 
     def _head(self, value: Any, name: str) -> dict[str, Any]:
-        """Return the JSON object of a mutable value, with its type and number only."""
+        """Return the JSON object for a mutable value with only its type and its number."""
         number = self._numbers.get(id(value))
         return {KIND: name} if number is None else {KIND: name, _ID: number}
 
@@ -293,7 +301,9 @@ class ValueWriter:
         return made | {_CODED: self.write(plain, depth + 1)}
 
     def _instance(self, value: Any, depth: int) -> Any:
-        """Return an instance of a class that can be found by its name as JSON."""
+        """Return an instance of a class as JSON. Raises `UnkeptError` if the class cannot be found
+        by its name.
+        """
         kind = type(value)
         if issubclass(kind, BaseException):
             if (ref := self._reference_to(value)) is not None:
@@ -321,7 +331,8 @@ class ValueWriter:
         """Return an instance of a dataclass of agentrt as JSON."""
         fields = form.own
         assert fields is not None
-        # Most fields of a reply have their default. Leaving these out halves the row.
+        # Most fields of a reply have their default values. Without these fields, the row has half
+        # the size.
         every = zip(fields.names, fields.defaults, fields.read(value), strict=True)
         made = {field: item for field, default, item in every if item is not default}
         if not depth and self.without is not None:
@@ -341,7 +352,7 @@ class ValueWriter:
         return type(self)(None, shared)
 
     def reader(self) -> ValueReader:
-        """Return the reader for this form."""
+        """Return a reader for the JSON that this writer makes."""
         return ValueReader()
 
     def keeps(self, value: Any) -> bool:
@@ -409,7 +420,7 @@ class TooDeepError(UnkeptError):
 
 
 def _describe_fault(value: Any, label: str, error: UnkeptError) -> str:
-    """Say which part of a value cannot be recorded, why, and what to do."""
+    """Return a message that says which part of a value cannot be recorded, why, and what to do."""
     if isinstance(error, TooDeepError):
         return f"{label} is of type {described(type(value))}, {error}; use flatter data"
     seen = {id(value)}
@@ -439,7 +450,9 @@ def _fault(value: Any) -> UnkeptError | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value, each with the code that would access it."""
+    """Yield the parts of a value, each with the Python code that accesses the part, such as
+    ``.name`` or ``[0]``.
+    """
     kind = type(value)
     if kind in _CODECS or isinstance(value, BaseException | type):
         return
@@ -475,13 +488,13 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class ValueReader:
-    """Converts the JSON of one value back to the value."""
+    """A converter of the JSON of one value back to the value."""
 
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}
 
     def read(self, value: Any) -> Any:
-        """Return the value. Raises `UnkeptError`, and what the code of classes raises."""
+        """Return the value. Raises `UnkeptError`, and any error of the code of classes."""
         if isinstance(value, list):
             return [self.read(each) for each in value]
         if not isinstance(value, dict):
@@ -521,7 +534,7 @@ class ValueReader:
         raise UnkeptError(f"a value has the unknown type {kind!r}")
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember a value that occurs more than once, and return it."""
+        """Remember ``made`` by its number if it occurs more than once, and return it."""
         if (number := value.get(_ID)) is not None:
             self._known[number] = made
         return made
@@ -543,7 +556,7 @@ class ValueReader:
         if (fields := fields_of(kind)) is not None:
             if STATE in value:
                 return self._fields(kind, value, fields)
-            # A dataclass of agentrt, or of any origin in an older journal.
+            # This is a dataclass of agentrt, or, in an older journal, any dataclass.
             return kind(**{key: self.read(item) for key, item in value.items() if key != KIND})
         if (base := built_in(kind)) in BASES:
             return self._subclass(kind, value, BASES[base])

@@ -1,7 +1,8 @@
 """The forms in which a journal records instances of classes.
 
-An instance is recorded as its attributes, and made again by setting them: neither constructors nor
-validators run. `form_of` chooses the form of a class; `agentrt.journal.codec` writes and reads it.
+An instance is recorded as its attributes. When it is read back, the attributes are set on a new
+instance without running constructors or validators. `form_of` chooses the form of a class, and
+`agentrt.journal.codec` writes and reads values in this form.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ KIND = "$"
 STATE = "$state"
 """The key for attributes of an instance that are not fields."""
 SET, EXTRA, PRIVATE, OF = "$set", "$extra", "$private", "$of"
-"""The keys of a pydantic model for the names of set fields, for extra and private attributes, and
-for type parameters.
+"""The keys in the JSON of a pydantic model for the names of the fields that were set, for the extra
+attributes, for the private attributes, and for the type parameters.
 """
 NAME = "$name"
 PLAIN = frozenset({str, int, bool, type(None)})
 _OWN = "agentrt."
 _UNKEPT = "which a journal cannot keep"
 _HASH = "_attrs_cached_hash"
-"""The attribute in which ``attrs`` caches a hash. It differs in each process."""
+"""The attribute in which ``attrs`` caches the hash of an instance. It differs in each process."""
 _HEAP_TYPE = 1 << 9
 
 
 class OwnFields(NamedTuple):
     """The fields of a dataclass of agentrt, with their defaults.
 
-    ``read`` returns the values of all fields. ``plain`` are the names of fields that need no
-    conversion, and ``packed`` those of fields that hold token ids.
+    ``read`` returns the values of all fields. ``plain`` has the names of fields that need no
+    conversion, and ``packed`` has the names of fields that hold token ids.
     """
 
     names: tuple[str, ...]
@@ -64,13 +65,13 @@ class FormWriter(Protocol):
         """Return the attributes of an object as a JSON object: each value under its name."""
 
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
-        """Return whether these can be the keys of a JSON object."""
+        """Return whether all keys are texts, so that they can be the keys of a JSON object."""
 
     def fresh(self, shared: Mapping[int, Any]) -> FormWriter:
         """Return a new writer that knows the ``shared`` values."""
 
     def reader(self) -> FormReader:
-        """Return the reader for this form."""
+        """Return a reader for the JSON that this writer makes."""
 
     def keeps(self, value: Any) -> bool:
         """Return whether a journal can record a value."""
@@ -83,14 +84,15 @@ class FormReader(Protocol):
         """Return the value."""
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember a value that occurs more than once, and return it."""
+        """Remember ``made`` by its number if it occurs more than once, and return it."""
 
 
 class Form(NamedTuple):
     """The form of the instances of a class.
 
-    They are written by ``write``, or as the fields in ``own`` if the class is a dataclass of
-    agentrt. With neither, they cannot be recorded, and ``name`` says why.
+    The function ``write`` writes the instances. If the class is a dataclass of agentrt, the fields
+    in ``own`` are written instead. With neither, instances cannot be recorded, and ``name`` is not
+    the name of the class but says why.
     """
 
     name: str
@@ -126,7 +128,9 @@ def form_of(kind: Any) -> Form:
 
 
 def unfindable(kind: type[Any]) -> str:
-    """Say why instances of a class that cannot be found by its name cannot be recorded."""
+    """Return a text that says why instances of a class cannot be recorded. The class is one that
+    cannot be found by its name.
+    """
     if "<locals>" in kind.__qualname__:
         return "whose class is defined inside a function"
     is_pythons = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "builtins")
@@ -149,7 +153,9 @@ def fields_of(kind: type[Any]) -> dict[str, Any] | None:
 
 
 def built_in(kind: type[Any]) -> type[Any]:
-    """Return the first base class that is built in, which holds the data of the value itself."""
+    """Return the first built-in class among the bases of a class. It holds the data of instances
+    that is not in attributes.
+    """
     return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
@@ -201,7 +207,9 @@ def _write_fields(writer: FormWriter, value: Any, form: Form, depth: int) -> dic
 
 
 def _write_model(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """Return a pydantic model as JSON, with its fields unchanged and not as it would dump them."""
+    """Return a pydantic model as JSON. The values of its fields are written as they are, not as
+    ``model_dump`` would convert them.
+    """
     made: dict[str, Any] = {}
     generic = type(value).__pydantic_generic_metadata__
     if generic["origin"] is not None:
@@ -219,8 +227,8 @@ def _write_model(writer: FormWriter, value: Any, form: Form, depth: int) -> dict
 
 
 def _write_member(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """Return an enum member as JSON: as its value, or as its name if the value is not of a type of
-    JSON.
+    """Return an enum member as JSON: by its value if the value has a type of JSON, and otherwise by
+    its name.
     """
     inner = value._value_
     if type(inner) in PLAIN or value._name_ not in type(value).__members__:
@@ -233,7 +241,7 @@ def _write_subclass(writer: FormWriter, value: Any, form: Form, depth: int) -> d
     assert form.base is not None
     inner = BASES[form.base].write(value)
     made: dict[str, Any] = {} if form.shared else {KIND: form.name}
-    # The inner value is a copy, so it must not be remembered as a value of its own.
+    # The inner value is a temporary copy, so it gets no number.
     made["value"] = (
         writer.object(inner, depth + 1) if form.base is dict else writer.write(inner, depth + 1)
     )
@@ -243,8 +251,8 @@ def _write_subclass(writer: FormWriter, value: Any, form: Form, depth: int) -> d
 
 
 class Base(NamedTuple):
-    """Functions for subclasses of a built-in type: ``write`` returns a value as an instance of the
-    built-in type, and ``make`` makes an instance of the subclass of it.
+    """The functions for subclasses of a built-in type. ``write`` converts an instance of a subclass
+    to an instance of the built-in type, and ``make`` converts it back.
     """
 
     write: Callable[[Any], Any]
@@ -252,8 +260,8 @@ class Base(NamedTuple):
 
 
 def _fill_empty(base: Any, fill: Callable[[Any, Any], Any]) -> Callable[[type[Any], Any], Any]:
-    """Return a function that makes an empty instance, and fills it without calling methods of its
-    own class.
+    """Return a function that makes an empty instance of a subclass of ``base``, and fills it
+    without calling methods of the subclass.
     """
 
     def make(kind: type[Any], value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An open journal, in which programs start, resume, or wait while they are parked."""
+"""An open journal, which records programs that start, resume or are parked."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Old programs are deleted each time that this share of the number to keep has ended."""
+"""Share of the number of programs to keep. Each time that this share of programs has ended, old
+programs are deleted.
+"""
 _KEEP_S = 60.0
-"""Seconds after which the reading of the clock is saved together with other rows."""
+"""Minimum age of the clock's last saved reading, in seconds, at which a new reading is saved
+together with other rows.
+"""
 _ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
@@ -46,24 +50,30 @@ _DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """What a journal records, and what it keeps."""
+    """The options that decide what a journal records and for how long it keeps it."""
 
     content: Content = "full"
-    """What is recorded of each node's request and result: all of both, a digest of the request, or
-    nothing. Programs can resume only from ``full``.
+    """How much is recorded of each node: with ``full``, the whole request and result; with
+    ``digest``, only a digest of the request; with ``none``, neither. Programs can resume only from
+    ``full``.
     """
     keep: int | None = None
-    """Number of ended programs whose nodes are kept; None for all. Older ones keep their result."""
+    """Number of ended programs whose nodes are kept; None keeps all. Of older programs, only the
+    result is kept.
+    """
     drops: bool = False
-    """Delete ended programs beyond ``keep`` with their results."""
+    """Whether the results of ended programs beyond ``keep`` are deleted, too."""
     reruns: bool = False
-    """Run a program that diverges from its journal anew from there, in place of an error."""
+    """Whether a program that diverges from its journal runs again from the divergence on. If False,
+    it fails.
+    """
     skips: bool = False
-    """Leave out a value that cannot be recorded, in place of letting the program fail."""
+    """Whether a value that cannot be recorded is left out. If False, the program fails."""
 
 
 class Journal:
-    """Records programs in ``store``. Use `open` to make a journal; it belongs to one event loop.
+    """A journal, which records programs in ``store``. It belongs to one event loop. Use `open` to
+    make a journal.
 
     All recorded times, including deadlines, are times of the journal's ``clock``.
     """
@@ -87,7 +97,8 @@ class Journal:
         options: JournalOptions | None = None,
         machine: MachineClocks | None = None,
     ) -> Self:
-        """Open a journal. ``opened`` opens its store, in a thread; ``machine`` has the clocks.
+        """Open a journal. ``opened`` is a function that opens the store; it is called in a thread.
+        ``machine`` has the clocks of the machine.
 
         Raises `JournalError` for a journal that cannot be used.
         """
@@ -147,7 +158,9 @@ class Journal:
         await self.close()
 
     def fault(self) -> str | None:
-        """Return the message of the write error after which nothing is recorded; None without."""
+        """Return the message of the write error since which nothing is recorded; None if no write
+        has failed.
+        """
         return None if self._writer.error is None else str(self._writer.error)
 
     def describe(self, engine: Mapping[str, Any]) -> None:
@@ -188,8 +201,8 @@ class Journal:
         return [RecordedProgram(*row) for row in await self.query(query, values)]
 
     async def open_programs(self) -> list[RecordedProgram]:
-        """Return the programs whose last attempt has no recorded end. Leaves out parked programs,
-        and forks, which only the command that made them resumes.
+        """Return the programs whose last attempt has no recorded end. Parked programs are left out,
+        and so are forks, because only the command that made a fork resumes it.
         """
         return await self.programs(
             f"number <> {FORKED} "
@@ -222,8 +235,8 @@ class Journal:
     async def program(self, row: RecordedProgram, input: Any) -> ProgramRecord:
         """Return the record of a program that starts or resumes with this input.
 
-        Raises `JournalError`, also if the program was recorded with another input, and
-        `UnrecordableError` for an input that cannot be recorded.
+        Raises `JournalError` if the journal cannot be read, or if the program was recorded with
+        another input, and `UnrecordableError` for an input that cannot be recorded.
         """
         text, known = self._text(input), await self.programs("id = ?", (row.id,))
         if not known:
@@ -264,7 +277,9 @@ class Journal:
     # -- deleting old programs ---------------------------------------------------------
 
     def ended(self) -> None:
-        """Count a program that ended, and delete the oldest ones if there are too many."""
+        """Count a program that has ended. If there are too many ended programs, delete the oldest
+        of them.
+        """
         keep = self._options.keep
         self._surplus += 1
         if keep is None or self._surplus <= keep * _PRUNE_EVERY:
@@ -290,8 +305,8 @@ _QUESTIONS = """SELECT w.question, w.program, p.type, w.tenant, s.asked, w.began
 class ParkedQuestion(NamedTuple):
     """An open question of a parked program.
 
-    ``request`` is a JSON object with the ``question`` and the ``schema`` of its answer. Times are
-    in seconds of the journal's clock; ``due`` is the deadline of the question.
+    ``request`` is a JSON object with the ``question`` and the ``schema`` of the answer. ``began``
+    and ``due``, the deadline of the question, are seconds of the journal's clock.
     """
 
     id: str
@@ -304,7 +319,7 @@ class ParkedQuestion(NamedTuple):
 
 
 class Waits:
-    """The parked programs of a journal. Reading waits until earlier changes are written."""
+    """The parked programs of a journal. Reading methods wait until earlier changes are written."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -323,8 +338,8 @@ class Waits:
         self._journal.put(unparked(program_id), *rows)
 
     async def of(self, program_id: str) -> list[str | None]:
-        """Return what a parked program waits for: ids of questions, and None for each time. Empty
-        if it is not parked.
+        """Return what a parked program waits for: the id of each question, and None for each time.
+        The list is empty if the program is not parked.
         """
         query = "SELECT question FROM agentrt_waits WHERE program = ? AND node <> ?"
         return [row[0] for row in await self._read(query, program_id, ROOT)]
@@ -332,8 +347,8 @@ class Waits:
     async def questions(
         self, now: float, limit: int, tenant: str | None = None, program: str | None = None
     ) -> list[ParkedQuestion]:
-        """Return at most ``limit`` questions that are open at the time ``now``, the latest first;
-        with ``tenant`` or ``program``, only those of that tenant or program.
+        """Return at most ``limit`` questions that are open at the time ``now``, the latest question
+        first. With ``tenant`` or ``program``, return only questions of this tenant or program.
         """
         query, values = _QUESTIONS, list[Any]()
         for column, value in (("tenant", tenant), ("program", program)):
@@ -344,15 +359,15 @@ class Waits:
         return [ParkedQuestion(*row) for row in await self._read(query, *values, now, limit)]
 
     async def question(self, question_id: str) -> ParkedQuestion | None:
-        """Return the question with this id; None if there is none."""
+        """Return the question with this id; None if there is no such question."""
         rows = await self._read(f"{_QUESTIONS} AND w.question = ?", question_id)
         return ParkedQuestion(*rows[0]) if rows else None
 
     async def first_due(
         self, types: Collection[str], limit: int, after: tuple[float, str] = (0.0, "")
     ) -> list[tuple[float, str]]:
-        """Return the times that programs of these types wait for, each with the program's id, in
-        order. ``after`` is the last pair of an earlier page.
+        """Return the times that parked programs of these types wait for, each with the program's
+        id, sorted by time. Return at most ``limit`` pairs, which follow the pair ``after``.
         """
         marks = ", ".join("?" * len(types))
         query = f"""SELECT w.due, w.program FROM agentrt_waits w JOIN agentrt_programs p

@@ -1,8 +1,8 @@
 """The forms in which a journal records values of types of the standard library and of numpy.
 
-A `ValueKind` has the type name that is written as ``$``, and two functions that convert a value to
-a simpler one and back. It is for instances of the exact type only; an instance of a subclass is
-written as in `agentrt.journal.forms`.
+A `ValueKind` has the type name that is written under the key ``$``, and two functions that convert
+a value to a simpler value and back. It is used only for instances of exactly this type.
+`agentrt.journal.forms` has the forms for instances of subclasses.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class UnkeptError(AgentrtError):
 
 
 class ValueKind(NamedTuple):
-    """How values of one type are recorded.
+    """The form in which values of one type are recorded.
 
-    ``write`` converts a value to a simpler one that can be written, and ``read`` converts it back.
-    Values of a ``plain`` kind are always read back equal; all others are checked when they are
-    written. Values of a ``shared`` kind are mutable, so a value that occurs several times must be
-    read back as a single object.
+    ``write`` converts a value to a simpler value that can be written, and ``read`` converts it
+    back. Values of a ``plain`` kind are always read back equal; values of all other kinds are
+    checked when they are written. Values of a ``shared`` kind are mutable, so a value that occurs
+    several times must be read back as a single object.
     """
 
     name: str
@@ -55,8 +55,8 @@ def _bytes(value: bytes) -> str:
 
 
 def _with_zone(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the functions for a type with a time zone, which is written apart from the text,
-    because a text has only the offset from UTC.
+    """Return the functions that write and read values of a type with a time zone. The time zone is
+    written separately, because the text of a time has only the offset from UTC.
     """
 
     def written(value: Any) -> Any:
@@ -127,8 +127,8 @@ _LEAST_PACKED = 64
 
 
 def packed(ids: Sequence[int]) -> dict[str, Any] | None:
-    """Return token ids in a compressed form, in a third of their size as JSON; None if it would not
-    be smaller.
+    """Return token ids in a compressed form, which has about a third of their size as JSON. Return
+    None if the form would not be smaller, or if the values are not token ids.
     """
     if len(ids) < _LEAST_PACKED or {*map(type, ids)} != {int}:
         return None
@@ -143,7 +143,7 @@ def packed(ids: Sequence[int]) -> dict[str, Any] | None:
 
 
 def unpacked(text: str) -> tuple[int, ...]:
-    """Return the token ids of `packed` from its ``value``."""
+    """Return the token ids that `packed` compressed. ``text`` is the ``value`` in its result."""
     raw = array.array("I", zlib.decompress(base64.b64decode(text)))
     if sys.byteorder != "little":
         raw.byteswap()
@@ -154,7 +154,9 @@ def unpacked(text: str) -> tuple[int, ...]:
 
 
 def _is_flat(dtype: Any) -> bool:
-    """Return whether the bytes of an array are its whole value, without references and fields."""
+    """Return whether the bytes of an array are its whole value, so that it has no references to
+    objects and no named fields.
+    """
     return not dtype.hasobject and dtype.names is None and dtype.subdtype is None
 
 
@@ -191,7 +193,9 @@ def _read_scalar(value: Any) -> Any:
 
 
 def _numpy() -> Any:
-    """Return the module if it is imported, because reading a journal imports no module."""
+    """Return the module numpy, which must already be imported, because reading a journal imports no
+    module.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         raise UnkeptError("numpy is not imported; import it before the journal is read")

@@ -1,21 +1,24 @@
-"""The order in which a program gets its answers: a resumed program gets them in the recorded order.
+"""The order in which a program gets the answers of its nodes. A resumed program gets the answers in
+the recorded order.
 
 The order matters to code that takes the first answer (`asyncio.as_completed`, `asyncio.wait`,
-workers on a queue, races with a timeout). So the journal records it: answers that arrive in one
-turn of the event loop form a group, and each node has the number of the last group that was
-delivered before the code reached the node. A resumed program gets its answers group by group. A
-group is delivered when everything has happened that had happened before the group: the code has
-reached the same nodes, has cancelled the same nodes, and the program is quiet, which means that
-none of its tasks can run. In a program with several tasks, groups are a few turns of the loop apart
-in the first process, too, so that the code behind an answer has run before the next one.
+workers on a queue, races with a timeout). So the journal records the order. Answers that are
+written in one batch form a *group*. Each node has the number of the last group that was delivered
+before the code reached the node.
+
+A resumed program gets its answers group by group. A group is delivered when three conditions hold:
+the code has reached all nodes that it had reached before the group; it has cancelled all nodes that
+it had cancelled before the group; and the program is *quiet*, which means that none of its tasks
+can run. If a program has several tasks, the first process also delivers groups only when the
+program is quiet, so that the code that waits for an answer has run before the next answer.
 
 The program's own timers are held, too. While recorded answers are outstanding, a timer that is due
 fires only when the program is quiet, which is after all recorded answers that do not depend on the
-timer; the next timer fires when the program is quiet again. Otherwise, on a busy machine, a timeout
-could fire before an answer that had arrived in time.
+timer. The next timer fires when the program is quiet again. Without this, a timeout could fire on a
+busy machine before an answer that had arrived in time.
 
-A changed program cannot hang because of this: if the code does not reach a node any more, the other
-answers are delivered without it after a while.
+A program whose code has changed does not hang: if the code does not reach a node any more, all
+other answers are delivered after a while without it.
 """
 
 from __future__ import annotations
@@ -29,29 +32,35 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 QUIET_TURNS = 8
-"""Turns of the event loop without a change after which a program is quiet. asyncio needs fewer from
-an answer until the code behind it runs.
+"""Number of turns of the event loop without a change after which a program is quiet. asyncio needs
+fewer turns from an answer until the code that awaits the answer runs.
 """
 TIMER_TURNS = QUIET_TURNS + 2
-"""Quiet turns before a timer fires: more than before an answer, so that answers come first."""
+"""Number of quiet turns of the event loop before a timer fires. It is higher than for an answer, so
+that answers are delivered before timers fire.
+"""
 BUSY_TURNS = 200
-"""Turns after which a program counts as quiet although a task can run, such as one that only
-yields.
+"""Number of turns after which a program counts as quiet although a task can run, for example a task
+that only yields in a loop.
 """
 SLACK_S = 0.25
 """Seconds added to each wait for a node that the code may not reach any more."""
 LONGEST_S = 60.0
-"""Maximum wait in seconds for a node that the code had reached by a clock of its own."""
+"""Maximum wait, in seconds, for a node that the code may not reach any more, before `SLACK_S` is
+added.
+"""
 _SIZE = 1 << 20
 
 
 def place_of(group: int, index: int) -> int:
-    """Return the place of an end in the order of a program's ends."""
+    """Return the place of a node's end in the order of all ends of the program. ``index`` is the
+    number of the end.
+    """
     return group * _SIZE + index % _SIZE
 
 
 def group_of(place: int) -> int:
-    """Return the group of an end. In older journals, each end is a group of its own."""
+    """Return the group of an end. In older journals, each end is a separate group."""
     return place // _SIZE if place >= _SIZE else place
 
 
@@ -65,15 +74,17 @@ class Due(Protocol):
 
 
 class Begun(NamedTuple):
-    """The code reached a ``node``, or cancelled it, after the group ``after`` was delivered."""
+    """A record that the code reached a ``node``, or cancelled it, after the group ``after`` was
+    delivered.
+    """
 
     node: str
     after: int
 
 
 class Ended(NamedTuple):
-    """The answer of a ``node`` was delivered with its ``group``, when the program had run for
-    ``at`` seconds.
+    """A record that the answer of a ``node`` was delivered with its ``group``, when the program had
+    run for ``at`` seconds.
     """
 
     node: str
@@ -86,11 +97,12 @@ class Ended(NamedTuple):
 
 
 class Order:
-    """Delivers answers to one program in order. Belongs to one event loop.
+    """The order of one program's answers: it delivers answers when it is their turn. It belongs to
+    one event loop.
 
-    The runtime sets three functions: ``is_alone`` returns whether the program has a single task,
-    ``waits`` whether all of its tasks wait, and ``caught_up`` is called when all recorded answers
-    are delivered. ``now`` is the last group that was delivered.
+    The runtime sets three functions. ``is_alone`` returns whether the program has a single task.
+    ``waits`` returns whether all tasks of the program wait. ``caught_up`` is called when all
+    recorded answers were delivered. ``now`` is the number of the last group that was delivered.
     """
 
     def __init__(
@@ -102,7 +114,8 @@ class Order:
         self.is_alone: Callable[[], bool] = lambda: False
         self.waits: Callable[[], bool] = lambda: True
         self.now = 0
-        # Events that must happen before later groups, each with the group after which it happened.
+        # The events that must happen before later groups. Each has the group after which it had
+        # happened.
         before = [(begin.after, ("begun", begin.node)) for begin in begun]
         before += [(begin.after, ("ended by code", begin.node)) for begin in ended_by_code]
         self._before = sorted(before, reverse=True)
@@ -137,20 +150,22 @@ class Order:
             self._on_event(("begun", node))
 
     def ended_by_code(self, node: str) -> None:
-        """Note that the code cancelled a node, or closed its stream."""
+        """Note that the code cancelled a node, or closed the stream of a call."""
         if self._left:
             self._on_event(("ended by code", node))
 
     def drop(self, node: str) -> None:
-        """Do not wait for a node any more: the code does not reach it, or does not get its recorded
-        answer.
+        """Stop waiting for a node, because the code does not reach the node, or does not get its
+        recorded answer.
         """
         self._open.discard(("ended by code", node))
         self._leave(node)
         self._on_event(("begun", node))
 
     def runs_again(self, node: str) -> None:
-        """Note that a node runs again. Later answers wait for its answer without a limit."""
+        """Note that a node runs again. Later answers wait for the answer of this node without a
+        limit.
+        """
         self._running.add(node)
 
     # -- answers -----------------------------------------------------------------------
@@ -172,7 +187,7 @@ class Order:
     async def deliver(self, group: int) -> None:
         """Wait until a new answer, which belongs to ``group``, may be delivered."""
         if not self._left:
-            if group == self.now:  # another answer of the group was delivered in this turn
+            if group == self.now:  # another answer of this group was delivered in this turn
                 return
             if self.is_alone():
                 self.now, self._quiet = group, True
@@ -199,7 +214,9 @@ class Order:
         return bool(self._left)
 
     def timer_is_due(self, timer: Due) -> None:
-        """Hold a timer that is due. It fires when the program is quiet; timers fire in order."""
+        """Hold a timer that is due. It fires when the program is quiet, after all timers that were
+        due earlier.
+        """
         self._due.append(timer)
         if len(self._due) == 1:
             self._due_turns = self._due_quiet = 0
@@ -279,7 +296,9 @@ class Order:
             _release(turns)
 
     def _is_blocked(self, group: int) -> bool:
-        """Return whether an event is outstanding that had happened before this group."""
+        """Return whether the group must wait, because an event that had happened before it in an
+        earlier process has not happened yet in this process.
+        """
         while self._before and self._before[-1][1] not in self._open:
             self._before.pop()
         return bool(self._before) and self._before[-1][0] < group
@@ -331,8 +350,8 @@ class Order:
         at = min(end.at for end in self._groups[self._left[-1]].values())
         left = 0.0 if self._impatient else self._began + 1.5 * at - loop.time()
         seconds = SLACK_S + min(max(0.0, left), LONGEST_S)
-        # An empty context, so that this does not count as a timer of the program. It is still
-        # queued with the program's timers, so that those that are due fire first.
+        # Use an empty context, so that this timer does not count as a timer of the program. When
+        # it is due, it is queued after the program's timers that are due, so that these fire first.
         self.watch = loop.call_later(
             seconds, self._watch_is_over, self._changes, context=contextvars.Context()
         )
@@ -346,7 +365,9 @@ class Order:
             self.watch = None
 
     def stalled(self, changes: int) -> None:
-        """Give up missing nodes and answers, unless there were changes since ``changes``."""
+        """Stop waiting for missing nodes and answers, unless something has changed since the
+        number of changes was ``changes``.
+        """
         self.watch = None
         group = self._left[-1] if self._left else None
         if group is None:
@@ -378,7 +399,7 @@ class _Watch(NamedTuple):
 
 
 def _nothing() -> None:
-    """Do nothing; replaced by the runtime."""
+    """Do nothing. The runtime replaces this function."""
 
 
 def _latest_first(before: tuple[int, tuple[str, str]]) -> int:
@@ -392,10 +413,10 @@ def _release(turns: Iterable[asyncio.Future[None]]) -> None:
 
 
 def lived_seconds(lives: Iterable[float], times: Iterable[float]) -> Mapping[float, float]:
-    """Return for each of these times how many seconds the program had run by then.
+    """Return for each of ``times`` how many seconds the program had run at that time.
 
-    ``lives`` are the times at which processes started to run the program. The pauses between the
-    last event of a process and the start of the next do not count.
+    ``lives`` are the times at which processes started to run the program. The pause between the
+    last event of a process and the start of the next process does not count.
     """
     begins, known = sorted(lives), dict[float, float]()
     lived, last = 0.0, begins[0] if begins else 0.0

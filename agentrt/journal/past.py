@@ -22,8 +22,9 @@ _NUMBER = re.compile(r"[#.](\d+)")
 class PastNode:
     """A recorded node: the ``start`` and the ``end`` of its last attempt.
 
-    ``first`` is the time at which its first attempt began. ``requests`` holds the requests of all
-    nodes of the program, because the request of this node may be recorded as a difference.
+    ``first`` is the time at which the node's first attempt began. ``requests`` has the requests of
+    all nodes of the program, because the request of this node may be recorded as a difference from
+    another request.
     """
 
     start: StartRow
@@ -51,7 +52,7 @@ class PastNode:
 
 
 def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
-    """Return a program's nodes, each under its place. ``name`` is the name of the journal.
+    """Return a program's nodes by their places. ``name`` is the name of the journal.
 
     Raises `JournalError` for a damaged row.
     """
@@ -76,7 +77,9 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
 
 def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
-    """Return the number of the last attempt at each node that its program has left for good."""
+    """Return the number of the last attempt at each node that the program has left for good. The
+    resumed code of the program had diverged, and did not reach these nodes any more.
+    """
     gone: dict[str, int] = {}
     for start in starts:
         if start.kind == GONE:
@@ -87,7 +90,7 @@ def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
 def without_gone(
     starts: Iterable[StartRow], ends: Iterable[EndRow]
 ) -> tuple[list[StartRow], list[EndRow]]:
-    """Return the rows of all nodes that their program has not left for good."""
+    """Return the rows without the rows of nodes that the program has left for good."""
     starts = list(starts)
     gone = gone_in(starts)
     return (
@@ -97,10 +100,10 @@ def without_gone(
 
 
 class Past:
-    """The recorded nodes of one program that its code has not reached again yet.
+    """The recorded nodes of one program that the resumed code has not reached yet.
 
-    ``gone`` has the number of attempts at each place whose node the program left for good; such
-    nodes are not among the recorded ones.
+    ``gone`` has the number of attempts at each node that the program has left for good. These nodes
+    are not among the recorded nodes.
     """
 
     def __init__(
@@ -127,25 +130,26 @@ class Past:
         return [node for _, node in sorted(ended, key=lambda each: each[0])]
 
     def take(self, place: str) -> PastNode | None:
-        """Remove and return the node that is recorded at a place; None if there is none."""
+        """Remove and return the node that is recorded at a place; None if there is no such node."""
         return self._nodes.pop(place, None)
 
     def is_behind(self, path: str, nodes: int, forks: int) -> bool:
-        """Return whether the recorded code of the task ``path`` got further than it is now, at this
-        number of nodes and of tasks that it started.
+        """Return whether the recorded program got further in the task ``path`` than the code is
+        now. ``nodes`` and ``forks`` are the numbers of nodes and of tasks that the task has started
+        so far.
         """
         return any(_is_after(place, path, nodes, forks) for place in self._nodes)
 
     def forget_after(self, path: str, nodes: int, forks: int) -> list[StartRow]:
-        """Remove all nodes that are recorded further on in the task, and return their starts."""
+        """Remove all nodes that are recorded after this point of the task. Return their starts."""
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
         starts = [self._nodes[place].start for place in gone]
         self._leave_out(gone)
         return starts
 
     def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
-        """Remove all nodes that are recorded in the task between two numbers of its nodes, and of
-        the tasks that it started.
+        """Remove all nodes that are recorded between two points of the task. ``nodes`` and
+        ``forks`` have the numbers of nodes and of started tasks at the two points.
         """
         self._leave_out(
             [
@@ -162,8 +166,8 @@ class Past:
             self.order.drop(place)
 
     def last_of(self, path: str, kind: str, name: str) -> tuple[int, PastNode | None]:
-        """Return the number in its task, and the node, of the last finished node with this kind and
-        name in a task; ``(0, None)`` if there is none.
+        """Return the last finished node with this kind and name in the task ``path``, with the
+        number of the node in the task; ``(0, None)`` if there is no such node.
         """
         matches = (
             (number, node)
@@ -176,7 +180,7 @@ class Past:
 
 
 def _order_of(nodes: Mapping[str, PastNode], lives: Iterable[float]) -> Order:
-    """Return the order in which nodes began and ended."""
+    """Return the recorded order in which nodes began and ended."""
     begun, ended_by_code, ended = list[Begun](), list[Begun](), list[tuple[str, EndRow]]()
     for place, node in nodes.items():
         if node.start.place and node.start.kind != "patch":  # the place is 0 in older journals

@@ -14,17 +14,17 @@ from agentrt.journal.store import Store, check_version, in_groups
 
 T = TypeVar("T")
 _TRIES = 6
-"""Attempts at a query or a write while the database restarts."""
+"""Maximum number of attempts at a query or a write while the database restarts."""
 _FIRST_REST_S = 0.2
-"""Seconds before the second attempt; doubled before each further one."""
+"""Pause before the second attempt, in seconds. It is doubled before each further attempt."""
 
 
 class PostgresStore(Store):
-    """The tables named ``agentrt_…`` of the database at ``url``. ``name`` is the URL without its
-    password. With ``makes``, missing tables are created.
+    """A journal in the tables named ``agentrt_…`` of the database at ``url``. ``name`` is the URL
+    without its password. With ``makes``, missing tables are created.
 
-    A broken connection is opened again. A write that is repeated after it had succeeded changes
-    nothing.
+    A broken connection is opened again. If a write had succeeded before the connection broke,
+    repeating it changes nothing.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PostgresStore(Store):
                     self._execute(statement, row)
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Do ``work``, and try again while the database restarts."""
+        """Call ``work``, and call it again while the database restarts."""
         for rest in range(_TRIES - 1):
             try:
                 return work()

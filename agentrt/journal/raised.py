@@ -1,10 +1,10 @@
-"""Converts errors to JSON and back, with their texts, arguments, attributes, notes and causes.
+"""Converting errors to JSON and back, with their texts, arguments, attributes, notes and causes.
 
-An error is read back as an instance of its own class, made without the constructor. If this would
-give another text or other arguments, or if the class cannot be found, the error is read back as a
-stand-in: an instance of the nearest base classes that can be found, with the name and the texts of
-the error. An argument or attribute that a journal cannot record also gets a stand-in, which raises
-when code uses it.
+An error is read back as an instance of its own class, made without the constructor. If this
+instance would have another text or other arguments, or if the class cannot be found, the error is
+read back as a *stand-in*: an instance of a new class with the name and the texts of the error. The
+new class is derived from the nearest base classes that can be found. An argument or attribute that
+a journal cannot record is replaced by a `Lost` object, which raises an error when code uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrt.journal.kinds import UnkeptError
 _MARK = "$error"
 _LOST = "lost"
 _LONGEST_CHAIN = 40
-"""Maximum depth of causes and arguments; causes below it are left out."""
+"""Maximum depth of the causes of an error; deeper causes are left out."""
 _MEMBERS = types.MemberDescriptorType, types.GetSetDescriptorType
 _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "pydantic_core._pydantic_core:ValidationError": (
@@ -38,12 +38,12 @@ _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
         lambda kind, value: kind(*value),
     ),
 }
-"""The functions that write and read errors whose data is not in their ``args``, by class names."""
+"""Pairs of functions, by class names. They write and read errors whose data is not in ``args``."""
 
 
 class Lost:
-    """A stand-in for a part of an error that could not be recorded. It has the text of the part;
-    all other uses raise `UnrecordableError`.
+    """A replacement for a part of an error that could not be recorded. ``str()`` and ``repr()``
+    return the texts of the part; all other uses raise `UnrecordableError`.
     """
 
     __slots__ = ("_record",)
@@ -70,8 +70,8 @@ class Lost:
 
 
 class StandIn(BaseException):
-    """The common base of the stand-in classes for errors that cannot be read back as their own
-    class.
+    """The common base of all classes of stand-ins, which replace errors that cannot be read back as
+    instances of their own class.
     """
 
     record: dict[str, Any]
@@ -96,7 +96,7 @@ def write_error(error: BaseException, writer: FormWriter, depth: int) -> dict[st
 
 
 def bare(error: BaseException) -> str:
-    """Return an error as JSON text, with its type and texts only."""
+    """Return an error as JSON text with only its type and its texts."""
     body = _description(error) | {"value": [], "state": {}}
     body[_MARK]["as"] = "like"
     return json.dumps(body)
@@ -164,7 +164,7 @@ def _part(value: Any, writer: FormWriter, depth: int) -> Any:
     if isinstance(value, Lost):
         return {"$": _LOST, "value": value._record}
     if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
-        # The errors of a pydantic model, each with the invalid value.
+        # These are the errors of a pydantic model. Each has the invalid value.
         parts = [_part(each, writer, depth + 1) for each in value]
         return parts if isinstance(value, list) else {"$": "tuple", "value": parts}
     if type(value) is dict and "$" not in value and writer.are_texts(value):
@@ -238,7 +238,8 @@ def _same_class(name: str, value: dict[str, Any], reader: FormReader) -> BaseExc
         made = reader.known(value, _PLAIN[name][1](kind, args))
         made.args = tuple(_read_part(each, reader) for each in value[_MARK]["args"])
     else:
-        # Without the constructor, which may need arguments that the error does not store.
+        # Make the error without its constructor, which may need arguments that the error does not
+        # store.
         made = reader.known(value, built_in(kind).__new__(kind, *args))
         made.args = args
     _add(made, value, reader)

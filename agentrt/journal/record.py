@@ -1,4 +1,6 @@
-"""The record of one running program, which answers nodes from the past and adds new ones."""
+"""The record of one running program. It answers nodes that earlier processes recorded, and records
+new nodes.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,12 @@ node runs again when the program resumes.
 """
 _LONGEST_NAME = 200
 _SHORT_S = 0.001
-"""Seconds; shorter waits of a tool for its turn, under a limit of concurrency, are not recorded."""
+"""Minimum wait, in seconds, of a tool for its turn under a limit of concurrent calls. Shorter waits
+are not recorded.
+"""
 _FAULTS = (EngineError, ToolLostError)
-"""Errors that the program did not cause. They are recorded only if the program continues after
-them; otherwise its node runs again when it resumes.
+"""Errors that the program did not cause. Such an error is recorded only if the program continues
+after it. Otherwise the node runs again when the program resumes.
 """
 _log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class _WithheldEnd(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where a record is written: a `agentrt.journal.journal.Journal`."""
+    """The interface to which a record is written; `agentrt.journal.journal.Journal` has it."""
 
     @property
     def name(self) -> str: ...
@@ -99,24 +103,27 @@ class Sink(Protocol):
 
 
 class ProgramRecord:
-    """The record of the program ``id``: its ``past``, and the rows that are added now.
+    """The record of the program ``id``: its ``past``, which earlier processes recorded, and the
+    rows that this process adds.
 
-    - ``stopping`` returns whether the program is being stopped from outside, by a signal or a
-      limit. Nodes that its code reaches then are not recorded.
+    - ``stopping`` is a function that returns whether the program is being stopped from outside, by
+      a signal or a limit. Nodes that the code reaches then are not recorded.
     - ``rests`` maps each task that waits for a human or for a time to the node that it waits for.
-    - ``listens`` says whether the program has subscribed to events, so that it cannot be parked.
-    - ``parked``: the program is parked, and its code must not reach another node.
-    - ``skips``: leave out values that cannot be recorded. Without it, they are errors.
-    - ``left`` is called with the places of nodes that the code has left for good.
-    - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read, even
-      if the code of the program has caught the error.
+    - ``listens`` is True if the program has subscribed to events, so that it cannot be parked.
+    - ``parked`` is True if the program is parked; then its code must not reach another node.
+    - ``skips`` is True if values that cannot be recorded are left out. If it is False, they are
+      errors.
+    - ``left`` is a function that is called with the places of nodes that the code has left for
+      good.
+    - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read. It is
+      kept even if the code of the program has caught the error.
     """
 
     def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
         self.id = program_id
         self.past = past
         self.stopping: Callable[[], bool] = lambda: False
-        self.places: dict[int, str] = {}  # of nodes, by their ids in the DAG
+        self.places: dict[int, str] = {}  # the places of nodes, by their ids in the DAG
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
         self.left: Callable[[Sequence[str]], None] = lambda places: None
@@ -150,7 +157,7 @@ class ProgramRecord:
         """
         if self.diverged is not None:
             raise self.diverged
-        if self.parked:  # the code of a ``finally`` block must not run a node before the real end
+        if self.parked:  # code in a ``finally`` block runs now, but must not run nodes
             raise asyncio.CancelledError
         number, at.nodes = at.nodes, at.nodes + 1
         place = f"{at.path}#{number}"
@@ -194,10 +201,12 @@ class ProgramRecord:
     def _diverge(
         self, at: Place, number: int, past: PastNode, code_node: str, request: Any
     ) -> None:
-        """Handle a recorded node that differs: drop it and all later nodes of the task, or raise.
+        """Handle a recorded node that differs from the node of the code: drop it and all later
+        nodes of the task, or raise `DivergenceError`.
 
-        Nodes are dropped if the journal reruns divergent programs, or if the code reached the node
-        while it read a streamed call that is made again and may have another text.
+        Nodes are dropped in two cases: the journal's option ``reruns`` is set; or the recorded code
+        had reached the node while it read a stream, and this process makes the streamed call again,
+        so that its text may differ.
         """
         start = past.start
         if not (self._sink.reruns or start.during in self._streams):
@@ -213,7 +222,8 @@ class ProgramRecord:
             )
             raise self.diverged
         self.order.drop(start.node)
-        # The old rows stay, because later requests may build on them.
+        # The old rows stay in the journal, because later requests may be recorded as differences
+        # from their requests.
         rows = start, *self.past.forget_after(at.path, number, at.forks)
         self.left([row.node for row in rows])
         for row in rows:
@@ -222,8 +232,8 @@ class ProgramRecord:
             self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, self.now()))
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
-        """Return whether the code must run as after the change ``name``. False if the program was
-        recorded beyond this place before the change.
+        """Return whether the new code of the change ``name`` must run. The result is False if the
+        program had been recorded beyond this place before the change was made.
         """
         place = f"{at.path}!{name}"
         if place not in self._patches:
@@ -239,7 +249,9 @@ class ProgramRecord:
         return self._patches[place]
 
     def remember_request(self, node: NodeRecord, encoded: CallRequest) -> None:
-        """Remember the request of a recorded call, so that later requests may build on it."""
+        """Remember the request of a recorded call, so that later requests can be recorded as
+        differences from it.
+        """
         task = node.place.rpartition("#")[0]
         self._encoder.remember(task, encoded, node.place, node.start.attempt)
 
@@ -251,7 +263,7 @@ class ProgramRecord:
 
     def begin(self, name: str) -> None:
         """Start an attempt at the program. If the program was done, the attempt is recorded only
-        when it reaches something that is not recorded yet.
+        when a row must be added to the record.
         """
         self._start = StartRow(
             self.id, ROOT, self._attempt, "program", name, name, "", "", "", self.now()
@@ -270,8 +282,10 @@ class ProgramRecord:
         return root is not None and root.state == DONE and not len(self.past)
 
     def given_up_at(self, past: PastNode) -> float | None:
-        """Return when the program gave up a node, in seconds of the journal's clock: when it
-        cancelled the node, or ended with a result while the node was open. None for all others.
+        """Return the time at which the program gave up a node, in seconds of the journal's clock.
+
+        That is the time at which the program cancelled the node, or at which it ended with a result
+        while the node was open. Return None for a node that was not given up.
         """
         end, root = past.end, self.past.root
         if end is None and root is not None and root.state == DONE:
@@ -286,10 +300,10 @@ class ProgramRecord:
         return self.value_of(self.past.root)
 
     async def end(self, state: str, result: Any, error: BaseException | None) -> None:
-        """Record the end of the program. Nodes that are cancelled by the end are not recorded.
+        """Record the end of the program. Cancellations of nodes by this end are not recorded.
 
-        Raises `UnrecordableError` if the result cannot be recorded, which is then recorded as the
-        program's failure.
+        If the result cannot be recorded, `UnrecordableError` is recorded as the failure of the
+        program, and raised; with ``skips``, a warning is logged instead.
         """
         self._write_caught_refusals(error)
         refused: UnrecordableError | None = None
@@ -328,11 +342,15 @@ class ProgramRecord:
         self._sink.put(change)
 
     def text_of(self, value: Any, without: object = None) -> str:
-        """Return a result in its recorded form. Raises `UnkeptError`."""
+        """Return a result in its recorded form; "" if the journal records no content. Raises
+        `UnkeptError`.
+        """
         return dumps(value, without, label="result") if self._sink.content == "full" else ""
 
     def text_of_error(self, error: BaseException) -> str:
-        """Return an error in its recorded form, if necessary with its type and texts only."""
+        """Return an error in its recorded form; "" if the journal records no content. If the whole
+        error cannot be recorded, the form has only its type and its texts.
+        """
         if self._sink.content != "full":
             return ""
         try:
@@ -361,8 +379,8 @@ class ProgramRecord:
         *,
         waits: bool = True,
     ) -> EndRow:
-        """Return the row of an end. An answer that the code awaits (``waits``) belongs to the group
-        of all answers that are written in the same batch.
+        """Return the row of a node's end. With ``waits``, the code awaits the answer; such answers
+        that are written in the same batch form a group (`agentrt.journal.order`).
         """
         group = self.order.now
         if waits and start.kind in AWAITED:
@@ -387,10 +405,11 @@ class ProgramRecord:
         needed: bool = True,
         waits: bool = True,
     ) -> None:
-        """Record the end of a node. ``dag`` is its id in the DAG, with the ids of its parents.
+        """Record the end of a node. ``dag`` is the node's id in the DAG, with the ids of its
+        parents.
 
-        ``waits`` is False for a stream that the code closed before its end. Raises
-        `UnrecordableError` for a value that cannot be recorded, if it is ``needed`` to resume.
+        ``waits`` is False for a stream that the code closed before the end of the stream. Raises
+        `UnrecordableError` if the value cannot be recorded but is ``needed`` to resume.
         """
         parents = ""
         if dag is not None:
@@ -407,7 +426,8 @@ class ProgramRecord:
                 return
             if not self.skips:
                 # If the program catches this error and continues, the error is the node's result.
-                # Otherwise the node stays lost, and runs again once the code is mended.
+                # Otherwise the node stays lost, and runs again when the program resumes with
+                # corrected code.
                 text_of_refused = self.text_of_error(refused)
                 row = self._row(start, FAILED, text_of_refused, text, parents)
                 self._withheld.append(_WithheldEnd(row, moment(), refused))
@@ -419,13 +439,17 @@ class ProgramRecord:
         return UnrecordableError(f"journal {self._sink.name}: {node}: {unkept}")
 
     def _skip(self, refused: UnrecordableError) -> None:
-        """Continue without a record of a value if the program skips such values; else raise."""
+        """Log a warning if the program skips values that cannot be recorded; otherwise raise
+        ``refused``.
+        """
         if not self.skips:
             raise refused
         _log.warning("%s (the program continues without a record of this value)", refused)
 
     def failed(self, start: StartRow, error: BaseException, account: Any = None) -> bool:
-        """Record that a node failed or was cancelled. Return whether it is written at once."""
+        """Record that a node failed or was cancelled. Return whether the row was added at once and
+        not withheld.
+        """
         if isinstance(error, _NEVER):
             return False
         text = "" if account is None else dumps(account)
@@ -441,10 +465,11 @@ class ProgramRecord:
         return True
 
     def _write_withheld(self, at: Place) -> None:
-        """Write the withheld ends after which the program has continued: code that may know of
-        them has reached a node at ``at``.
+        """Write the withheld ends after which the program has continued. ``at`` is the place of
+        code that reaches a new node. If this code may know of a withheld end, the program has
+        continued after it.
 
-        Other tasks of the program run on for a moment after an engine has died. The nodes that
+        After an engine has died, other tasks of the program run on for a moment. The nodes that
         these tasks reach do not show that the program has handled the failure.
         """
         if not self._withheld:
@@ -456,8 +481,8 @@ class ProgramRecord:
                 self.put(end.row)
 
     def _write_caught_refusals(self, error: BaseException | None) -> None:
-        """Drop the withheld ends, because the program ended. Write only those of values that could
-        not be recorded, unless such an error caused the end of the program.
+        """Drop the withheld ends, because the program has ended. Write only the ends of nodes whose
+        values could not be recorded, unless this error caused the end of the program.
         """
         causes = set[int]()
         while error is not None and id(error) not in causes:
@@ -496,14 +521,17 @@ def _plain(text: str) -> str:
 
 
 class NodeRecord:
-    """One node of a running program: its ``start``, and its ``past`` if it is recorded.
+    """The record of one node of a running program: the ``start`` of this attempt, and the node's
+    ``past`` if an earlier process has recorded the node.
 
-    - ``first``: when its first attempt began, in seconds of the journal's clock.
-    - ``label``: its name in the DAG.
-    - ``kept``: whether it is recorded. A node of a program that is being stopped is not.
+    - ``first``: the time at which the node's first attempt began, in seconds of the journal's
+      clock.
+    - ``label``: the name of the node in the DAG.
+    - ``kept``: whether the node is recorded. A node that is reached while the program is being
+      stopped is not recorded.
     - ``turn_s``: the seconds between reaching the node and beginning the attempt.
     - ``request``: the encoded request of a call.
-    - ``again``: the node runs again, and its answer is delivered in the recorded order.
+    - ``again``: whether the node runs again. Then its answer is delivered in the recorded order.
     """
 
     __slots__ = (
@@ -538,12 +566,14 @@ class NodeRecord:
                 self.remember_request()
 
     def remember_request(self) -> None:
-        """Remember the request of a call that is recorded or about to be."""
+        """Remember the request of a call that is recorded already or will be recorded now."""
         if self.request is not None and self.request.items:
             self.program.remember_request(self, self.request)
 
     def answered(self, value: Any) -> None:
-        """Add the answer, new or recorded, to the request that later requests may build on."""
+        """Add the answer, whether it is new or recorded, to the remembered request, because later
+        requests may contain it.
+        """
         if self.request is not None and self.request.items:
             self.request.add_reply(value)
 
@@ -554,7 +584,7 @@ class NodeRecord:
             await self.program.written()
 
     def put(self, value: Any) -> None:
-        """Record the value of a node that needs no waiting."""
+        """Record the value of a node that returns at once."""
         self.begin()
         if self.kept:
             self.program.ended(self.start, value, None, None)
@@ -569,8 +599,7 @@ class NodeRecord:
     ) -> None:
         """Record the value of a node, and wait until it is on the disk.
 
-        Raises `UnrecordableError` for a value that cannot be recorded, if it is ``needed`` to
-        resume.
+        Raises `UnrecordableError` if the value cannot be recorded but is ``needed`` to resume.
         """
         if self.kept:
             try:
@@ -581,7 +610,7 @@ class NodeRecord:
                 await self.program.written()
 
     async def failed(self, error: BaseException) -> None:
-        """Record that the node failed or was cancelled."""
+        """Record that the node failed or was cancelled by ``error``."""
         if not self.kept:
             return
         written = self.program.failed(self.start, error, self._turn)

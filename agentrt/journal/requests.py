@@ -6,9 +6,11 @@ requests, followed by the messages, or token ids, that are new:
 
     {"$before": [["0#3", 1, 0, 17]], "messages": [{"role": "user", …}], "model": …}
 
-A piece is a node, its attempt, and a range of the node's items; the reply to the node's request is
-its last item. A new message may stand between two pieces. The last item of a request is always
-written in full. The fingerprint is that of the whole request, however the request is recorded.
+A piece names an earlier node, its attempt, and a range of items of the earlier request. The items
+of a request are its messages or token ids, followed by the reply. Between two pieces, the list
+``$before`` may have new messages. The last item of a request is always written in full. The
+fingerprint of a request is computed from the whole request and does not depend on how the request
+is recorded.
 """
 
 from __future__ import annotations
@@ -36,23 +38,29 @@ BEFORE = "$before"
 MESSAGES, IDS = "messages", "prompt_token_ids"
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
 _LEAST = 1000
-"""A piece is used only if it makes the recorded request shorter by at least this many bytes."""
+"""Minimum number of bytes by which a piece must shorten the recorded request to be used."""
 _LATEST = 4
-"""Number of requests in memory for each task, and for each group with the same beginning."""
+"""Number of latest requests that are kept in memory for each task, and for each group of requests
+with the same beginning.
+"""
 _SEEN, _TASKS = 3, 256
-"""Number of latest requests of each task whose messages are cached, and number of such tasks."""
+"""`_SEEN` is the number of latest requests of a task whose messages are cached. `_TASKS` is the
+maximum number of tasks with cached messages.
+"""
 _MOST = 1 << 20
-"""Maximum number of items in the requests of one program in memory; the oldest are dropped."""
+"""Maximum number of items in the requests of one program that are kept in memory. The oldest
+requests are dropped.
+"""
 _HELD = 32
-"""Number of whole requests in memory while a program is read: most requests begin with the previous
-one.
+"""Number of whole requests that are kept in memory while a program is read. A few are enough,
+because most requests begin with the previous request.
 """
 _TYPE = "I"
 _WIDTH = array(_TYPE).itemsize
 """Type code and bytes of one token id in memory."""
 Items: TypeAlias = "list[Any] | array[int]"
 _HERE = b"[\x01]"
-"""A placeholder for the items of a request as JSON, in which this character cannot occur."""
+"""A placeholder for the items in the JSON of a request. It has a character that JSON never has."""
 _NO_STATE = blake2b()
 
 
@@ -63,10 +71,11 @@ Marks = list[bytes] | bytes
 
 
 class SeenMessage(NamedTuple):
-    """A message that was seen: its fingerprint, ``mark``, and its ``size`` as JSON in bytes.
+    """A message of an earlier request. ``mark`` is its fingerprint, and ``size`` its size as JSON
+    in bytes.
 
-    ``copy`` shows whether the message has changed since. ``values`` holds the values of the
-    message, so that no other values get their ids.
+    A comparison with ``copy`` shows whether the message has changed since. ``values`` keeps the
+    values of the message alive, so that their ids are not used for other values.
     """
 
     mark: bytes
@@ -78,10 +87,12 @@ class SeenMessage(NamedTuple):
 class CallRequest:
     """The request of a call.
 
-    ``recorded`` is the JSON text for the journal, and ``digest`` the fingerprint of the whole
-    request. ``items`` are the fingerprints of the messages, or the token ids as bytes; after the
-    reply they include the reply. ``count`` is the number of items without the reply. ``state`` is
-    the hash of ``head`` and of the items without the reply. A longer request continues this hash.
+    ``recorded`` is the JSON text for the journal, and ``digest`` is the fingerprint of the whole
+    request. ``items`` are the fingerprints of the messages, or the token ids as bytes; when the
+    reply is known, its items are added. ``count`` is the number of items without the reply.
+    ``head`` is the name of the call, with the part of the request's JSON before its items.
+    ``state`` is the hash of ``head`` and of the items without the reply. The hash of a longer
+    request continues this hash.
     """
 
     __slots__ = ("attempt", "count", "digest", "head", "items", "key", "node", "recorded", "state")
@@ -105,7 +116,7 @@ class CallRequest:
 
 
 class RequestEncoder:
-    """Encodes the requests of one running program as differences from its latest requests.
+    """An encoder of the requests of one running program as differences from its latest requests.
 
     The cost of encoding grows only with the new part of a request: messages of earlier requests are
     recognized by the identity of their values (Python's ``id``), and the hash of a request
@@ -163,8 +174,9 @@ class RequestEncoder:
     def _known(
         self, task: str, key: str, items: Sequence[Any]
     ) -> tuple[Marks | None, Sequence[int] | None]:
-        """Return the fingerprints of items, and their sizes as JSON in bytes; None if orjson cannot
-        write the items. Token ids are returned as bytes, without sizes.
+        """Return the fingerprints of messages, and the sizes of the messages as JSON, in bytes.
+        Return None for both if orjson cannot write the messages. Token ids are returned as bytes,
+        without sizes.
         """
         if key == IDS:
             return _packed(items), None
@@ -173,7 +185,8 @@ class RequestEncoder:
         now: dict[tuple[int, ...], SeenMessage] = {}
         known = list[SeenMessage]()
         for message in items:
-            # Most programs make a new dict for each call, but with the same value objects.
+            # Most programs make a new dict of a message for each call, but with the same value
+            # objects.
             place = (*map(id, message.values()),) if type(message) is dict else (id(message),)
             item = None
             for each in seen:
@@ -193,7 +206,9 @@ class RequestEncoder:
         return [item.mark for item in known], [item.size for item in known]
 
     def _base(self, task: str, key: str, marks: Marks) -> tuple[CallRequest | None, int]:
-        """Return the earlier request with the longest common beginning, and its length in items."""
+        """Return the earlier request with the longest common beginning, and the length of this
+        beginning in items.
+        """
         best, length, most = None, 0, _length(marks)
         for request in self._candidates(task, key, marks):
             common = _common(request.items, marks)
@@ -206,7 +221,9 @@ class RequestEncoder:
     def _hash(
         self, request: CallRequest, base: CallRequest | None, length: int, items: Sequence[Any]
     ) -> bool:
-        """Continue the hash up to the last item. Return False if orjson cannot write the items."""
+        """Compute the hash of ``request``, by continuing the hash of ``base`` if possible. Return
+        False if orjson cannot write the items.
+        """
         begin = 0
         if base is not None and base.head == request.head and base.count <= length:
             begin, request.state = base.count, base.state.copy()
@@ -243,8 +260,8 @@ class RequestEncoder:
         last = next(iter(self._candidates(task, key, marks)), None)
         if sizes is None or last is None:
             return pieces, length
-        # The chat may have lost its first messages, or have a new system prompt. The later messages
-        # of the last request are still the same then.
+        # The chat may have lost its first messages, or may have a new system prompt. Later messages
+        # may still be the same as in the last request.
         places = {mark: place for place, mark in reversed([*enumerate(last.items)])}
         added, end, kept = list(pieces), length, (pieces, length)
         while end < most:
@@ -261,7 +278,7 @@ class RequestEncoder:
         return kept
 
     def _candidates(self, task: str, key: str, marks: Marks) -> Iterator[CallRequest]:
-        """Yield earlier requests that may have the same beginning, the likeliest first."""
+        """Yield earlier requests that may have the same beginning, the most likely one first."""
         seen = set[int]()
         for group in (("task", task), _like(marks), ("all",)):
             for request in reversed(self._latest.get((key, *group), ())):
@@ -270,7 +287,7 @@ class RequestEncoder:
                     yield request
 
     def remember(self, task: str, request: CallRequest, node: str, attempt: int) -> None:
-        """Remember a request that is being recorded for an attempt at a node."""
+        """Remember the request of an attempt at a node. The request is being recorded."""
         request.node, request.attempt = node, attempt
         request.recorded = ""
         for group in (("task", task), _like(request.items), ("all",)):
@@ -291,7 +308,7 @@ def _as_dict(request: Any) -> dict[str, Any] | None:
 
 
 def _is_short(key: str, items: Sequence[Any]) -> bool:
-    """Return whether the items are too short for differences to pay off."""
+    """Return whether the items are so short that recording differences would save nothing."""
     if key == IDS:
         return len(items) * _ID_BYTES < _LEAST
     if len(items) > 1:
@@ -301,7 +318,7 @@ def _is_short(key: str, items: Sequence[Any]) -> bool:
 
 
 def _packed(ids: Sequence[int]) -> bytes | None:
-    """Return token ids as bytes, which are fast to compare; None for anything else."""
+    """Return token ids as bytes, which are fast to compare; None if ``ids`` are not token ids."""
     try:
         return array(_TYPE, ids).tobytes()
     except (TypeError, OverflowError):
@@ -347,7 +364,7 @@ def _joined(items: Sequence[Any]) -> bytes | None:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of plain data; None for None, and for a value with parts of other types."""
+    """Return a copy of plain data. Return None for None, and for a value that is not plain data."""
     if type(value) is dict:
         copy = {key: _copied(item) for key, item in value.items()}
         return None if any(copy[key] is None and value[key] is not None for key in copy) else copy
@@ -396,7 +413,7 @@ class RecordedRequests:
             (row.node, row.attempt): _RequestRow(row, ended.get((row.node, row.attempt)))
             for row in starts
         }
-        # The items of requests with their replies, and their number without the reply.
+        # For each request, its items with the reply, and the number of items without the reply.
         self._held: OrderedDict[tuple[str, int], tuple[Items, int]] = OrderedDict()
 
     def whole(self, start: StartRow, ids: Callable[[array[int]], Sequence[int]] = list) -> Any:
@@ -426,14 +443,16 @@ class RecordedRequests:
         return json.dumps(self.whole(start), ensure_ascii=False, separators=(",", ":"))
 
     def pieces_of(self, start: StartRow) -> Iterator[tuple[str, int, int]]:
-        """Yield the pieces of a recorded request: node, attempt, and number of the last item."""
+        """Yield the node, the attempt and the end of the range for each piece of a recorded
+        request.
+        """
         value = json.loads(start.request) if f'"{BEFORE}"' in start.request else {}
         for piece in value.get(BEFORE, ()) if isinstance(value, dict) else ():
             if isinstance(piece, list):
                 yield piece[0], piece[1], piece[3]
 
     def _items(self, key: tuple[str, int]) -> tuple[Items, int]:
-        """Return the items of a request with its reply, and their number without the reply."""
+        """Return the items of a request and its reply, and the number of the request's items."""
         way, needed = [key], Counter[tuple[str, int]]()
         while way:
             row = self._rows.get(way[-1])
@@ -455,7 +474,9 @@ class RecordedRequests:
     def _hold(
         self, key: tuple[str, int], value: Any, end: EndRow | None, needed: Counter[tuple[str, int]]
     ) -> None:
-        """Put a request together, and drop requests that are not needed any more."""
+        """Put together the items of the request ``key`` and keep them. Drop the items of requests
+        that are not needed any more.
+        """
         field = _key_of(value)
         items: Any = array(_TYPE) if field == IDS else []
         for piece in value.get(BEFORE, ()):
@@ -485,7 +506,7 @@ def _key_of(value: Mapping[str, Any]) -> str:
 
 
 def _answer(key: str, end: EndRow | None) -> Items:
-    """Return the items of a reply, as they occur in later requests."""
+    """Return the items of a reply in the form that they have in later requests."""
     reply: object = None
     if end is not None and end.state == DONE and end.outcome:
         with suppress(UnkeptError):
@@ -496,6 +517,8 @@ def _answer(key: str, end: EndRow | None) -> Items:
 
 
 def _common(first: Any, second: Any) -> int:
-    """Return the number of items of the common beginning, also of packed items."""
+    """Return the number of items in the common beginning of two lists of messages, or of two packed
+    lists of token ids.
+    """
     length = common_length(first, second)
     return length // _WIDTH if isinstance(first, bytes) else length

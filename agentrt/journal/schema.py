@@ -1,6 +1,8 @@
-"""The tables of a journal, and their rows. Rows are added, and never changed.
+"""The tables of a journal, and their rows.
 
-`docs/durability.md` tells users how to read them by SQL.
+The rows of programs and nodes are only added, with two exceptions: a node that is cancelled while
+its result is being written gets another end, and old programs may be deleted. `docs/durability.md`
+tells users how to read the tables by SQL.
 """
 
 from __future__ import annotations
@@ -16,26 +18,31 @@ APPLICATION = 0x61727401
 OPEN, DONE, FAILED, CANCELLED, LOST = "open", "done", "failed", "cancelled", "lost"
 """States of a node. A ``lost`` node has ended with a value that could not be recorded."""
 GONE = "gone"
-"""The kind of the last attempt at a node that its program left for good. A resumed program does not
-get its answer, but later requests may build on its request.
+"""The kind of the last row of a node that the program has left for good, because its code diverged.
+A resumed program does not get the node's answer, but later requests may be recorded as differences
+from the node's request.
 """
 AWAITED = frozenset({"call", "tool", "tools", "human", "event", "sleep", "spawn"})
-"""Kinds of nodes whose answer the code awaits; the answer of all other kinds is immediate."""
+"""Kinds of nodes whose answers the code awaits. Nodes of all other kinds return at once."""
 ROOT = "0"
-"""The program itself, as a node."""
+"""The place of the node that stands for the program itself."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}
-"""The kinds of nodes in the DAG by their kinds in the journal; all other nodes are not drawn."""
+"""The kinds of nodes in the DAG, by their kinds in the journal. Nodes of other kinds are not shown
+in the DAG.
+"""
 FORKED = 0
-"""The number of every fork; forks are not counted with the programs of their type."""
+"""The number of every fork. Forks have no numbers of their own, because they are not counted among
+the programs of their type.
+"""
 
 
 class RecordedProgram(NamedTuple):
     """A row for a program.
 
-    ``number`` counts the programs of a type. ``code`` is a fingerprint of the program's file.
-    ``input`` and ``options`` (how the program was started) are JSON. ``content`` says what is
-    recorded of its nodes. ``started`` is in seconds since 1970 on the journal's clock, as are all
-    times in rows (`agentrt.journal.store`).
+    ``number`` is the number at the end of the program's id. ``code`` is a fingerprint of the
+    program's file. ``input`` and ``options`` (the options with which the program was started) are
+    JSON. ``content`` says what is recorded of the program's nodes. Like all times in rows,
+    ``started`` is a time of the journal's clock (`agentrt.journal.store`).
     """
 
     id: str
@@ -55,9 +62,10 @@ class StartRow(NamedTuple):
     """A row for the start of an attempt at a node.
 
     ``node`` is the node's place in the program: the task, and the number of the node in the task,
-    such as ``0.1#3``. ``scope`` names the functions around it. ``request`` is JSON, which
-    `agentrt.journal.requests` reads; its column is called ``asked``. ``digest`` is a fingerprint
-    of the whole request. ``during`` is the place of a streamed call that the code was reading.
+    such as ``0.1#3``. ``scope`` is the path of the node functions around the node. ``request`` is
+    JSON, which `agentrt.journal.requests` reads; its column is called ``asked``. ``digest`` is a
+    fingerprint of the whole request. ``during`` is the place of the streamed call that the code was
+    reading, "" if it was reading none.
     ``place`` is one more than the number of the last group of answers that was delivered before
     the code reached the node (`agentrt.journal.order`); 0 in older journals.
     """
@@ -78,10 +86,11 @@ class StartRow(NamedTuple):
 class EndRow(NamedTuple):
     """A row for the end of an attempt at a node.
 
-    ``place`` is its place in the order of the program's ends (`agentrt.journal.order`).
-    ``outcome`` is the result or the error, and ``account`` the engine's report of a call; both are
-    JSON. ``parents`` are the places of the nodes that had to end before this node began, separated
-    by blanks. ``mark`` is a checksum of the first six values.
+    ``place`` is the place of this end in the order of all ends of the program
+    (`agentrt.journal.order`). ``outcome`` is the result or the error. ``account`` is the engine's
+    report of a call, or the time for which a tool waited for its turn. Both are JSON. ``parents``
+    are the places of the nodes that had to end before this node began, separated by blanks.
+    ``mark`` is a checksum of the first six values.
     """
 
     program: str
@@ -111,7 +120,7 @@ def _mark_of(row: EndRow) -> str:
 
 
 class Rest(NamedTuple):
-    """A node of a running program that waits for the answer to a ``question`` (an id), or for the
+    """A node at which a running program waits for the answer to a ``question`` (an id), or for the
     time ``due``. With both, it waits for whichever comes first.
     """
 
@@ -174,7 +183,7 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS agentrt_due ON agentrt_waits (due) WHERE due IS NOT NULL",
 )
 ADDED = {"agentrt_starts": {"place": "BIGINT NOT NULL DEFAULT 0"}}
-"""Columns that older journals lack. They are added when such a journal is opened for writing."""
+"""Columns that older journals lack. They are added when an older journal is opened for writing."""
 VIEW = """CREATE VIEW agentrt_nodes AS
     SELECT s.program, s.node, s.kind, s.name, s.scope, s.attempt,
         COALESCE(e.state, 'open') AS state, s.started + t.shift AS started,
@@ -184,8 +193,8 @@ VIEW = """CREATE VIEW agentrt_nodes AS
         ON e.program = s.program AND e.node = s.node AND e.attempt = s.attempt
     WHERE s.kind <> 'gone' AND s.attempt = (SELECT MAX(o.attempt) FROM agentrt_starts o
         WHERE o.program = s.program AND o.node = s.node)"""
-"""The last attempt at each node, with times of day. The column ``asked`` may hold only a difference
-from an earlier request (`agentrt.journal.requests`).
+"""A view with the last attempt at each node, and with times of day. The column ``asked`` may have
+only a difference from an earlier request (`agentrt.journal.requests`).
 """
 
 
@@ -194,13 +203,13 @@ def _insert(table: str, fields: tuple[str, ...], conflict: str) -> str:
     return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks}) {conflict}"
 
 
-_KEEP_OLD = "ON CONFLICT DO NOTHING"  # the row exists if a write is repeated
+_KEEP_OLD = "ON CONFLICT DO NOTHING"  # if a write is repeated, the row exists already
 _START_COLUMNS = tuple("asked" if name == "request" else name for name in StartRow._fields)
 INSERTS = {
     RecordedProgram: _insert("agentrt_programs", RecordedProgram._fields, _KEEP_OLD),
     StartRow: _insert("agentrt_starts", _START_COLUMNS, _KEEP_OLD),
-    # If a node was cancelled while its result was being written, the program saw the cancellation,
-    # so the later row wins.
+    # If a node was cancelled while its result was being written, the program saw the cancellation
+    # and not the result, so the later row replaces the earlier row.
     EndRow: _insert(
         "agentrt_ends",
         EndRow._fields,

@@ -1,7 +1,8 @@
-"""Requests of nodes as JSON that is only compared and shown to people, and their differences.
+"""The requests of nodes as JSON, and their differences. This JSON is never read back: it is only
+compared and shown to people.
 
-A resumed program gets a recorded answer only if the fingerprint of its request is the recorded one.
-So the form of these texts must never change, and it is separate from the form of answers
+A resumed program gets a recorded answer only if its request has the recorded fingerprint. So the
+form of this JSON must never change. This is why it is separate from the form of answers
 (`agentrt.journal.codec`).
 """
 
@@ -30,11 +31,13 @@ _DEEPEST = 200
 DIGEST_BYTES = 16
 """The size of a fingerprint in bytes."""
 _LOADED = "agentrt_program_"
-"""The prefix of the module name of a loaded file if its own name was taken by an earlier file."""
+"""The prefix of the module name of a loaded file whose own name was already the name of another
+module.
+"""
 
 
 class _UnclearError(Exception):
-    """A value of which only the type can be shown."""
+    """A value that cannot be written, so that only its type is shown."""
 
 
 def _bytes(value: bytes) -> str:
@@ -42,7 +45,7 @@ def _bytes(value: bytes) -> str:
 
 
 def _sorted(value: Any) -> list[Any]:
-    # Sorted, so that equal sets have equal texts in all processes.
+    # Sort the items, so that equal sets have equal texts in all processes.
     return sorted(value, key=repr)
 
 
@@ -67,9 +70,9 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON that is only compared and shown to people.
+    """Return a value as JSON text that is only compared and shown to people.
 
-    A tuple becomes a list, and a part that cannot be written becomes the name of its type.
+    A tuple becomes a list, and a part that cannot be written is replaced by the name of its type.
     """
     try:
         return orjson.dumps(value, sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
@@ -88,7 +91,7 @@ def digest_of(*texts: str) -> str:
 
 
 def sketched(value: Any) -> Any:
-    """Return JSON data in place of a value whose type JSON does not have."""
+    """Return JSON data that replaces a value whose type JSON does not have."""
     try:
         if isinstance(value, Mapping):
             return dict(value)
@@ -168,7 +171,7 @@ _LONGEST = 160
 
 
 def difference(recorded: str, request: str) -> str:
-    """Describe the first place at which two JSON texts differ, with both values."""
+    """Return a text about the first place at which two JSON texts differ, with both values."""
     if not recorded:
         return f"the recorded request was not stored; now it is {_short(request)}"
     where, before, after = _first(json.loads(recorded), json.loads(request), "")

@@ -3,9 +3,10 @@
 Only one process at a time may write the file, but any process may read it. A `WriterThread` calls
 the methods of a store in its thread, and writes the rows that arrive together in one transaction.
 
-The times in rows are those of a `SteadyClock`; people see times of day. The table
-``agentrt_journal`` has the clock's last reading under ``clock``, for the next process that opens
-the journal, and the seconds to add for the time of day under ``shift``, for SQL.
+The times in rows are times of a `SteadyClock`; people see times of day. The table
+``agentrt_journal`` has two rows for the clock: the key ``clock`` has the clock's last reading, for
+the next process that opens the journal; the key ``shift`` has the seconds that must be added to a
+time to get the time of day, for queries in SQL.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class Store(ABC):
 
     @abstractmethod
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a ``SELECT``. Raises `JournalError` if they cannot be read."""
+        """Return the rows of a ``SELECT``. Raises `JournalError` if the rows cannot be read."""
 
     @abstractmethod
     def write(self, changes: Iterable[Change]) -> None:
-        """Write all changes in one transaction, or none. Raises `JournalWriteError`."""
+        """Write all changes in one transaction. Raises `JournalWriteError`; then no change is
+        written.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -59,8 +62,8 @@ class Store(ABC):
 
 
 class SQLiteStore(Store):
-    """A journal in an SQLite file. A write returns when it is on the disk, so that it survives a
-    power failure.
+    """A journal in an SQLite file. `write` returns when the changes are on the disk, so that they
+    survive a power failure.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,8 +136,8 @@ class SQLiteStore(Store):
         return self._connection.execute(statement, values).fetchall()
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        # A read continues in its thread after its task was cancelled, and the connection must not
-        # be closed meanwhile.
+        # A read continues in its thread even if its task is cancelled. The connection must not be
+        # closed during the read.
         with self._reading:
             if self._connection is None:
                 raise JournalError(f"journal {self.name} is closed")
@@ -186,10 +189,10 @@ class SQLiteStore(Store):
 
 
 def in_groups(changes: Iterable[Change]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
-    """Yield SQL statements, each with the rows to execute it for.
+    """Yield SQL statements, each with the rows for which it must be executed.
 
-    Rows of one table are grouped, because the tables do not refer to each other. Changes before and
-    after another statement, such as a ``DELETE``, keep their order.
+    Rows of one table are grouped, which is possible because the tables do not refer to each other.
+    No row is moved across a statement such as a ``DELETE``.
     """
     groups: dict[str, list[Sequence[Any]]] = {}
     for change in changes:
@@ -222,9 +225,9 @@ def _corrupt(name: str, text: str) -> JournalError:
 def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
     """Return the starts and ends of all attempts at the nodes of a program, including the root.
 
-    The times are those of the journal's clock. Raises `JournalError`.
+    The times are times of the journal's clock. Raises `JournalError`.
     """
-    # All columns, because older journals lack the last of them.
+    # Select all columns, because older journals do not have the last columns.
     starts, ends = (
         store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
         for table in ("agentrt_starts", "agentrt_ends")
@@ -238,11 +241,12 @@ Waiting = list[asyncio.Future[None]]
 
 
 class WriterThread:
-    """A thread that writes rows in order. Its methods belong to one event loop.
+    """A thread that writes rows in order. All methods must be called on one event loop.
 
-    The thread gets one ``batch`` at a time: all rows that were put while the previous batch was
-    being written. All waiters of a batch continue in the same turn of the loop. After a write has
-    failed with ``error``, all later ones fail too, so that a journal has no gaps.
+    The thread gets one batch at a time: all rows that were put while the previous batch was being
+    written. ``batch`` is the number of the next batch. All code that waits for a batch continues in
+    the same turn of the event loop. After a write has failed with ``error``, all later writes fail,
+    too, so that a journal has no gaps.
     """
 
     def __init__(self, store: Store) -> None:
@@ -282,7 +286,7 @@ class WriterThread:
         self._store.close()
 
     def send(self) -> None:
-        """Give the rows that were put to the thread, without waiting."""
+        """Pass the rows that were put to the thread, without waiting for the write."""
         rows, self._rows = self._rows, []
         waiting, self._waiting = self._waiting, []
         self.batch += 1

@@ -1,12 +1,12 @@
-"""The laboratory: simulates agentrt, and measures it on a user's own workload.
+"""The laboratory, which simulates agentrt and measures it on a user's own workload.
 
 No other part of agentrt imports it. Benchmarks of the project itself are in ``benchmarks``.
 
 - ``workloads``: programs, read from traces, and their arrival times.
-- ``backends``: where the calls of programs run: vLLM's scheduler in virtual time, or real engines.
-  ``driver`` runs each ``program`` on a backend, and records its ``outcome``.
+- ``backends``: the engines that run the calls of programs: vLLM's scheduler in virtual time, or
+  real engines. ``driver`` runs each ``program`` on a backend, and records its ``outcome``.
 - ``engine``: engines for measurements: without a model, in virtual time, or with a probe.
-- ``runs``: single runs and grids of runs, in processes of their own; replays on real engines.
+- ``runs``: single runs and grids of runs, in separate processes; replays on real engines.
 - ``reports``: comparisons, tables and drawings.
 - ``commands``: ``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``, and the options
   that they share.

@@ -1,8 +1,8 @@
-"""Runs the shapes of programs on a backend. All studies and benchmarks use this loop.
+"""The driver, which runs the shapes of programs on a backend. All studies and benchmarks use it.
 
-Programs arrive at their times. A call is emitted when its parents have ended and its gap is over.
-It carries the service that its program has attained, and the length of its critical path. Each
-program ends with an `Outcome`.
+Programs arrive at the times in their shapes. A call is emitted when its parents have ended and its
+gap is over. With the call, the backend gets the attained service of the program, and the length of
+the call's critical path. Each program ends with an `Outcome`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable
 
 _CALL, _PROGRAM = range(2)
-"""The order of items at the same moment: first calls whose gap is over, then programs."""
+"""The order of arrivals at the same moment: calls whose gap is over come before new programs."""
 _TAIL = -1
 """The index that stands for a program's end after its last call."""
 
@@ -38,9 +38,10 @@ def drive(
 
 
 class Driver:
-    """Submits the calls of programs to a backend when they are due, and handles their ends.
+    """A driver, which submits the calls of programs to a backend when they are due, and handles the
+    ends of calls.
 
-    A ``gate`` in front of the backend may hold back the calls of programs.
+    A ``gate`` may hold back the calls of programs before they reach the backend.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Driver:
 
     @property
     def next_arrival(self) -> float:
-        """When the next call or program arrives, or the gate may release one; inf for never."""
+        """The moment at which the next call or program arrives, or at which the gate may release a
+        call; infinity if there is none.
+        """
         tick = self._backend.moments(self._next_tick_s) if self._held else math.inf
         return min(tick, self._coming[0][0] if self._coming else math.inf)
 
@@ -71,8 +74,8 @@ class Driver:
         if moment == math.inf:
             return False
         self._moment = moment
-        # If nothing but the end of another call starts a call now, the call arrives only after the
-        # free slots are assigned.
+        # If calls arrive now only because other calls end now, they arrive after the free slots are
+        # assigned.
         arrives = self.next_arrival <= moment or not self._backend.same_moment
         self._backend.serve(moment, self.call_ended)
         self._tick()

@@ -1,11 +1,11 @@
-"""Policies with knowledge that no real engine has. They show in simulations what is attainable.
+"""Policies with knowledge that no real engine has. In simulations, they show what is attainable.
 
 `Srpt` knows the remaining service of each program (Agentix, Fig. 20). `Gittins` knows the exact
-distributions of program sizes, taken from all programs of the run, but not the size of any single
-program: this is the best that a policy can do that learns from past programs. If `Srpt` is far
-better, past programs do not tell which program ends next. The Gittins index is optimal in the mean
-for one server and jobs of one part (Gittins 1989); for several slots and programs of many calls it
-is only a guide.
+distributions of program sizes, computed from all programs of the run, but not the size of any
+single program. So `Gittins` shows the best that a policy can do by learning from past programs. If
+`Srpt` is far better than `Gittins`, past programs do not tell which program ends next. The Gittins
+index minimizes the mean time for one server and jobs that consist of one part (Gittins 1989). For
+several slots and programs of many calls it is only an approximation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 class Srpt(Policy):
-    """Shortest remaining processing time: the program with the least remaining service first.
+    """Shortest remaining processing time: the program with the least remaining service runs first.
 
-    A running call is preempted for a call whose program has at least 16% less.
+    A running call is preempted only for a call in a better level. Levels are 2 ** 0.25 apart, so
+    the remaining service of programs in one level differs by less than 19%.
     """
 
     name: ClassVar[str] = "srpt"
@@ -52,14 +53,17 @@ class Srpt(Policy):
 
 _SMALLEST_S = 0.05
 _AGES = [0.0, *(_SMALLEST_S * 2.0 ** (i / 4) for i in range(96))]
-"""The attained services, in seconds, for which costs are computed. Each is 2 ** 0.25 times the
-previous one.
+"""The values of attained service, in seconds, for which costs are computed. Each value is 2 ** 0.25
+times the previous value.
 """
 _FEW = 30
-"""Number of programs below which the distribution of a hint is not used."""
-
+"""Minimum number of programs for which the distribution by hint is used. With fewer programs, the
+distribution of the whole type is used.
+"""
 Kind = tuple[str, int | None]
-"""A program's type, and the class of its hint in half doublings; None for all of the type."""
+"""A program's type, and the class of its size hint, rounded to half a doubling. None stands for all
+programs of the type.
+"""
 
 
 class Laws:
@@ -78,8 +82,8 @@ class Laws:
             self._sizes.setdefault(kind, []).append(size)
 
     def cost_s(self, row: EngineProgram) -> float:
-        """Return the inverse Gittins index of a program at its attained service: the least expected
-        service, in seconds, for each end of a program like this one.
+        """Return the inverse Gittins index of a program at its attained service, in seconds: the
+        least expected service that is spent per ended program, over programs of the same kind.
         """
         kind = (row.type, _hint_bin(row.size_hint))
         if len(self._sizes.get(kind, ())) < _FEW:
@@ -96,8 +100,10 @@ def _hint_bin(hint: float | None) -> int | None:
 
 
 def _cost(sizes: list[float], age: float) -> float:
-    """Return the minimum over all limits of the expected service up to the limit, divided by the
-    probability of an end within the limit.
+    """Return the inverse Gittins index at an ``age``.
+
+    For each limit, the expected service up to the limit is divided by the probability that the
+    program ends within the limit. The index is the smallest of these quotients.
     """
     left = sorted(size - age for size in sizes if size > age)
     spent, best = 0.0, math.inf
@@ -108,7 +114,9 @@ def _cost(sizes: list[float], age: float) -> float:
 
 
 class Gittins(Policy):
-    """The program with the largest Gittins index first; of equal ones the older."""
+    """The policy that runs the program with the largest Gittins index first; among equal programs,
+    the program that started first.
+    """
 
     name: ClassVar[str] = "gittins"
     starving: ClassVar[bool] = False
@@ -133,19 +141,21 @@ KNOWING = (Gittins.name, Srpt.name)
 
 
 def policy_names() -> list[str]:
-    """Return the names of all policies of the simulator: the engine's, and those of this module."""
+    """Return the names of all policies of the simulator: the policies of the engine, and the
+    policies of this module.
+    """
     return [*policies.policy_names(), *KNOWING]
 
 
 def is_policy(name: str) -> bool:
-    """Return whether the simulator has a policy of this name. For a name that is not built in, this
-    searches all installed packages, which takes a while.
+    """Return whether the simulator has a policy with this name. For a name that is not built in,
+    all installed packages are searched, which takes time.
     """
     return name in KNOWING or name in policies.BUILT_IN or name in policy_names()
 
 
 def check_policy(name: str) -> None:
-    """Raise `ConfigError` for an unknown policy, or one that cannot be created."""
+    """Raise `ConfigError` for an unknown policy, and for a policy that cannot be created."""
     if not is_policy(name):
         raise ConfigError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
     make_policy(SchedulerConfig(policy=name), lambda row: 0.0, Laws(1.0))

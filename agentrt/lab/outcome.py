@@ -14,11 +14,12 @@ from agentrt.request.spans import DECODE
 
 
 class ServedCall(NamedTuple):
-    """How an engine served a call.
+    """The measurements of a call that an engine has served.
 
-    ``ttft_s`` and ``e2el_s`` are the seconds from its arrival at the engine to its first and to its
-    last token. On the longest path to the call, its program makes ``turn`` - 1 calls before it. A
-    prefix cache of unlimited size would have had ``cacheable_tokens`` of its prompt.
+    ``ttft_s`` is the time to first token, and ``e2el_s`` the time to the last token, both in
+    seconds from the call's arrival at the engine. ``turn`` is the number of calls on the longest
+    path to the call, including this call. ``cacheable_tokens`` is the number of prompt tokens that
+    a prefix cache of unlimited size would have had.
     """
 
     turn: int
@@ -31,12 +32,12 @@ class ServedCall(NamedTuple):
 
     @property
     def tpot_s(self) -> float:
-        """Seconds for each token after the first."""
+        """The time per output token after the first token, in seconds."""
         return (self.e2el_s - self.ttft_s) / max(1, self.output_tokens - 1)
 
 
 def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[ServedCall]:
-    """Yield those calls of a program for which the engine reported spans.
+    """Yield the measurements of the calls for which the engine has reported spans.
 
     ``reports`` maps the index of each call in ``shape.calls`` to the engine's report.
     """
@@ -61,13 +62,13 @@ def served(shape: ProgramShape, reports: Mapping[int, CallReport]) -> Iterator[S
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one program. Times are in seconds; in a simulation, of simulated time.
+    """The outcome of one program. Times are in seconds; in a simulation, in simulated seconds.
 
-    ``ideal_s`` is the program's latency if no call ever waited; NaN if this is unknown.
-    ``service_s`` and ``waiting_s`` are sums over its calls. ``tool_s`` is the sum of the gaps
-    between its calls, in which its tools run. ``steps`` is the number of engine steps from the
-    arrival of its first call to the end of its last. ``calls`` are the calls for which the engine
-    reported when they waited and when they ran.
+    ``ideal_s`` is the latency that the program would have if no call ever waited; NaN if it is
+    unknown. ``service_s`` and ``waiting_s`` are sums over the program's calls. ``tool_s`` is the
+    sum of the gaps between the calls, in which tools run. ``steps`` is the number of engine steps
+    from the arrival of the first call to the end of the last call. ``calls`` are the calls for
+    which the engine has reported spans.
     """
 
     program_id: str
@@ -122,18 +123,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics over many programs, in seconds if not said otherwise. None is unknown.
+    """Statistics over many programs. Times are in seconds if nothing else is said. None means
+    unknown.
 
     - ``token_latency_s`` is the program-level token latency (Agentix, §6.2): the latency of a
       program divided by the number of tokens that it generated, averaged over programs.
-    - ``unloaded_token_s`` is the same if each program ran alone.
-    - ``slowdown`` is latency divided by ideal latency, averaged over programs.
+    - ``unloaded_token_s`` is the token latency that the programs would have if each ran alone.
+    - ``slowdown`` is the latency divided by the ideal latency, averaged over programs.
     - ``mean_steps`` and ``p95_steps`` are latencies in engine steps.
     - ``balance`` is the busy time of the busiest engine, divided by the mean of all engines.
-    - ``steady_per_s`` is the number of programs that ended before the last one arrived, divided by
-      that time, and ``offered_per_s`` the number that arrived; None if all arrived at once.
-    - ``prefix_hit_share`` is the share of prompt tokens in the prefix cache, and
-      ``recomputed_tokens`` the number of tokens that were computed again after a preemption.
+    - ``steady_per_s`` is the number of programs that ended before the last arrival, and
+      ``offered_per_s`` the number of all programs, both divided by the time from the first to the
+      last arrival; None if all programs arrived at once.
+    - ``prefix_hit_share`` is the share of prompt tokens that were in the prefix cache, and
+      ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
     - ``cpu_us`` is the scheduler's CPU time per step in microseconds.
     """
 
@@ -164,7 +167,9 @@ class Summary:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values below which ``share`` of them lie, interpolated."""
+    """Return the quantile of sorted values: the value below which ``share`` of them lie. Between
+    two values, interpolate.
+    """
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -176,8 +181,8 @@ def summarize(
     counts: EngineCounts | None = None,
     busy_s: Sequence[float] = (),
 ) -> Summary:
-    """Summarize a run. ``counts`` are those of its engines, and ``busy_s`` has the busy seconds of
-    each engine.
+    """Summarize a run. ``counts`` is the sum of the counts of its engines, and ``busy_s`` has the
+    busy seconds of each engine.
     """
     latencies = sorted(o.latency_s for o in outcomes)
     token_latencies = sorted(o.token_latency_s for o in outcomes)
@@ -228,8 +233,8 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The outcomes of a run's programs, in the order of their ends, with the counts and the busy
-    seconds of each engine. Engines that are too simple have no counts.
+    """The outcomes of a run's programs, in the order in which the programs ended, with the counts
+    and the busy seconds of each engine. Some simple engines have no counts.
     """
 
     outcomes: list[Outcome]
@@ -241,8 +246,8 @@ class RunOutcome:
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
 
     def with_ideals(self, known: RunOutcome) -> RunOutcome:
-        """Return this run with the ideal times of another run of the same programs, because a real
-        engine does not know them.
+        """Return this run with the ideal latencies of another run of the same programs, because a
+        real engine does not know the ideal latencies.
         """
         ideals = {outcome.program_id: outcome.ideal_s for outcome in known.outcomes}
         outcomes = [

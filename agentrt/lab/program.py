@@ -1,7 +1,7 @@
-"""A running program of the laboratory: which calls can start, with which prompts.
+"""A running program of the laboratory: which calls can start, and their prompts.
 
-The driver has a `LiveProgram` for each program, whichever the backend, so that simulated, virtual
-and real engines get the same calls with the same accounting.
+The driver has a `LiveProgram` for each program, with any backend. So all kinds of engines get the
+same calls with the same accounting.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from agentrt.request import Call, CallReport, CallSpec, Identity
 from agentrt.scheduler.programs import ProgramStats
 
 Words = Callable[[str, int], list[int]]
-"""Returns the first ``count`` token ids of an endless text that is unique to a name."""
+"""The type of a function of a name and a count. It returns the first ``count`` token ids of an
+endless text; each name has its own text.
+"""
 
 
 def plain_words(name: str, count: int) -> list[int]:
-    """Return token ids that are not limited to a vocabulary."""
+    """Return token ids that may exceed any vocabulary, for engines without a model."""
     return tokens(name, 0, count)
 
 
@@ -29,8 +31,9 @@ def plain_words(name: str, count: int) -> list[int]:
 class LiveProgram:
     """A running program.
 
-    ``path_s`` is the service in seconds on the longest path to each call. ``outputs`` has the token
-    ids that a real model generated; without a model, the output of a call is a text of its own.
+    ``path_s`` has, for each call, the seconds of service on the longest path to the call.
+    ``outputs`` has the token ids that a real model generated. Without a model, the output of a call
+    is a made-up text that is unique to the call.
     """
 
     shape: ProgramShape
@@ -78,7 +81,9 @@ class LiveProgram:
 
     @property
     def served_tokens(self) -> int:
-        """The number of tokens that its ended calls have generated: attained service in tokens."""
+        """The number of tokens that the program's ended calls have generated: its attained service
+        in tokens.
+        """
         return sum(self.shape.calls[index].output_tokens for index in self.reports)
 
     def path_to(self, index: int) -> int:
@@ -150,13 +155,14 @@ class LiveProgram:
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """vLLM's own scheduler, unchanged.
+    """vLLM's own scheduler, unchanged, perhaps with priorities that a client sends.
 
-    With feed ``none`` it serves calls first come, first served. With the other feeds it runs its
-    policy ``priority``, and each call gets an integer priority when it is emitted (lower goes
-    first): with ``service`` the number of tokens that the finished calls of its program have
-    generated, with ``path`` the number of tokens on the longest path to the call. A client can
-    count both. Prompt tokens do not count, because one step computes many of them.
+    With the feed ``none``, the scheduler serves calls first come, first served. With the other
+    feeds, it runs vLLM's policy ``priority``, and each call gets an integer priority when it is
+    emitted; calls with a lower priority go first. With ``service``, the priority is the number of
+    tokens that the finished calls of the program have generated. With ``path``, it is the number of
+    generated tokens on the longest path to the call. A client can count both. Prompt tokens are not
+    counted, because one step computes many of them.
     """
 
     feed: Literal["none", "service", "path"] = "none"

@@ -1,8 +1,8 @@
 """The API for authors of programs: the decorators, and the context that a program gets.
 
-`definition` has the decorators and the class `Program`, `context` the class `Context`, `emitter`
-what a context needs of the runtime, and `options` the options of an LLM call. Tools are in
-`agentrt.interrupts`.
+The module `definition` has the decorators and the class `Program`, `context` has the class
+`Context`, `emitter` has the interface through which a context uses the runtime, and `options` has
+the options of an LLM call. Tools are in `agentrt.interrupts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The context of an agent program, and the interface to the runtime that it needs."""
+"""The context of an agent program: its access to models, tools, humans and events."""
 
 from __future__ import annotations
 
@@ -82,10 +82,11 @@ class Context:
         """Call the model with the messages of a chat, or with text (a string or an earlier reply)
         as the user's message.
 
-        Await the result for a `Reply`. With ``stream``, the result is a `ReplyStream`: iterate over
-        its text while it grows. Messages have OpenAI's form, with images and audio if the model
-        supports them. The options are those of `LLMOptions`. Raises `CallRejectedError` if the
-        engine rejects the call, and `ConfigError` for invalid options.
+        Await the result to get a `Reply`. With ``stream``, the result is a `ReplyStream`, which
+        yields the text while the model writes it. Messages have OpenAI's form, with images and
+        audio if the model supports them. ``after`` names replies on which the call depends, where
+        asyncio cannot show it. The other options are described in `LLMOptions`. Raises
+        `CallRejectedError` if the engine rejects the call, and `ConfigError` for invalid options.
         """
         request = make_request(ask, **options)
         if stream:
@@ -101,8 +102,8 @@ class Context:
         return ReplyStream(partial(self._emitter.stream, request, after), complete)
 
     async def context(self, content: Content = (), *, model: str | None = None) -> TokenContext:
-        """Make a token context that the program owns. Its content is text, token ids, or the
-        messages of a chat followed by the start of the model's turn.
+        """Make a token context that the program owns. ``content`` is text, token ids, or the
+        messages of a chat. Messages are followed by the tokens that start the model's turn.
 
         ``model`` names a served model or an adapter. Raises `ConfigError` if the executor does not
         support token ids.
@@ -136,8 +137,9 @@ class Context:
 
         The tools run in parallel once the reply is complete. With ``eager``, an idempotent tool
         starts as soon as its own arguments are complete, while the model still writes. If a tool
-        raises, its result holds the error, which the model reads. A tool may return images if the
-        model supports them. The other options and the errors are those of `llm`.
+        raises an error, the tool's result holds the error, so that the model can read it. A tool
+        may return images if the model supports them. The other options and the errors are the same
+        as for `llm`.
         """
         known = tools_by_name(tools)
         request = make_request(ask, tools=known.values(), **options)
@@ -161,7 +163,7 @@ class Context:
         lists.
 
         ``timeout`` limits each attempt, in seconds, and replaces the tool's own timeout. The first
-        attempt includes the time to look up a tool by its name. When it has passed, the tool fails
+        attempt includes the time to look up a tool by its name. An attempt that takes longer fails
         with `InterruptExpiredError`, which is a `TimeoutError`.
 
         Raises the function's own errors, or another `ToolError` if the tool runs in another
@@ -192,8 +194,10 @@ class Context:
         after: Iterable[Reply] = (),
         timeout: float | None = None,
     ) -> Any:
-        """Run a tool with named ``arguments``, such as those of a model's call:
-        ``call_tool(tools[call.name], call.arguments)``. Everything else is as in `tool`.
+        """Run a tool with named ``arguments``, such as the arguments of a model's tool call:
+        ``call_tool(tools[call.name], call.arguments)``.
+
+        The options, the result and the errors are the same as for `tool`.
         """
         if not isinstance(arguments, Mapping):
             raise ConfigError(
@@ -206,8 +210,8 @@ class Context:
         return await self._emitter.tool(chosen, (), arguments, after)
 
     async def _resolve(self, tool: Callable[..., Any] | Tool | str, timeout: float | None) -> Tool:
-        """Return the tool; look it up if it is a name. An invalid ``timeout`` is rejected later,
-        where it is used.
+        """Return the tool; look it up if ``tool`` is a name. An invalid ``timeout`` is not rejected
+        here but by the methods that use it.
         """
         if not isinstance(tool, str):
             return as_tool(tool)
@@ -219,17 +223,19 @@ class Context:
         return chosen
 
     async def tools(self, *transports: str) -> list[Tool]:
-        """List the tools that workers and servers offer now, for `llm` and `tool`: of all
-        transports, or of ``transports`` such as ``mqtt`` or ``mcp:github``.
+        """List the tools that workers and tool servers offer now. Pass them to `llm` or `tool`.
 
-        If several tools have the same name, the name of the transport is put in front:
+        ``transports``, such as ``mqtt`` or ``mcp:github``, limit the list to these transports. If
+        several tools have the same name, the name of the transport is put in front:
         ``github__search``. Raises `UnknownToolError` for an unknown transport, and
         `ToolUnavailableError` for a transport that cannot be reached.
         """
         return await self._emitter.tools(*transports)
 
     async def mcp(self, server: str, /, *others: str) -> list[Tool]:
-        """List the tools of these servers of the ``--mcp`` file, as `tools` does."""
+        """List the tools of MCP servers, as `tools` does. The names are those in the ``--mcp``
+        file.
+        """
         return await self.tools(*(f"mcp:{name}" for name in (server, *others)))
 
     async def human(
@@ -245,10 +251,10 @@ class Context:
         """Ask a human, and wait for the answer: text, one of ``choices``, or a value that fits
         ``schema``.
 
-        ``schema`` is a JSON schema, or a type that pydantic knows, such as a model; then the answer
-        is an instance of that type. If no answer has come after ``timeout`` seconds, return
-        ``default``, or raise `InterruptExpiredError` if there is no default. Without a timeout,
-        wait without limit. Raises `ConfigError` for an invalid question.
+        ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
+        type, the answer is an instance of the type. If no answer has come after ``timeout``
+        seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
@@ -268,16 +274,16 @@ class Context:
     ) -> Events:
         """Wait for events on a topic.
 
-        ``await ctx.event("plant/+/alarm")`` waits for the next event, and
-        ``async for event in ctx.event("plant/#")`` yields all events, without losing any between
-        two iterations. ``topic`` is a topic filter of the runtime's event source, such as MQTT's.
-        ``timeout`` limits each wait, in seconds; when it has passed, the wait raises
-        `InterruptExpiredError`.
+        ``await ctx.event("plant/+/alarm")`` waits for the next event.
+        ``async for event in ctx.event("plant/#")`` yields all events, and loses no event between
+        two iterations. ``topic`` is a topic filter in the syntax of the runtime's event source,
+        such as MQTT. ``timeout`` is the maximum duration of each wait in seconds; a longer wait
+        raises `InterruptExpiredError`.
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
-        """Sleep for some seconds. A program that is resumed sleeps only for the remaining time."""
+        """Sleep for a number of seconds. A resumed program sleeps only for the remaining time."""
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"sleep() takes a finite number of at least 0 seconds, got {seconds}")
         await self._emitter.sleep(seconds, after)
@@ -297,8 +303,9 @@ class Context:
         return self._emitter.value("uuid", uuid.uuid4)
 
     def reward(self, value: float) -> None:
-        """Add a reward for what the program has done, for training. A batch with ``tokens`` writes
-        the rewards beside the program's tokens; elsewhere they have no effect.
+        """Add a reward for what the program has done, for training. A batch with the option
+        ``tokens`` writes the rewards next to the program's tokens. Without this option, rewards
+        have no effect.
 
         Raises `ConfigError` for a number that is not finite.
         """
@@ -307,20 +314,21 @@ class Context:
         self._emitter.reward(float(value))
 
     def patched(self, name: str) -> bool:
-        """Return whether to run the code after the change ``name``.
+        """Return whether to run the new code of a change to the program. ``name`` is your name for
+        the change.
 
-        Returns False for a resumed program that had passed this line before the change was made.
-        Keep the old code in the other branch for such programs.
+        The result is False for a resumed program that had passed this line before the change was
+        made. For such programs, keep the old code in the branch for False.
         """
         return self._emitter.patched(name)
 
     def checkpoint(self) -> Callable[[T], T]:
         """Return a function that saves the state of a long loop.
 
-        Call `checkpoint` before the loop, and the function at the top of the loop, as in
-        ``state = save(state)``. A resumed program skips the iterations before its last call, and
-        that call returns the state that it saved. So the state must contain everything that the
-        loop changes.
+        Call `checkpoint` once before the loop, as in ``save = ctx.checkpoint()``, and call the
+        function at the top of the loop, as in ``state = save(state)``. A resumed program skips the
+        iterations before the last recorded state: its first call of the function returns this
+        state. So the state must contain everything that the loop changes.
 
         The function raises `UsageError` while another task of the program is open, and for a state
         that a journal cannot record.
@@ -334,7 +342,9 @@ class Context:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> asyncio.Task[T]:
-        """Start ``function(ctx, …)`` as a node in a task of its own, without waiting for it."""
+        """Start ``function(ctx, …)`` as a node in a new task, and return the task without waiting
+        for it.
+        """
 
         async def run() -> T:
             with enter_node(name_of(function)):

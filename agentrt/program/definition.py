@@ -1,7 +1,7 @@
-"""The decorators that make agent programs and nodes of plain async functions.
+"""The decorators that turn plain async functions into agent programs and nodes.
 
-A program declares no graph. It awaits calls and tools, and starts and joins nodes with ordinary
-asyncio; its execution DAG is derived from that.
+A program does not declare its graph. It awaits calls and tools, and starts and awaits nodes with
+ordinary asyncio. agentrt derives the program's execution DAG from what the code awaits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ProgramFunction = Callable[..., Awaitable[Any]]
 
 
 class Program:
-    """An agent program: an async function of a `Context` and an optional input.
+    """An agent program: an async function whose parameters are a `Context` and, if needed, an
+    input.
 
     ``name`` is the program's type. If the program ``owns_tasks``, the tasks that its code starts
     are cancelled at its end. Calling a `Program` calls the function itself.
@@ -47,7 +48,9 @@ class Program:
         functools.update_wrapper(self, function)
 
     async def __call__(self, ctx: Context, input: Any = None) -> Any:
-        """Run the function. If the input is None, the function's own default is used."""
+        """Run the function. If the input is None and the function's parameter has a default, use
+        the default.
+        """
         if self.takes_input and (input is not None or self.needs_input):
             return await self.function(ctx, input)
         return await self.function(ctx)
@@ -67,8 +70,8 @@ def program(*, name: str | None = None) -> Callable[[ProgramFunction], Program]:
 def program(
     function: ProgramFunction | None = None, /, *, name: str | None = None
 ) -> Program | Callable[[ProgramFunction], Program]:
-    """Turn an async function into an agent program. Its type is ``name``, or the function's
-    name.
+    """Turn an async function into an agent program. The program's type is ``name``, or by default
+    the function's name.
     """
     if function is not None:
         return Program(function)
@@ -78,8 +81,8 @@ def program(
 def node(
     function: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Mark an async function as a node: its calls and tools have its name as their scope in the
-    DAG.
+    """Mark an async function as a node function: the calls and tools in its code are shown in the
+    DAG under the function's name.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What a context needs of the runtime: a way in for each kind of node."""
+"""The interface through which a `Context` uses the runtime: a method for each kind of node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Emitter(Protocol):
-    """Does what a program's code asks its `Context` for.
+    """The interface that does the work of a `Context`: each method makes one kind of node.
 
-    `agentrt.runtime.emitter.LiveEmitter` does the work. `agentrt.runtime.recorded.Recorded` stands
-    in front of it where the program has a journal.
+    `agentrt.runtime.emitter.LiveEmitter` does the work. If the program has a journal, its context
+    calls a `agentrt.runtime.recorded.Recorded`, which calls the `LiveEmitter`.
     """
 
     @property
@@ -69,7 +69,9 @@ class Emitter(Protocol):
 
 
 class ForwardingEmitter:
-    """An emitter that hands everything on to ``inner``: for what changes a part of it."""
+    """An emitter that passes every call on to the emitter ``inner``. Subclasses override the
+    methods that they change.
+    """
 
     def __init__(self, inner: Emitter) -> None:
         self.inner = inner

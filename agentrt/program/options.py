@@ -1,4 +1,4 @@
-"""The options of an LLM call, and the chat request that is made of them."""
+"""The options of an LLM call, and the chat request that is made from the options."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ class StepOptions(TypedDict, total=False):
 
     - ``tool_choice``: ``auto`` (the default: the model calls tools or answers), ``required``,
       ``none``, or a tool's name.
-    - ``schema``: a JSON schema or a pydantic model. The reply's ``parsed`` is a value of it.
-    - ``max_tokens``: the maximum length of the answer. The default is 256, with a warning in the
-      log if that cuts an answer. None uses the rest of the model's context.
+    - ``schema``: a JSON schema, or a type such as a pydantic model. The answer is JSON that fits
+      the schema, and the reply's ``parsed`` is the answer's JSON value.
+    - ``max_tokens``: the maximum length of the answer, in tokens. The default is 256; if it cuts an
+      answer, a warning is logged. None means the rest of the model's context.
     - ``temperature``: 0, the default, is greedy decoding. Above 0, a random ``seed`` is used unless
-      you set one.
-    - ``stop``: strings; the answer ends before the first of them that occurs.
+      you set a seed.
+    - ``stop``: a string or several strings; the answer ends before the first stop string.
     - ``ignore_eos``: continue to ``max_tokens`` even if the model ends its answer.
     - ``frequency_penalty`` and ``presence_penalty``, from -2 to 2: make repetitions less likely.
-    - ``n``: the number of replies, which are the reply's ``choices``.
-    - ``logprobs``: return the log probability of each token, and of so many alternatives.
+    - ``n``: the number of answers. If it is above 1, the reply's ``choices`` are all answers.
+    - ``logprobs``: return the log probability of each token, and of this number of alternatives to
+      each token.
     - ``reasoning_effort`` and ``chat_template_kwargs``: settings of reasoning models.
-    - ``model``: one of the served models or adapters. The default is the first.
-    - ``extra_body``: any other fields of vLLM's chat completions.
+    - ``model``: the name of a served model or adapter. The default is the first served model.
+    - ``extra_body``: any other fields of vLLM's chat completions request.
     """
 
     tool_choice: str
@@ -57,7 +59,7 @@ class StepOptions(TypedDict, total=False):
 
 
 class LLMOptions(StepOptions, total=False):
-    """The options of `Context.llm`: those of `StepOptions`, and ``tools``.
+    """The options of `Context.llm`: all options of `StepOptions`, and ``tools``.
 
     A tool is a function, whose signature and docstring the model sees, a `Tool`, or a `ToolSpec`.
     A reply may have several ``tool_calls``.
@@ -73,7 +75,7 @@ _PASSED = (
     *("repetition_penalty", "n", "reasoning_effort", "chat_template_kwargs", "model"),
     "parallel_tool_calls",
 )
-"""Options that have the same name in a request."""
+"""Options that are passed to the request under the same name."""
 
 
 def make_request(

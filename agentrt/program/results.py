@@ -1,7 +1,7 @@
 """The results of a reply's tool calls, and the messages that pass them to the model.
 
 A result may have parts other than text: images, sounds, files. The model gets the parts that it
-supports, and a description in words of the others.
+supports. All other parts are replaced by a description in words.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agentrt.request import Message, ToolCall
 
 Part = Mapping[str, Any]
 Takes = Mapping[str, bool]
-"""The types of parts, other than text, that a model supports, such as ``image_url``. The value says
-whether a tool's message may contain them (True), or only a user's message (False).
+"""The types of parts, other than text, that a model supports, such as ``image_url``. The value of a
+type is True if a tool's message may contain such parts, and False if only a user's message may.
 """
 _WORDS = {"image_url": ("image", "see"), "input_audio": ("sound", "hear"), "file": ("file", "read")}
 
@@ -79,8 +79,8 @@ class ToolResult:
 
 
 def messages_of(results: Iterable[ToolResult]) -> list[Message]:
-    """Return the messages of results: one for each tool, and a user's message with the parts that
-    tools' messages cannot contain.
+    """Return the messages of results: one message for each tool call, and, if needed, a user's
+    message with the parts that tools' messages must not contain.
     """
     ordered = list(results)
     apart = [part for result in ordered for part in result.shown_apart]
@@ -89,7 +89,7 @@ def messages_of(results: Iterable[ToolResult]) -> list[Message]:
 
 
 def _parts_of(value: Any) -> list[Part]:
-    """Return the parts if a value is a list of message parts, else an empty list."""
+    """Return a value that is a list of message parts; an empty list for any other value."""
     parts = value if isinstance(value, list) else []
     return parts if all(map(_is_part, parts)) else []
 

@@ -1,7 +1,7 @@
 """One step of an agent: a call to the model, and the tools that its reply calls.
 
-An idempotent tool starts as soon as its own arguments are complete, while the model still decodes
-the rest of the reply, so that both run in parallel (as in Fig. 7 of Pie, SOSP 2025).
+An idempotent tool starts as soon as its own arguments are complete. So the tool and the decoding of
+the rest of the reply run in parallel (as in Fig. 7 of Pie, SOSP 2025).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Step:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the reply and of the results, to continue the chat with."""
+        """The messages of the reply and of the results. Append them to the chat to continue it."""
         return [self.reply.message, *messages_of(self.results)]
 
 
 def tools_by_name(tools: Iterable[Any]) -> dict[str, Tool]:
     """Return tools by the names that the model sees.
 
-    Raises `ConfigError` for a bare spec, which cannot be run, and for two tools of the same name.
+    Raises `ConfigError` for a `ToolSpec`, which cannot be run, and for two tools of the same name.
     """
     named: dict[str, Tool] = {}
     for candidate in tools:
@@ -57,10 +57,10 @@ def tools_by_name(tools: Iterable[Any]) -> dict[str, Tool]:
 
 @dataclass(slots=True)
 class Stepper:
-    """A runner of steps: it reads a reply's stream and runs the tools that the reply calls. At its
-    end no task is left.
+    """A runner of steps: it reads a reply's stream and runs the tools that the reply calls. When a
+    step ends, all tasks that it has started have ended.
 
-    ``takes`` returns the types of parts that the model supports.
+    ``run`` runs a tool. ``takes`` returns the types of parts that the model supports.
     """
 
     tools: Mapping[str, Tool]
@@ -72,7 +72,9 @@ class Stepper:
     _early: dict[int, tuple[ToolCall, Task]] = field(default_factory=dict)
 
     async def step(self, stream: ReplyStream) -> Step:
-        """Run the step, and return the reply with its results. Raises the errors of the call."""
+        """Run the step, and return the reply with the results of its tools. Raises the errors of
+        the LLM call.
+        """
         late: list[Task] = []
         try:
             async for delta in stream.deltas():
@@ -91,7 +93,7 @@ class Stepper:
             await stream.aclose()
 
     async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
-        """Add to the results which types of parts the model supports, if any result needs it."""
+        """If any result has media, add to all results which types of parts the model supports."""
         ordered = tuple(results)
         if not any(result.has_media for result in ordered):
             return ordered
@@ -99,8 +101,8 @@ class Stepper:
         return tuple(replace(result, takes=takes) for result in ordered)
 
     def _saw(self, piece: Mapping[str, Any]) -> None:
-        """Add a piece of a tool call. Start the tool if its arguments are complete and it is
-        idempotent.
+        """Add a piece of a tool call. Start the tool if the tool is idempotent and its arguments
+        are complete.
         """
         index, function = piece.get("index", 0), piece.get("function") or {}
         self._names[index] = self._names.get(index, "") + (function.get("name") or "")
@@ -115,8 +117,8 @@ class Stepper:
             self._early[index] = call, asyncio.create_task(self.run(known, arguments))
 
     def _task_of(self, index: int, call: ToolCall) -> Task:
-        """Return the task that runs a call of the complete reply: the task that started early, if
-        it runs the same call.
+        """Return the task that runs a tool call of the complete reply: the task that was started
+        early if its name and arguments are the same, and otherwise a new task.
         """
         early = self._early.get(index)
         if early is not None and (early[0].name, early[0].arguments) == (call.name, call.arguments):
@@ -133,8 +135,8 @@ class Stepper:
 
 
 def _complete(text: str) -> dict[str, Any] | None:
-    """Return the arguments if ``text`` is a complete JSON object, after which nothing can follow;
-    else None.
+    """Return the arguments if ``text`` is a complete JSON object; else None. No text can follow a
+    complete object.
     """
     if not text.rstrip().endswith("}"):
         return None

@@ -12,8 +12,8 @@ from agentrt.interrupts.events import Event, Feed
 from agentrt.request import Reply
 
 Pieces = Callable[[Callable[[Reply], None]], Any]
-"""A function that yields the chunks of an answer in OpenAI's form. At the end it passes the
-complete reply to its argument.
+"""A function that yields the chunks of an answer in OpenAI's form. Its argument is a function to
+which it passes the complete reply at the end.
 """
 
 
@@ -21,8 +21,9 @@ complete reply to its argument.
 class Delta:
     """A piece of a reply: of its text, its reasoning, or its tool calls.
 
-    ``tool_calls`` have the form of OpenAI's chunks: the first piece of a call has its ``id`` and
-    name, and the ``arguments`` of all pieces together are JSON text. ``choice`` counts from 0.
+    ``tool_calls`` have the form of OpenAI's chunks: the first piece of a tool call has the ``id``
+    and the name, and the ``arguments`` of all pieces together are JSON text. ``choice`` is the
+    index of the answer, from 0, if the call requested several answers.
     """
 
     text: str = ""
@@ -32,10 +33,10 @@ class Delta:
 
 
 class ReplyStream(AsyncIterator[str]):
-    """A reply while it grows. Iterate over it for the answer's text, or over `deltas` for all
-    pieces.
+    """A reply while the model writes it. Iterate over the stream to get the answer's text, or over
+    `deltas` to get all pieces.
 
-    `reply` is the complete reply after the end of the stream. Closing the stream aborts the call.
+    After the end of the stream, `reply` is the complete reply. Closing the stream aborts the call.
     """
 
     def __init__(self, pieces: Pieces, complete: Callable[[Reply], None] | None = None) -> None:
@@ -89,10 +90,10 @@ def _delta(choice: Mapping[str, Any]) -> Delta | None:
 
 
 class Events:
-    """The events of a topic. Awaiting it returns the next event and ends the subscription.
+    """The events of a topic. Awaiting this object returns the next event and ends the subscription.
 
-    ``async for`` yields each event in turn, and loses none between two iterations. The subscription
-    ends with the program, or with the block of an ``async with``.
+    ``async for`` yields each event in turn, and loses no event between two iterations. The
+    subscription ends with the program, or with the block of an ``async with``.
     """
 
     def __init__(self, topic: str, wait: Callable[[Feed], Awaitable[Event]]) -> None:

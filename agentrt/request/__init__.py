@@ -1,7 +1,7 @@
-"""The values of calls: the request of a program to a model, and the reply. They have no behaviour.
+"""The data classes of a call: the request of a program to a model, and the reply.
 
-A `CallSpec` is the request itself. A `Call` adds the identity of its program, which a scheduler
-needs. A `Reply` is the answer, with the engine's report of the call as a `CallReport`.
+A `CallSpec` is the request itself. A `Call` adds the identity of the calling program, which a
+scheduler needs. A `Reply` is the answer, with the engine's report of the call as a `CallReport`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ Message = Mapping[str, Any]
 
 
 NO_LIMIT = 2**31 - 1
-"""The value of ``max_tokens`` that means no limit except the rest of the model's context."""
+"""The value of ``max_tokens`` for a call that may use the whole rest of the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that a model may call: its name, its description, and its arguments' JSON schema."""
+    """A tool that a model may call: its name, its description, and the JSON schema of its
+    arguments.
+    """
 
     name: str
     description: str
@@ -36,8 +38,9 @@ class ToolSpec:
 class ToolCall:
     """A tool call in a model's reply. ``arguments`` fit the tool's JSON schema.
 
-    The message of role ``tool`` with the result refers to the call by its ``id``. The id is "" if
-    the call is part of the reply's text; then the order of the messages links calls and results.
+    The message that passes the result to the model refers to the call by its ``id``. The id is ""
+    if the call is a part of the reply's text; then the results must follow in the order of the
+    calls.
     """
 
     name: str
@@ -49,7 +52,7 @@ class ToolCall:
 class InvalidToolCall:
     """A tool call that cannot be run, because its ``arguments`` (text) are not a JSON object.
 
-    In most cases ``max_tokens`` has cut it off.
+    In most cases, ``max_tokens`` has cut the call off.
     """
 
     name: str
@@ -77,17 +80,17 @@ class RenderedCall:
 class CallSpec:
     """An LLM call, as a front end passes it to an executor. It has one of three forms:
 
-    - ``rendered`` for vLLM's engine, with its ``prompt_token_ids``;
-    - the complete chat ``request`` in OpenAI's form, for executors that take requests;
-    - ``prompt_token_ids`` with ``sampling``; then ``rendered`` has only ``options``.
+    - ``rendered``, for vLLM's engine, together with ``prompt_token_ids``;
+    - ``request``, the complete chat request in OpenAI's form, for executors that take requests;
+    - ``prompt_token_ids`` with ``sampling``; here ``rendered`` has at most ``options``.
 
     Schedulers and routers read the other fields, and may change them. ``max_tokens`` is the maximum
     number of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
     chooses one and records it, so that the call can be repeated with the same result.
     ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
     different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
-    None is the first. With ``with_logprobs``, the engine's reply has ``token_logprobs`` for each
-    output token, also where the program did not request them.
+    None means the first served model. With ``with_logprobs``, the engine's reply has
+    ``token_logprobs`` for each output token, even if the program did not request them.
     """
 
     prompt_token_ids: tuple[int, ...] | None = None
@@ -110,16 +113,16 @@ class CallSpec:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The program of a call, and the program's state, for a scheduler in another process.
+    """The program of a call, and the state of this program, for a scheduler in another process.
 
     ``call_id`` is the program's id and the id of the call's node in the DAG, joined by a slash; ""
-    if unknown. ``node`` is the name of the node function that emitted the call, "" for the
-    program's own function. ``parents`` are the node ids of the last calls of the program that had
-    to end before this call; interrupts between them, such as tools, are skipped. ``path_s`` is p(c)
-    of ATLAS, Eq. 2: the seconds of service on the longest path to the call; None if the parents are
-    unknown. ``service_s``, ``program_path_s`` and ``waiting_s`` are the values of the program's row
-    in the process table, in seconds, when the call was emitted. ``size_hint`` is an estimate of the
-    program's size, in a unit that its type defines.
+    if unknown. ``node`` is the name of the node function that made the call, "" for the program's
+    own function. ``parents`` are the node ids of the last calls of the program that had to end
+    before this call; tools and other interrupts in between are skipped. ``path_s`` is p(c) of
+    ATLAS, Eq. 2: the seconds of service on the longest path to the call; None if the parents are
+    unknown. ``service_s``, ``program_path_s`` and ``waiting_s`` are the values in the program's row
+    in the process table, in seconds, when the call was made. ``size_hint`` is an estimate of the
+    program's size, in the same unit for all programs of a type.
     """
 
     call_id: str
@@ -137,7 +140,9 @@ class Identity:
 
     @property
     def attained_s(self) -> float:
-        """The service before the call: on its path, or of its program if the path is unknown."""
+        """The seconds of service before the call: on the longest path to the call, or of the whole
+        program if the parents are unknown.
+        """
         return self.service_s if self.path_s is None else self.path_s
 
 
@@ -161,12 +166,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The token counts of a call, or of several calls: usages can be added.
+    """The token counts of a call, or of several calls: two usages can be added.
 
-    ``cached_tokens`` of the prompt were prefix cache hits. ``recomputed_tokens`` were computed
-    again after a preemption. Earlier calls of the program had computed the first
-    ``returned_tokens`` of the prompt; ``lost_tokens`` of these were no longer in the cache, and
-    were recomputed.
+    ``cached_tokens`` is the number of prompt tokens that were prefix cache hits.
+    ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
+    ``returned_tokens`` is the number of leading prompt tokens that earlier calls of the program had
+    computed. ``lost_tokens`` is the part of the ``returned_tokens`` that had been evicted from the
+    cache and was recomputed.
     """
 
     prompt_tokens: int = 0
@@ -198,12 +204,12 @@ class Usage:
 class CallReport(Usage):
     """The engine's report of a call.
 
-    Times are in seconds: ``service_s`` in the model executor, and ``waiting_s`` in the scheduler's
-    queue (before the first step and after each preemption). ``steps`` is the number of engine steps
-    in which the call ran. ``arrived_step`` and ``finished_step`` are numbers of engine steps,
-    counted from the engine's start. ``replica`` is the name of the engine, "" if there is only one.
-    ``spans`` describe how the time from the arrival at the engine to the end was spent, and why;
-    `agentrt.request.spans` reads them. Engines that do not report them have no spans.
+    ``service_s`` is the time in the model executor, and ``waiting_s`` the time in the scheduler's
+    queue (before the first step and after each preemption), both in seconds. ``steps`` is the
+    number of engine steps in which the call ran. ``arrived_step`` and ``finished_step`` are numbers
+    of engine steps, counted from the engine's start. ``replica`` is the name of the engine, "" if
+    there is only one engine. ``spans`` describe how the time from the call's arrival at the engine
+    to its end was spent, and why; `agentrt.request.spans` reads them. Some engines report no spans.
     """
 
     service_s: float = 0.0
@@ -215,7 +221,8 @@ class CallReport(Usage):
     finished_step: int = 0
     level: int = 0
     replica: str = ""
-    # Marked as plain, because converting each number separately would dominate the cost of JSON.
+    # "plain" tells the journal's codec not to convert each number separately, which would take
+    # longer than all other steps of writing the JSON.
     spans: Sequence[Sequence[Any]] = field(default=(), metadata={"plain": True})
 
     @classmethod
@@ -253,17 +260,17 @@ class Reply(ReadsAsText):
     ``parsed`` is the JSON value if the call had a schema, else None. ``finish_reason`` is ``stop``,
     ``length`` or ``tool_calls``. ``reasoning`` is the model's reasoning before its answer, "" if
     there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If ``n`` was above 1,
-    ``choices`` are all replies, this one first. ``node`` is the id of the call's node in its
-    program's DAG. ``program_id`` is set only for readers outside the program.
+    ``choices`` has all answers as replies, and this reply is its first item. ``node`` is the id of
+    the call's node in its program's DAG. ``program_id`` is the id of this program.
 
-    ``logprobs`` has an entry for each token if the call requested them. A call of token ids has
-    them in ``token_logprobs``, for each output token, and in ``prompt_logprobs``, for each scored
-    token of the prompt. ``tokens`` are the recorded tokens of the engine's calls, if the program
-    runs in a batch with ``tokens``.
+    ``logprobs`` has an entry for each token if the call requested log probabilities. A call whose
+    prompt is token ids has them in ``token_logprobs``, for each output token, and in
+    ``prompt_logprobs``, for each scored token of the prompt. ``tokens`` are the recorded tokens of
+    the engine's calls, if the program runs in a batch with the option ``tokens``.
 
-    In a prompt, a reply stands for its ``text``: in an f-string, with ``str()``, and in a list,
-    where it has quotes like a string. So ``repr()`` returns the text, too; ``to_dict()`` returns
-    all fields.
+    In a prompt, a reply is replaced by its ``text``: in an f-string, by ``str()``, and in a list,
+    where the text has quotes like a string. So ``repr()`` returns the text in quotes, too. Use
+    ``to_dict()`` to see all fields.
     """
 
     text: str

@@ -7,9 +7,10 @@ from typing import Any
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the length of the common beginning, by bisection, because comparing slices is fast.
+    """Return the length of the common beginning of two sequences.
 
-    Slices of both must be comparable with ``==``.
+    Slices of the sequences must be comparable with ``==``. The length is searched by bisection,
+    because comparing slices is faster than comparing single items.
     """
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:

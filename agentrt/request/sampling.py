@@ -1,4 +1,6 @@
-"""The sampling options of a call of token ids, in addition to those of every call."""
+"""The sampling options of a call whose prompt is token ids, in addition to the options of
+`CallSpec`.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,16 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling options of a call of token ids, in addition to the ``temperature`` and the
-    ``seed`` of its `CallSpec`.
+    """The sampling options of a call whose prompt is token ids, in addition to the ``temperature``
+    and the ``seed`` of its `CallSpec`.
 
-    With ``logprobs``, the reply has the log probability of each output token and of so many most
-    likely tokens. With ``score_from``, it has the log probabilities of the prompt's tokens from
-    that position on (at least 1, because no token precedes the first), and of the ``score_top``
-    most likely tokens at each position. ``logits`` are arguments of registered logits processors,
-    by name. ``attention`` is for executors that support other kinds of attention than the model's.
-    If ``as_text`` is False, the output's text is not needed, and the reply may leave it out.
+    With ``logprobs``, the reply has the log probability of each output token, and at each position
+    the log probabilities of this number of most likely tokens. With ``score_from``, the reply has
+    the log probabilities of the prompt's tokens from this position on (at least 1, because no token
+    precedes the first token), and of the ``score_top`` most likely tokens at each position.
+    ``logits`` are the arguments of registered logits processors, by name. ``attention`` is for
+    executors that support other kinds of attention than the model's own. If ``as_text`` is False,
+    the program does not need the text of the output, and the reply may leave the text out.
     """
 
     top_p: float = 1.0

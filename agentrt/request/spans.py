@@ -18,22 +18,24 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, RECOMPUTE, PREFILL, DECODE)
 
 - ``starting``: the call waited only for the engine's next step, or for its grammar.
 - ``queued``: the call waited behind the calls of the programs ``by``.
-- ``admission``: its program was not admitted, because the programs ``by`` used the cache.
+- ``admission``: the call's program was not admitted, because the programs ``by`` used the cache.
 - ``preempted``: the call was preempted for the programs ``by``.
-- ``recompute``: tokens were recomputed, because the programs ``by`` took their blocks.
-- ``prefill``: other tokens were computed before the next output.
+- ``recompute``: tokens were recomputed that had been computed before, because the programs ``by``
+  took their blocks.
+- ``prefill``: tokens were computed for the first time, before the next output.
 - ``decode``: the output was computed.
 """
 FEW, MOST = 3, 48
-"""Maximum number of causes that are named: of the programs that ran at a call's arrival, and of
-those that started since; and maximum number of spans of a call. Further time is added to the last
-span with the same reason.
+"""`FEW` is the maximum number of programs that are named as causes of a span, separately for the
+programs that ran when the call arrived and for the programs that started later. `MOST` is the
+maximum number of spans of a call. Further time is added to the last span with the same reason.
 """
 
 
 class Cause(NamedTuple):
-    """A program that made a call wait, with its call's queue ``level`` and its attained service, in
-    seconds, at that time. A ``program`` in parentheses is not a program but another cause.
+    """A program that made a call wait. ``level`` is the queue level of the program's own call, and
+    ``attained_s`` the program's attained service in seconds, both at that time. A name in
+    parentheses is not a program but another cause.
     """
 
     program: str
@@ -45,9 +47,9 @@ class Span(NamedTuple):
     """A period of a call: ``seconds`` that were spent for one ``reason``, caused ``by`` a few
     programs.
 
-    At its beginning, the call was at queue level ``level``, and its program had attained
-    ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens computed in a
-    ``recompute`` or ``prefill``, and of output tokens in a ``decode``.
+    At the beginning of the span, the call was at queue level ``level``, and its program had
+    attained ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens that were
+    computed in a ``recompute`` or ``prefill`` span, or of output tokens in a ``decode`` span.
     """
 
     reason: str

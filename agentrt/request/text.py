@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ReadsAsText:
-    """A value that stands for its ``text`` in a prompt.
+    """A value that is replaced by its ``text`` in a prompt.
 
     ``str(reply)``, ``f"{reply}"`` and ``f"{reply:>20}"`` give the text. In ``f"{[reply, other]}"``
     each item gives its text in quotes, like the strings of a list. A subclass that is a dataclass
@@ -33,7 +33,9 @@ class ReadsAsText:
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a chat message. If its content is a reply, the copy has the reply's text."""
+    """Return a copy of a chat message. If the message's content is a reply, the content of the copy
+    is the reply's text.
+    """
     content = message.get("content")
     text = {"content": content.text} if isinstance(content, ReadsAsText) else {}
     return {**message, **text}

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FLOAT: Literal["f"] = "f"
-"""Type code of a log probability in memory: engines compute them with 32 bits."""
+"""Type code of a log probability in memory: engines compute log probabilities with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The tokens of one engine call: those of its prompt, and those that the model wrote.
+    """The tokens of one engine call: the tokens of the prompt, and the tokens that the model wrote.
 
-    The prompt is recorded as a difference: its first ``shared`` tokens are those of the prompt and
-    output of the call with the key ``base``, an earlier call of the same program, and ``prompt``
-    has the tokens after these. So a growing chat is not recorded again with each of its calls.
-    ``key`` is unique in the program. ``logprobs`` are the natural log probabilities of the
-    ``written`` tokens, packed by `pack`. ``version`` is the version of the weights that wrote the
-    tokens.
+    The prompt is recorded as a difference to an earlier call of the same program, whose key is
+    ``base``. The first ``shared`` tokens are the first tokens of the earlier call's prompt and
+    output together; ``prompt`` has all tokens after these. So a growing chat is not recorded again
+    with each of its calls. ``key`` is unique in the program. ``logprobs`` are the natural log
+    probabilities of the ``written`` tokens, packed by `pack`. ``version`` is the version of the
+    weights that wrote the tokens.
     """
 
     key: str
@@ -34,7 +34,7 @@ class CallTokens:
 
 
 def pack(logprobs: Iterable[float]) -> bytes:
-    """Return log probabilities as 32 bits each, the least significant byte first."""
+    """Return log probabilities as bytes: 32 bits each, the least significant byte first."""
     packed = array(FLOAT, logprobs)
     if sys.byteorder != "little":
         packed.byteswap()

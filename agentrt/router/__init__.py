@@ -38,7 +38,7 @@ __all__ = [
 
 
 def router_names() -> list[str]:
-    """Return the names of all available routers, first agentrt's own."""
+    """Return the names of all available routers. The routers of agentrt come first."""
     theirs = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
     return [*sorted(ROUTERS), *sorted(theirs - set(ROUTERS))]
 

@@ -13,7 +13,8 @@ from agentrt.request import NO_LIMIT
 from agentrt.router.speed import Speed
 
 LEVELS = 8
-"""Number of queue levels by which a replica's load is counted. The last includes all worse levels.
+"""Number of queue levels by which a replica's load is counted. The last level includes the calls of
+all worse levels.
 """
 
 
@@ -21,15 +22,16 @@ LEVELS = 8
 class RouterCall:
     """A call that needs a replica.
 
-    ``prompt_tokens`` is an estimate if the tokens were not counted. ``blocks`` returns the hashes
-    of the prompt's full blocks of ``block_size`` tokens, as the engine computes them; it is called
-    only if the router needs them. ``kind`` is the key under which the sizes of similar calls are
-    learned, such as the program's type and the node. ``output_limit`` is the maximum number of
-    output tokens. ``attained_s`` is the service by which the scheduler will rank the call, in
-    seconds.
+    ``prompt_tokens`` is an estimate if the tokens were not counted. ``blocks`` is a function that
+    returns the hashes of the prompt's full blocks of ``block_size`` tokens, as the engine computes
+    them; it is called only if the router needs the hashes. ``kind`` groups similar calls, such as
+    the calls of one node of a program type; the output lengths of calls are learned by kind.
+    ``output_limit`` is the maximum number of output tokens. ``attained_s`` is the service by which
+    the scheduler will rank the call, in seconds.
 
     The dispatcher sets ``level``, ``output_tokens`` (the expected number), ``home`` (the replica of
-    the program's last call, None for its first call), and ``match``, which computes `cached`.
+    the program's last call; None for the program's first call), and ``match``, a function that
+    computes `cached`.
     """
 
     program_id: str
@@ -49,7 +51,7 @@ class RouterCall:
     def cached(self) -> Sequence[int]:
         """The number of leading prompt tokens in each replica's cache, by `ReplicaView.index`.
 
-        Looked up once for all replicas; empty if nothing is known.
+        It is computed once for all replicas. It is empty if nothing is known about the caches.
         """
         if self._cached is None:
             self._cached = () if self.match is None else self.match()
@@ -70,12 +72,13 @@ class RouterCall:
 class ReplicaView:
     """A replica as routers see it.
 
-    ``calls`` is the number of its calls in flight, and ``in_flight`` their tokens: the tokens of
-    their prompts and of their expected outputs. ``slots`` is the number of calls that it runs at
-    the same time (0: unknown). ``transfer_s`` is the time, in seconds, to send a call there and its
-    output back. ``waits_s`` is the time that a call of each level would wait before its first step,
-    including the transfer. ``speed`` has the costs of calls on all replicas, and ``pace`` is the
-    ratio of this replica's time to the average.
+    ``calls`` is the number of the replica's calls in flight. ``in_flight`` is the number of tokens
+    of these calls: the tokens of their prompts and of their expected outputs. ``slots`` is the
+    number of calls that the replica runs at the same time (0 if unknown). ``transfer_s`` is the
+    time, in seconds, to send a call to the replica and its output back. ``waits_s`` has, for each
+    level, the seconds that a call would wait before its first step, including the transfer.
+    ``speed`` has the costs of calls on an average replica, and ``pace`` is the ratio of this
+    replica's time for a call to the time of an average replica.
     """
 
     name: str
@@ -91,10 +94,10 @@ class ReplicaView:
 
 class Router(ABC):
     """A router, which chooses a replica for each call. One instance serves all replicas, and may
-    remember programs.
+    keep state of programs.
 
-    If a router ``reads_blocks``, prompts are hashed and the engines send their KV events, so that
-    the router knows which replica has which blocks cached.
+    If ``reads_blocks`` is True, prompts are hashed and the engines send KV events, so that the
+    router knows which replica has which blocks cached.
     """
 
     name: ClassVar[str]
@@ -102,15 +105,19 @@ class Router(ABC):
 
     @abstractmethod
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        """Return one of ``replicas``. There is at least one, and their order is always the same."""
+        """Return one of ``replicas``. The list is never empty, and its order is always the same."""
 
     def program_ended(self, program_id: str) -> None:  # noqa: B027  # most routers have no state
         """Handle the end of a program, which makes no more calls."""
 
     def replica_lost(self, name: str) -> None:  # noqa: B027  # most routers have no state
-        """Handle the loss of a replica: its cache is empty, and no program's home is there."""
+        """Handle the loss of a replica: its cache is empty, and it is no longer the home of any
+        program.
+        """
 
 
 def least_used(replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """Return the replica with the fewest tokens in flight; among equals, the first."""
+    """Return the replica with the fewest tokens in flight. If several are equal, return the first
+    of them.
+    """
     return min(replicas, key=lambda replica: replica.in_flight)

@@ -1,9 +1,9 @@
-"""The index of the KV blocks that the replicas have cached: from a block's hash to replicas.
+"""The index of the KV blocks that the replicas have cached, from a block's hash to the replicas.
 
-A block's hash covers all tokens of its prompt up to the block's end. So blocks form a prefix tree,
-and a table from hashes to replicas gives access to each node of the tree in one step. Engines evict
-a chain of blocks from its end, so a replica always has the beginning of a prompt; the length of
-that beginning is found by bisection, for all replicas at once.
+A block's hash covers all tokens of the prompt up to the end of the block. So blocks form a prefix
+tree, and a table from hashes to replicas gives access to each node of the tree in one step. Engines
+evict a chain of blocks from its end, so the cached blocks of a prompt are always the first blocks
+of the prompt. Their number is searched by bisection, for all replicas at once.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ class ReplicaBlockIndex:
     # -- queries -----------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int], size: int = 1, most: int | None = None) -> list[int]:
-        """Return, for each replica, the number of a prompt's leading tokens that it has cached: its
-        leading blocks of ``size`` tokens each, but at most ``most`` tokens.
+        """Return, for each replica, the number of a prompt's leading tokens that the replica has
+        cached. ``hashes`` are the prompt's blocks of ``size`` tokens each. The numbers are at most
+        ``most``.
 
-        Exact as long as caches contain beginnings of chains. A hole within a chain may be missed;
-        then the number is too high.
+        The numbers are exact if each replica has cached the first blocks of the prompt without a
+        gap. If a block in the middle is missing, the number may be too high.
         """
         everybody = (1 << self._replicas) - 1
         ends = self._ends(hashes, everybody)
         limit = len(hashes) * size if most is None else most
-        # Set the most common length first: mostly the prefix that all programs share.
+        # Set the most common length for all replicas first. In most cases it is the length of the
+        # prefix that all programs share.
         usual, length = max(ends, key=lambda end: end[0].bit_count())
         lengths = [min(length * size, limit)] * self._replicas
         for replicas, length in ends:
@@ -85,8 +87,8 @@ class ReplicaBlockIndex:
         return lengths
 
     def _ends(self, hashes: Sequence[int], everybody: int) -> list[tuple[int, int]]:
-        """Return bitmasks of replicas with the number of leading blocks that they have; each
-        replica is in one of them.
+        """Return groups of replicas that have the same number of leading blocks, as pairs of the
+        group's bitmask and this number. Each replica is in one group.
         """
         holders_of = self._holders.get
         ends = []
@@ -117,8 +119,8 @@ class ReplicaBlockIndex:
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of leading blocks that two prompts share. Equal hashes at a position imply
-    equal hashes at all positions before.
+    """Return the number of leading blocks that two prompts share. If the hashes at a position are
+    equal, the hashes at all earlier positions must be equal, too.
     """
     most = min(len(first), len(second))
     return bisect_left(range(most), True, key=lambda at: first[at] != second[at])

@@ -1,8 +1,9 @@
-"""The dispatcher, which keeps the data of routers: calls in flight, cached blocks, and the speed of
-replicas.
+"""The dispatcher, which keeps the data that routers use: calls in flight, cached blocks, and the
+speed of replicas.
 
-It stands between a router and the code that sends calls to replicas. Real and simulated replicas
-use the same dispatcher, so that both are routed in the same way.
+The code that sends calls to replicas calls the dispatcher, and the dispatcher calls the router.
+Real and simulated replicas use the same dispatcher, so that calls to both are routed in the same
+way.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from agentrt.router.speed import Pace, Speed
 _FIRST_OUTPUT = 128.0
 _LEARN = 0.05
 _KINDS = 4096
-"""Maximum number of kinds of calls whose outputs are remembered; the least recently used kind is
-dropped.
+"""Maximum number of kinds of calls whose output lengths are kept; the least recently used kind is
+dropped first.
 """
 _GUESSES = 7
-"""Number of a program's calls in flight, before its last call, whose blocks are considered."""
+"""Number of a program's calls in flight whose blocks are kept, in addition to its last call."""
 
 
 @dataclass(slots=True, eq=False)
 class RoutedCall:
-    """A call that was sent to a replica, and the amounts by which it is counted there."""
+    """A call that was sent to a replica, and the amounts by which it raises the replica's load.
+
+    ``tokens`` are its prompt tokens and expected output tokens, ``missing`` its prompt tokens that
+    are not cached, and ``beside`` the number of the replica's other calls when it was sent.
+    """
 
     call: RouterCall
     replica: ReplicaView
@@ -45,8 +50,8 @@ class RoutedCall:
 
 @dataclass(slots=True)
 class _Home:
-    """The replica of a program's last call, the tokens of context that it left there, and the
-    program's calls in flight.
+    """The replica of a program's last call, the tokens of context that this call leaves in the
+    replica's cache, and the program's calls in flight.
     """
 
     replica: ReplicaView
@@ -57,8 +62,8 @@ class _Home:
 class Dispatcher:
     """A dispatcher that asks the router for each call, and keeps the routers' data up to date.
 
-    ``level_ends`` are the upper ends of the scheduler's levels, in seconds of attained service;
-    without them all calls have the same level. ``speed`` has the initial costs of calls.
+    ``level_ends`` are the upper ends of the scheduler's levels, in seconds of attained service; if
+    it is empty, all calls have the same level. ``speed`` has the initial costs of calls.
     """
 
     def __init__(
@@ -89,13 +94,13 @@ class Dispatcher:
 
     @property
     def programs(self) -> int:
-        """The number of programs that are remembered."""
+        """The number of programs whose homes are kept."""
         return len(self._homes)
 
     # -- calls -------------------------------------------------------------------------
 
     def send(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> RoutedCall:
-        """Ask the router for a replica, and count the call there until `ended`."""
+        """Ask the router for a replica, and add the call to the replica's load until `ended`."""
         home = self._homes.get(call.program_id)
         call.home = None if home is None else home.replica
         call.level = bisect_right(self._ends, call.attained_s)
@@ -119,18 +124,20 @@ class Dispatcher:
         return routed
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
-        """Return the leading tokens in each replica's cache: those that engines have reported, and
-        those that the program's calls in flight will probably add.
+        """Return the number of leading prompt tokens in each replica's cache: tokens of blocks that
+        the engines have reported, or that the program's calls in flight will probably store.
         """
         size, most = call.block_size, call.prompt_tokens - 1
         cached = self.cached_blocks.match(blocks, size, most)
         if home is None:
             return cached
         if not size:
-            # The engines do not report their caches, so assume that the context is still at home.
+            # The engines do not report their caches, so assume that the program's home still has
+            # the whole context.
             cached[home.replica.index] = max(0, min(home.tokens, most))
         for routed in home.calls:
-            # Assume that calls in flight will store their blocks. Their engines report at the end.
+            # Assume that the calls in flight will store their blocks. Engines report stored blocks
+            # only at the end of a call.
             index, guess = routed.replica.index, common(routed.blocks, blocks) * size
             cached[index] = max(cached[index], min(guess, most))
         return cached
@@ -172,8 +179,8 @@ class Dispatcher:
     # -- replicas ----------------------------------------------------------------------
 
     def cache_changed(self, view: ReplicaView, batch: KVEventBatch) -> None:
-        """Handle blocks that a replica has stored and removed. Batches must come in order
-        (`KVEventStream`).
+        """Handle blocks that a replica has stored and removed. Pass batches in the order of their
+        numbers (`KVEventStream`).
         """
         if batch.whole:
             self.cached_blocks.replace(view.index, batch.stored)
@@ -189,8 +196,8 @@ class Dispatcher:
 
 
 class _LevelLoad:
-    """The calls in flight on a replica and their uncomputed prompt tokens; for each level, the sums
-    over this level and all better levels.
+    """The number of calls in flight on a replica, and of their prompt tokens that are not cached.
+    For each level, the numbers include all better levels.
     """
 
     __slots__ = ("_calls", "_tokens")
@@ -200,8 +207,8 @@ class _LevelLoad:
         self._tokens = [0] * LEVELS
 
     def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
-        """Add calls and tokens (or subtract negative ones), and update how long calls of each level
-        wait.
+        """Add a number of calls and tokens, which may be negative, and update the waiting time of
+        each level in ``view``.
         """
         ahead, prompts, waits_s = self._calls, self._tokens, view.waits_s
         slots, way_s, speed = view.slots, view.transfer_s, view.speed
@@ -220,8 +227,8 @@ def _turns_to_wait(slots: int) -> list[float]:
     """Return, for each number of calls ahead, the expected number of them that must end before a
     slot is free.
 
-    While there are free slots, the number is below 1, and grows as fewer slots are free, because
-    other calls arrive before the program makes its next call. The exponent is that of Sakasegawa's
+    While slots are free, the number is below 1. It grows as fewer slots are free, because other
+    calls may arrive first and take the free slots. The exponent comes from Sakasegawa's
     approximation of the waiting time in a queue with several servers (1977).
     """
     exponent = math.sqrt(2 * (slots + 1)) - 1

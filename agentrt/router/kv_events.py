@@ -1,9 +1,9 @@
-"""The KV events of an engine: batches of stored and removed blocks, and the reader that orders
-them.
+"""The KV events of an engine: batches of stored and removed blocks, and the reader that puts the
+batches in order.
 
-Batches are numbered. If a reader misses a batch, its data is no longer correct, so it requests a
-snapshot: a batch that replaces everything. Batches that arrive late, twice or in another order do
-no harm.
+Batches are numbered. If a batch is missing, the reader's data is no longer correct, so the reader
+requests a snapshot: a batch that replaces all earlier data. The reader handles batches that arrive
+late, twice or in another order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """The blocks that an engine has stored and removed since its last batch, by 64 bits of their
-    hash.
+    """The blocks that an engine has stored and removed since its last batch. A block is identified
+    by 64 bits of its hash.
 
     A ``whole`` batch is a snapshot: its stored blocks are all blocks in the cache.
     """
@@ -37,7 +37,7 @@ class KVEventBatch:
     def of(
         cls, number: int, stored: Iterable[int], removed: Iterable[int] = (), *, whole: bool = False
     ) -> KVEventBatch:
-        """Make a batch of the hashes of blocks."""
+        """Make a batch from the hashes of blocks."""
         return cls(number, array("Q", stored), array("Q", removed), whole)
 
     def to_wire(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class KVEventBatch:
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> KVEventBatch:
-        """Make a batch of the values that `to_wire` returned."""
+        """Make a batch from the result of `to_wire`."""
         stored, removed = array("Q"), array("Q")
         stored.frombytes(values["stored"])
         removed.frombytes(values["removed"])
@@ -59,11 +59,11 @@ class KVEventBatch:
 
 
 class KVEventStream:
-    """A reader that orders the batches of one engine. It starts by needing a snapshot."""
+    """A reader that puts the batches of one engine in order. It first needs a snapshot."""
 
     def __init__(self) -> None:
         self.number = -1
-        """The number of the last batch in order; -1 if there is none yet."""
+        """The number of the last batch that was returned by `take`; -1 before the first batch."""
         self._early: dict[int, KVEventBatch] = {}
 
     @property
@@ -92,7 +92,7 @@ class KVEventStream:
         return ready
 
     def forget(self) -> None:
-        """Start again, because the engine died and its successor numbers batches from the start."""
+        """Start again, because the engine died and the new engine numbers its batches from 0."""
         self.number = -1
         self._early.clear()
 

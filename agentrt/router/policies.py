@@ -10,24 +10,26 @@ from agentrt.router.base import ReplicaView, Router, RouterCall, least_used
 PAPERS_THRESHOLD = 2048
 """The longest prompt that `Agentix` treats as short, in tokens."""
 MARGIN = 0.5
-"""`CostRouter` moves a call away from its program's home only if that saves more than this share of
-the prefill that the home saves.
+"""Share of the prefill time that the program's home saves by its cache. `CostRouter` moves a call
+to another replica only if the call gains more than this there.
 """
 OTHERS = 1.0
-"""The weight that `CostRouter` gives to a second that another call waits, relative to a second of
-the call itself.
+"""The weight that `CostRouter` gives to a second by which the call delays another call, relative to
+a second by which the call itself is delayed.
 """
 IMBALANCE = 2.0
-"""`PrefixRouter` treats a replica as overloaded if it has this many times the tokens in flight of
-the least used replica, unless the difference is at most the call's own prompt.
+"""`PrefixRouter` treats a replica as overloaded if its number of tokens in flight is more than this
+factor times that of the least used replica, and also exceeds it by more than the call's prompt.
 """
 
 
 class Agentix(Router):
-    """A short call goes to the least used replica, and a long call to its program's home.
+    """A router that sends a short call to the least used replica, and a long call to its program's
+    home.
 
-    Source: Agentix, Algorithm 2. The home is the replica of the program's first long call. A call
-    is long if its prompt has more than ``threshold`` tokens (2,048 in the paper).
+    Source: Agentix, Algorithm 2. The home is the replica of the program's first long call; if it is
+    lost, the replica of the next long call. A call is long if its prompt has more than
+    ``threshold`` tokens (2,048 in the paper).
     """
 
     name: ClassVar[str] = "agentix"
@@ -55,14 +57,14 @@ class Agentix(Router):
 
 
 class CostRouter(Router):
-    """A call goes to the replica where it is expected to end first, counting also the time that it
-    costs other calls.
+    """A router that sends a call to the replica with the least expected cost. The cost is the time
+    until the call ends, plus the time by which it delays other calls.
 
-    The expected time is the sum of the wait behind calls of the same or a better level, the prefill
-    of the tokens that the replica has not cached, the decoding of the output at the replica's pace
-    beside its other calls, and the transfer. The time that the call makes the other calls wait is
-    added. A call stays at its program's home unless another replica is better by more than a share
-    of the prefill that the home saves.
+    The time until the call ends is the sum of the wait behind calls of the same or a better level,
+    the prefill of the tokens that the replica has not cached, the decoding of the output next to
+    the replica's other calls, and the transfer. A call stays at its program's home unless another
+    replica is better by more than ``margin``, a share of the prefill that the home saves. The
+    delays of other calls have the weight ``others``.
     """
 
     name: ClassVar[str] = "cost"
@@ -96,8 +98,8 @@ class CostRouter(Router):
 
 
 class LeastUsed(Router):
-    """Each call goes to the replica with the fewest tokens in flight, independent of its
-    program.
+    """A router that sends each call to the replica with the fewest tokens in flight, whichever
+    program makes the call.
     """
 
     name: ClassVar[str] = "least-used"
@@ -107,12 +109,12 @@ class LeastUsed(Router):
 
 
 class PrefixRouter(Router):
-    """A call goes to the replica that has cached most of its prompt, if that is more than half of
-    the prompt; otherwise to the least used replica.
+    """A router that sends a call to the replica with the longest cached prefix of the prompt, if
+    the prefix is more than half of the prompt; otherwise to the least used replica.
 
-    Source: Preble (arXiv 2407.00023): exploit a cached prefix if it saves more than what remains to
-    be computed, otherwise explore; and do not follow a prefix to an overloaded replica. Among
-    replicas that have cached equally much, the least used is chosen.
+    Source: Preble (arXiv 2407.00023): use a cached prefix only if it is longer than the rest of the
+    prompt, and not on an overloaded replica. If several replicas have cached equally long prefixes,
+    the least used of them is chosen.
     """
 
     name: ClassVar[str] = "prefix"
@@ -133,8 +135,8 @@ class PrefixRouter(Router):
 
 
 class RoundRobinRouter(Router):
-    """Each call goes to the next replica in turn, independent of its load, as most load balancers
-    do.
+    """A router that sends the calls to the replicas in turn, whatever their load, as most load
+    balancers do.
     """
 
     name: ClassVar[str] = "round-robin"

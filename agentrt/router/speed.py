@@ -3,8 +3,8 @@
 A call's service is modelled as a cost for each of its engine steps, an additional cost for each
 other call in the same step, and a cost for each prompt token that was not cached. The three
 coefficients are fitted to the last few hundred calls by least squares of relative errors. All
-replicas share them. A replica's pace is the ratio by which it differs from the average, if it
-clearly differs.
+replicas share the coefficients. The pace of a replica is the ratio of its time for a call to the
+time of an average replica; small differences are ignored.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 from agentrt.request import CallReport
 
 _FORGET = 0.995
-"""Factor by which each later call reduces the weight of a call in the fit."""
+"""Factor by which the weight of a call in the fit falls with each later call."""
 _EVERY = 16
 """Number of calls between two fits."""
 _FIRST_FIT = 4
 _TRUST = 0.01
-"""Weight of the current coefficients in a fit, in calls that agree with them."""
+"""Weight of the current coefficients in a fit, relative to the weight of one call."""
 _MEAN = 0.02
-"""Weight of a call in the means of service and of pace."""
+"""Weight of a call in the exponentially weighted means of service and of pace."""
 
 _UNSURE = 0.15
 """Paces that differ from 1 by less than this count as 1, because they are mostly noise."""
 _FIRST_CALLS = 32
-"""Number of calls after which a replica's pace is used."""
+"""Number of calls of a replica before its pace is used."""
 
 _Row = list[float]
 
@@ -33,7 +33,8 @@ class Speed:
     """The learned costs of calls: seconds per engine step, per other call in a step, and per prompt
     token.
 
-    The initial values are those of an 8B model on a large GPU. They are replaced after a few calls.
+    The initial values are typical of an 8B model on a large GPU. Values learned from calls replace
+    them after a few calls.
     """
 
     __slots__ = ("_seen", "_sums", "beside_s", "prefill_s", "service_s", "step_s")
@@ -48,13 +49,16 @@ class Speed:
         self._seen = 0
 
     def learn(self, report: CallReport, beside: float) -> None:
-        """Learn from a call that ended. It ran beside about ``beside`` other calls."""
+        """Learn from a call that ended. ``beside`` is the mean number of other calls that ran at
+        the same time.
+        """
         service_s = report.service_s
         if service_s <= 0 or report.steps <= 0:
             return
         self._seen += 1
         self.service_s += max(_MEAN, 1 / self._seen) * (service_s - self.service_s)
-        # The call gives the equation (a, b, c) * coefficients = 1. Keep the sums of its products.
+        # Each call gives an equation, row * coefficients = 1. Keep the sums of products that the
+        # normal equations of the least squares fit consist of.
         a = report.steps / service_s
         row = (a, a * beside, report.uncached_tokens / service_s)
         self._sums = [
@@ -65,12 +69,16 @@ class Speed:
             self._fit()
 
     def expected_s(self, report: CallReport, beside: float) -> float:
-        """Return the service that a call like this takes on an average replica, in seconds."""
+        """Return the service, in seconds, that a call with these numbers of steps and tokens takes
+        on an average replica.
+        """
         computed = report.uncached_tokens
         return report.steps * (self.step_s + self.beside_s * beside) + computed * self.prefill_s
 
     def _fit(self) -> None:
-        """Fit the coefficients. They stay near the current values if the calls determine little."""
+        """Fit the coefficients. A coefficient that the calls do not determine well stays near its
+        current value.
+        """
         before = (self.step_s, self.beside_s, self.prefill_s)
         equations = [list(sums) for sums in self._sums]
         for i, value in enumerate(before):
@@ -93,8 +101,8 @@ class Pace:
         self._calls = 0
 
     def learn(self, ratio: float) -> float:
-        """Add a call that took ``ratio`` times the expected time. Return the pace, which is 1 while
-        it is uncertain.
+        """Add a call that took ``ratio`` times the expected time, and return the pace. The pace is
+        1 until enough calls have shown a clear difference.
         """
         self._calls += 1
         self._mean += max(_MEAN, 1 / self._calls) * (ratio - self._mean)
@@ -103,8 +111,8 @@ class Pace:
 
 
 def _solve(rows: list[_Row]) -> _Row:
-    """Solve three positive definite linear equations by elimination. The last value of each row is
-    its right side.
+    """Solve a positive definite system of three linear equations by elimination. The last value of
+    each row is the right side of its equation.
     """
     for i in range(3):
         for k in range(i + 1, 3):

@@ -13,8 +13,9 @@ PYTHON_VERSIONS = "3.11"
 def call_before_exit(function: Callable[[], None]) -> None:
     """Call ``function`` when the main thread ends, while worker threads still run.
 
-    An `atexit` function would run too late: concurrent.futures accepts no work then, but an engine
-    is stopped in a worker thread. The function that was registered last is called first.
+    An `atexit` function would run too late: an engine is stopped in a worker thread, but
+    concurrent.futures accepts no work any more when `atexit` functions run. The function that was
+    registered last is called first.
     """
     register = getattr(threading, "_register_atexit", atexit.register)
     register(function)

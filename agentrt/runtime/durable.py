@@ -1,4 +1,4 @@
-"""Starts the record of a program in a journal, or continues it."""
+"""Starting the record of a program in a journal, or continuing the record of a resumed program."""
 
 from __future__ import annotations
 
@@ -25,28 +25,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """How a program is recorded in the journal."""
+    """The settings by which a program is recorded in the journal."""
 
     number: int | None = None
-    """The number in the id of a program that resumes; None for a new program."""
+    """The number at the end of the id of a program that resumes; None for a new program."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that are stored with the program, as JSON, for the code that resumes it."""
     id: str | None = None
-    """The whole id of a fork, in place of ``number``."""
+    """The whole id of the program; set for a fork, instead of ``number``."""
     draws_as: str = ""
-    """The id of the program whose random seeds this program repeats; "" for its own."""
+    """The id of another program whose random seeds this program repeats; "" if it draws new
+    seeds.
+    """
     skips: bool = False
-    """Leave out values that cannot be recorded, because nobody will resume this program."""
+    """Whether values that cannot be recorded are left out, because nobody will resume this
+    program.
+    """
 
 
 async def begin(
     journal: Journal, run: Run, program: Program, input: Any, seed: int, durable: Durable
 ) -> None:
-    """Start or continue the record of ``run``, and return when its start is on the disk.
+    """Start or continue the record of ``run``, and return when the start of the run is on the disk.
 
-    Must be called in the task of the run. Raises `JournalError` and `JournalWriteError`, and
-    `UnrecordableError` for an input that cannot be recorded. A run that skips such values gets no
-    record instead.
+    Must be called in the task of the run. Raises `JournalError` and `JournalWriteError`. An input
+    that cannot be recorded raises `UnrecordableError`; if ``durable`` or the journal skips such
+    values, the run continues without a record.
     """
     task, scope = run.task, tracking.current_scope()
     assert task is not None

@@ -1,7 +1,8 @@
-"""Carries out the calls, tools, questions and waits of a run. Each becomes a node of its DAG.
+"""The emitter that carries out the calls, tools, questions and waits of a run. Each of them becomes
+a node of the run's DAG.
 
-A `Context` calls a `LiveEmitter`. In a run with a journal, an `agentrt.runtime.recorded.Recorded`
-stands between the two.
+A `Context` calls a `LiveEmitter`. In a run with a journal, the context calls an
+`agentrt.runtime.recorded.Recorded`, which calls the `LiveEmitter`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _KEYS = itertools.count()
 
 
 class LiveEmitter:
-    """The `Emitter` of one run that makes its calls, by means of the runtime's ``services``."""
+    """The `Emitter` of one run that makes the run's calls with the runtime's ``services``."""
 
     def __init__(self, run: Run, services: Services) -> None:
         self.run = run
@@ -93,7 +94,7 @@ class LiveEmitter:
         put(caller.sign(reply_of(whole.answer(), as_json="response_format" in request)))
 
     def caller(self, scope: Scope) -> RunCaller:
-        """Return the caller for the code of a client program in ``scope``."""
+        """Return the caller that makes the calls of a client program's code in ``scope``."""
         return RunCaller(self, scope, client=True)
 
     async def chat(self, request: Request, caller: RunCaller) -> Answer:
@@ -114,7 +115,9 @@ class LiveEmitter:
                 yield piece
 
     async def takes(self, model: str | None) -> Takes:
-        """Return what a model accepts besides text; None is the first model that is served."""
+        """Return which types of message parts, other than text, a model accepts. With None, the
+        model is the first model that is served.
+        """
         with tracking.outside():
             profile = (await self.services.frontend()).profile(model)
         known = {"image_url": profile.images, "input_audio": profile.audio}
@@ -124,7 +127,7 @@ class LiveEmitter:
 
     @property
     def contexts(self) -> LiveContexts:
-        """The emitter for contexts of tokens."""
+        """The emitter for the run's token contexts."""
         return LiveContexts(self)
 
     async def make(
@@ -139,10 +142,11 @@ class LiveEmitter:
         client: ClientCall | None = None,
         probes: bool = False,
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call and yield its chunks. Read them outside the scope of any program.
+        """Make a call and yield its chunks. The caller must read them outside the scope of any
+        program (`tracking.outside`).
 
-        The reply is added to ``replies``. ``client`` is given for a call of a client program. A
-        call that ``probes`` asks for log probabilities, and its output is not used.
+        The reply is added to ``replies``. ``client`` is set for a call of a client program. A call
+        with ``probes`` only reads log probabilities; its output is not used.
         """
         over, loop = False, asyncio.get_running_loop()
         recorder = None
@@ -192,12 +196,13 @@ class LiveEmitter:
         return node, Call(identity_of(self.run, scope, node), spec)
 
     def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """Draw a seed that depends only on the runtime's seed, the program and the node. A fork
-        draws the seeds of the program that it was forked from.
+        """Draw a random seed that depends only on the runtime's seed, the program and the node. A
+        fork draws the same seeds as the program from which it was forked.
         """
         place, where = scope.place, str(node.id)
-        # With a journal, the seed depends on the place in the code. A resumed program that makes
-        # the call again then draws the same seed, even if its other nodes have other numbers.
+        # With a journal, the seed depends on the place in the code and not on the node's number.
+        # So a resumed program that makes the call again draws the same seed, even if the numbers
+        # of its nodes have changed.
         if place is not None:
             where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
         program_id = self.run.draws_as or self.run.id
@@ -243,13 +248,14 @@ class LiveEmitter:
         key: str | None = None,
         before: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
-        """Run a tool and return its result. Raises what `Attempts.run` raises.
+        """Run a tool and return its result. Raises the errors of `Attempts.run`.
 
-        ``key`` identifies the tool call for the tool's transport: a resumed program passes the key
-        of its earlier attempt; None makes a new key. ``before`` is awaited before each attempt.
+        ``key`` identifies the tool call for the tool's transport. A resumed program passes the key
+        of its earlier attempt; with None, a new key is made. ``before`` is awaited before each
+        attempt.
         """
         run, services = self.run, self.services
-        # Keys of several runtimes may meet at one remote tool, so a key names its runtime, too.
+        # A remote tool may get calls of several runtimes, so a key must be unique among runtimes.
         key = f"{_MARK}-{next(_KEYS)}" if key is None else key
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
         known = arguments if tool.spec is not None else None
@@ -296,9 +302,10 @@ class LiveEmitter:
             raise InterruptExpiredError(message, name=name) from error
 
     async def tools(self, *transports: str) -> list[Tool]:
-        """Return the tools of the named ``transports``; of all transports if none is named.
+        """Return the tools of the named ``transports``; the tools of all transports if no transport
+        is named.
 
-        Raises what `Toolbox.tools` raises.
+        Raises the errors of `Toolbox.tools`.
         """
         with tracking.outside():
             tenant = self.run.row.tenant
@@ -313,10 +320,10 @@ class LiveEmitter:
         *,
         key: str | None = None,
     ) -> Any:
-        """Ask a human a question and return the answer. Raises what `Questions.ask` raises.
+        """Ask a human a question and return the answer. Raises the errors of `Questions.ask`.
 
-        ``key`` is the id of the question: a resumed program passes the id that people have already
-        seen; None makes a new one. ``timeout`` is in seconds.
+        ``key`` is the id of the question. A resumed program passes the id that people have already
+        seen; with None, a new id is made. ``timeout`` is in seconds.
         """
         return await self.ask(self.own_scope(text), text, form, timeout, after, key)
 
@@ -339,7 +346,7 @@ class LiveEmitter:
             return await self.services.questions.ask(question, timeout=timeout)
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
-        """Wait for the next event, at most ``timeout`` seconds. Raises what `Feed.next` raises."""
+        """Wait at most ``timeout`` seconds for the next event. Raises the errors of `Feed.next`."""
         run, services = self.run, self.services
         services.feeds.setdefault(run.id, set()).add(feed)
         deadline = None if timeout is None else self.registry.clock() + timeout
@@ -352,7 +359,7 @@ class LiveEmitter:
             return await feed.next(services.events, run.row.tenant, timeout, services.clock)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
-        """Sleep for some seconds. The engine is told of the wait as of one for an event."""
+        """Sleep for a number of seconds. For the engine, the sleep is a wait for an event."""
         interrupt = Interrupt("clock", deadline=self.registry.clock() + seconds, attempt=1)
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
@@ -395,20 +402,20 @@ class LiveEmitter:
 
 @dataclasses.dataclass(slots=True)
 class RunCaller(Caller):
-    """The `Caller` for the code of a run: makes the calls of the front end for it."""
+    """The `Caller` through which the front end makes calls for the code of a run."""
 
     emitter: LiveEmitter
     scope: Scope
-    """The scope of the code; its last nodes become parents of the calls."""
+    """The scope of the code. The last nodes of the scope become parents of the calls."""
     after: Iterable[Reply] = ()
-    """Replies of nodes that become parents of the calls, too."""
+    """Replies whose nodes become parents of the calls, too."""
     client: bool = False
-    """Whether the program is a client program: its tasks do not belong to the run."""
+    """Whether the program is a client program, whose tasks do not belong to the run."""
     replies: list[Reply] = dataclasses.field(default_factory=list)
     """The replies of the calls so far, in the order in which the calls ended."""
 
     def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call and yield its chunks. Its reply is added to ``replies``."""
+        """Make a call and yield its chunks. The reply of the call is added to ``replies``."""
         client = ClientCall(self.emitter.run.id) if self.client else None
         return self.emitter.make(
             spec, self.scope, self.after, stream=stream, replies=self.replies, client=client
@@ -427,9 +434,8 @@ class RunCaller(Caller):
                 self.scope.join(sibling.scope)
 
     def sign(self, reply: Reply) -> Reply:
-        """Return the reply of an answer, with the node of its last call and a report of its calls.
-
-        An answer with several choices has a call for each; see `CallReport.of_all`.
+        """Return the reply to a chat request with the node of the last call that was made for the
+        request, and with one report of all its calls (`CallReport.of_all`).
         """
         if not self.replies:
             return reply
@@ -443,7 +449,7 @@ class RunCaller(Caller):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveContexts:
-    """The `TokenEmitter` of one run: makes the calls of its contexts of tokens."""
+    """The `TokenEmitter` of one run, which makes the calls of the run's token contexts."""
 
     emitter: LiveEmitter
 
@@ -452,8 +458,8 @@ class LiveContexts:
     ) -> AsyncGenerator[Chunk, None]:
         """Make a call whose prompt is token ids, and yield its output as it is generated.
 
-        Raises `ConfigError` if the executor accepts no token ids, and what `Executor.generate`
-        raises.
+        Raises `ConfigError` if the executor does not accept token ids, and the errors of
+        `Executor.generate`.
         """
         scope = self.emitter.own_scope(name)
         spec = (await self.frontend()).addressed(spec)
@@ -469,7 +475,9 @@ class LiveContexts:
             return await self.emitter.services.frontend()
 
     def save(self, name: str, context: SavedContext) -> None:
-        """Save a context for the tenant. Raises `ConfigError` if it exceeds the tenant's budget."""
+        """Save a context for the run's tenant. Raises `ConfigError` if the tenant's budget for
+        saved contexts is exceeded.
+        """
         self.emitter.services.saved.save(self.emitter.run.row.tenant, name, context)
 
     def is_saved(self, name: str) -> bool:
@@ -477,36 +485,37 @@ class LiveContexts:
         return self.emitter.services.saved.has(self.emitter.run.row.tenant, name)
 
     def open(self, name: str) -> SavedContext:
-        """Return a context that the tenant has saved. Raises `UnknownContextError` if there is
-        none.
+        """Return a context that the tenant has saved under this name. Raises `UnknownContextError`
+        if the name is unknown.
         """
         return self.emitter.services.saved.open(self.emitter.run.row.tenant, name)
 
     def forget(self, name: str) -> None:
-        """Delete a saved context. Raises `UnknownContextError` if there is none."""
+        """Delete a saved context. Raises `UnknownContextError` if the name is unknown."""
         self.emitter.services.saved.forget(self.emitter.run.row.tenant, name)
 
     def dropped(self, call: str, shared: int) -> None:
-        """Tell the engine that a context is not used any more. ``call`` was its last call; other
-        contexts still use its first ``shared`` tokens.
+        """Tell the engine that a token context is not used any more. ``call`` is the id of the last
+        call of the context. Other contexts still use the first ``shared`` tokens of the context.
         """
         program_id = call.rpartition("/")[0]
         self.emitter.services.executor.notify(Notification(program_id, "dropped", call, shared))
 
 
 class _CallRecorder:
-    """Adds the tokens of one call to the log of its run, when the call ends."""
+    """A recorder that adds the tokens of one call to the log of the run when the call ends."""
 
     def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec) -> None:
         self._log, self._place, self._prompt = log, scope.place, spec.prompt_token_ids
-        # With a journal, the key is the place in the code, which is the same after a resume.
+        # With a journal, the key is the place in the code, because a resumed program has the same
+        # places.
         self._at = log.begin_task() if scope.place is None else scope.place.path
         self._ids: list[int] = []
         self._logprobs: list[float] = []
 
     async def saw(self, chunk: Chunk) -> None:
         """Note a piece of the output. At the end of the output, add its tokens to the log and to
-        the reply. Raises `JournalWriteError` if they cannot be recorded.
+        the reply. Raises `JournalWriteError` if the tokens cannot be recorded.
         """
         if (reply := chunk.reply) is None:
             self._ids += chunk.token_ids
@@ -519,7 +528,7 @@ class _CallRecorder:
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
     def closed(self) -> None:
-        """Add the pieces that the program has read of a stream that it closed."""
+        """Add the pieces that the program had read when it closed the stream."""
         call = self._add(self._ids, self._logprobs) if self._ids else None
         if call is not None and self._place is not None:
             self._log.closed[node_of_key(call.key)] = call
@@ -532,17 +541,18 @@ class _CallRecorder:
 
 
 def is_pooled(spec: CallSpec) -> bool:
-    """Return whether a call computes an embedding or a score, and writes no tokens."""
+    """Return whether a call computes an embedding or a score, so that it writes no tokens."""
     return spec.rendered is not None and spec.rendered.pooled
 
 
 class LoopCheckpoint:
-    """The function that `Context.checkpoint` returns, which a loop calls at its top with its state.
+    """The function that `Context.checkpoint` returns. A loop calls it at its top with its state,
+    and continues with the state that it returns.
 
-    It returns the state with which the loop must continue. ``keep`` records a state in the journal
-    and returns it, or returns the last recorded state if the program was resumed. Without a journal
-    ``keep`` is None, and the state itself is returned. Raises `UsageError` if it is called at two
-    places of the code, or while another task of the program is open.
+    ``keep`` records a state in the journal and returns it, or returns the last recorded state if
+    the program was resumed. Without a journal, ``keep`` is None, and the function returns its
+    argument. The function raises `UsageError` if it is called at two places of the code, or while
+    another task of the program is open.
     """
 
     def __init__(self, run: Run, keep: Callable[[Any], Any] | None = None) -> None:
@@ -551,7 +561,8 @@ class LoopCheckpoint:
 
     def __call__(self, state: T) -> T:
         frame = sys._getframe(1)
-        # Not the instruction, because the compiler may copy one line of source to two places.
+        # Compare lines and not instructions, because the compiler may turn one line of source into
+        # two instructions.
         at = frame, frame.f_lineno
         self._top = self._top or at
         if self._top != at:
@@ -571,8 +582,8 @@ class LoopCheckpoint:
 
 
 class _Interrupted:
-    """A context manager that ends the node of an interrupt, with the error of the block if it has
-    one. It is a class because a generator is slower, and each tool call enters one.
+    """A context manager that ends the node of an interrupt, with the error that the block raised if
+    it raised one. It is a class because a generator is slower, and each tool call uses it.
     """
 
     __slots__ = ("_node", "_registry", "_run", "_scope")
@@ -593,7 +604,9 @@ class _Interrupted:
 
 
 class _Observer:
-    """Reports the attempts of a tool call to the registry, and asks humans for the tool."""
+    """An observer of one tool call: it reports the attempts of the call to the registry, and asks
+    humans the questions of the tool.
+    """
 
     def __init__(
         self, emitter: LiveEmitter, node: Node, scope: Scope, timeout: float | None
@@ -620,15 +633,15 @@ class _Observer:
 
 
 def node_of(reply: Reply) -> int:
-    """Return the id of the node that a reply came from. Raises `ConfigError` if it has none."""
+    """Return the id of the node of a reply. Raises `ConfigError` for a reply without a node."""
     if reply.node < 0:
         raise ConfigError("after= has a reply without a node; pass replies of this program's calls")
     return reply.node
 
 
 async def _next_outside(items: AsyncGenerator[T, None]) -> T | None:
-    """Return the next of ``items``, or None after the last. Tasks that are started meanwhile belong
-    to no program.
+    """Return the next of ``items``, or None after the last item. Tasks that the generator starts
+    belong to no program.
     """
     with tracking.outside():
         return await anext(items, None)

@@ -62,15 +62,15 @@ Event = ProgramStarted | RunEnded | NodeStarted | NodeChanged | NodeEnded
 _MESSAGES = {
     NodeKind.TOOL: ("tool", "returned"),
     NodeKind.HUMAN: ("human", "answered"),
-    # The engine expects an event to end by itself, as a tool does.
+    # For the engine, waiting for an event is like waiting for a tool.
     NodeKind.EVENT: ("tool", "returned"),
 }
 """The kinds of notification for the start and the end of an interrupt."""
 
 
 def notification_of(event: Event) -> Notification | None:
-    """Return the engine's notification of the start or the end of an interrupt; None for all other
-    events.
+    """Return the notification with which an engine learns of the start or the end of an interrupt;
+    None for all other events.
     """
     match event:
         case NodeStarted(node=node) if node.kind in _MESSAGES:

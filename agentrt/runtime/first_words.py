@@ -8,15 +8,17 @@ from typing import Any
 from agentrt.journal.analysis.rendering import short
 
 _MOST = 80
-"""Maximum length in characters."""
+"""Maximum length of the first words, in characters."""
 _USERS = ("user", "human")
 _REMINDER = "<system-reminder>"
 """The first characters of texts that coding agents add to the user's messages."""
 
 
 def first_words(value: Any) -> str:
-    """Return the beginning of an input that is a text, of the first user message in an input that
-    is a list of messages, or of the first text field of an object. "" if there is no text.
+    """Return the first words of an input, "" if it has no text.
+
+    For a list of messages, these are the first words of the first user message; for an object, of
+    its first text field.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)
@@ -48,7 +50,9 @@ def _of_messages(messages: Sequence[Any]) -> str | None:
 
 
 def _message(message: Any) -> tuple[Any, Any]:
-    """Return role and content of a message in the form of chat APIs, tuples or LangChain."""
+    """Return the role and the content of a message: an object of a chat API, a tuple, or a message
+    of LangChain.
+    """
     if isinstance(message, Mapping):
         return message.get("role", message.get("type")), message.get("content")
     if isinstance(message, Sequence):

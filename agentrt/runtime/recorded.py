@@ -1,13 +1,14 @@
-"""Answers the nodes of a resumed program from its journal, and records all others.
+"""The emitter of a recorded program: it answers the nodes of a resumed program from the journal,
+and runs and records all other nodes.
 
-`Recorded` is the one place where programs and journals meet. It stands between a program's
-`Context` and the `LiveEmitter` that makes the calls. A program without a journal has no `Recorded`.
+Only `Recorded` connects programs with journals. A program's `Context` calls it, and it calls the
+`LiveEmitter` that makes the calls. A program without a journal has no `Recorded`.
 
 All nodes are treated alike. `Recorded._enter` makes the record of a node.
-`Recorded._recall_or_run` returns the recorded answer if an earlier process has recorded one.
+`Recorded._recall_or_run` returns the recorded answer if an earlier process has recorded an answer.
 Otherwise, it runs the node and records the result. Results are returned in the recorded order.
-`Recorded._stream` does the same for streamed calls, and `Recorded.at_once` for nodes that need no
-waiting.
+`Recorded._stream` does the same for streamed calls, and `Recorded.at_once` does the same for nodes
+that return at once.
 """
 
 from __future__ import annotations
@@ -53,25 +54,30 @@ from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
 _RUN_AGAIN: Any = object()
-"""The node is recorded, but its answer is not: the node must run again."""
+"""The result of `Recorded._recall` for a node whose answer was not recorded: the node must run
+again.
+"""
 _LATER_S = 1.0
-"""Seconds that a resumed program gets, in addition to the recorded ones, to cancel a node again."""
+"""Seconds that a resumed program has, in addition to the recorded time, to cancel a node that the
+recorded program had cancelled.
+"""
 _CHECKPOINT, REWARD = "checkpoint", "reward"
 
 
 def restore_tokens(log: TokenLog, record: ProgramRecord) -> None:
     """Restore the tokens and rewards that earlier processes have recorded of a program.
 
-    All recorded calls count, also those that a resumed program does not reach again: the calls of
-    tools that are answered from the journal, and those before the last state of a loop. When the
-    program leaves recorded nodes for good, their tokens are dropped.
+    All recorded calls are restored, even if the resumed program does not make them again: calls in
+    tools that are answered from the journal, and calls before the last state of a loop. If the
+    resumed program takes another course, the tokens of the recorded nodes that it no longer reaches
+    are dropped.
     """
     for node in record.past.done("call"):
         value = record.value_of(node)
         for call in value.tokens:
             log.restore(call)
         if node.start.name in WRITING and not value.tokens:
-            # A stream that was closed before its first token has none.
+            # A stream that was closed before its first token has no tokens.
             log.complete &= isinstance(value, Broken) and not value.pieces
     for node in record.past.done("value"):
         if node.start.name == REWARD:
@@ -80,8 +86,8 @@ def restore_tokens(log: TokenLog, record: ProgramRecord) -> None:
 
 
 class Recorded:
-    """An `Emitter` that answers nodes from ``record``, and lets ``emitter`` run all other nodes and
-    records them.
+    """An `Emitter` that answers recorded nodes from ``record``. It lets ``emitter`` run all other
+    nodes, and records them.
     """
 
     def __init__(self, emitter: LiveEmitter, record: ProgramRecord) -> None:
@@ -123,7 +129,9 @@ class Recorded:
     def token_pieces(
         self, spec: CallSpec, name: str, made: Callable[[], AsyncGenerator[Chunk, None]]
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the pieces of a call whose prompt is token ids. ``made`` makes the call."""
+        """Yield the pieces of a call whose prompt is token ids. ``made`` is a function that makes
+        the call.
+        """
         node = self._enter("call", name, spec)
         if node is None:
             return made()
@@ -214,9 +222,9 @@ class Recorded:
         *,
         rests: bool = True,
     ) -> T:
-        """Run ``work`` with the seconds that are left of ``limit`` since the node first began.
+        """Run ``work`` with the time that is left of ``limit`` seconds since the node first began.
 
-        While a node that ``rests`` waits, its program may be parked.
+        With ``rests``, the program may be parked while the node waits.
         """
         if node is None:
             return await work(limit)
@@ -253,7 +261,8 @@ class Recorded:
                 tokens.rewards[key] = value
             return value
 
-        # Restored at the start of a resumed program, because a loop with a checkpoint skips nodes.
+        # Recorded rewards are restored by `restore_tokens` at the start of a resumed program,
+        # because the program does not reach the nodes that a loop with a checkpoint skips.
         self.at_once("value", REWARD, {"value": value}, make)
 
     def patched(self, name: str) -> bool:
@@ -269,7 +278,9 @@ class Recorded:
         return LoopCheckpoint(self._live.run, _LoopStates(self, self._record, place).keep)
 
     def at_once(self, kind: str, name: str, request: Any, make: Callable[[], T]) -> T:
-        """Return the recorded value of a node that needs no waiting; without one, ``make()``."""
+        """Return the recorded value of a node that returns at once. If no value was recorded,
+        return and record ``make()``.
+        """
         node = self._enter(kind, name, request)
         if node is None:
             return make()
@@ -291,8 +302,8 @@ class Recorded:
             raise
         if node is None:
             return work
-        # The code of the task runs again in any case, because its results are recorded only as
-        # those of its nodes. The task must end in the recorded order.
+        # The code of the task runs again in any case, because only the results of its nodes are
+        # recorded. The task must end in the recorded order.
         if node.past is not None and node.past.end is not None:
             return _end_in_turn(node, work)
         node.begin()
@@ -313,9 +324,10 @@ class Recorded:
     # -- recall, run and record a node -------------------------------------------------
 
     def _enter(self, kind: str, name: str, request: Any) -> NodeRecord | None:
-        """Return the record of the node that the code is about to create.
+        """Return the record of the node that the program's code is about to create.
 
-        Return None if the code is at a place that a resumed program could not recognize.
+        Return None if the code is at a place that a resumed program could not recognize. Such a
+        node is not recorded.
         """
         scope = self._live.own_scope(name)
         if scope.place is None:
@@ -331,11 +343,12 @@ class Recorded:
         begins: bool = True,
         again: bool = True,
     ) -> Any:
-        """Return the recorded answer of a node; without one, run ``work`` and record its result.
+        """Return the recorded answer of a node. If there is no recorded answer, run ``work`` and
+        record its result.
 
-        With ``begins``, the start of the node is recorded here, otherwise by ``work``. Raises
-        `ToolLostError` if the end of the node was not recorded, and the node must not run
-        ``again``. Without a node, only ``work`` is run.
+        With ``begins``, the start of the node is recorded here, otherwise by ``work``. With
+        ``again`` False, raise `ToolLostError` if the start of the node was recorded but not its
+        end. If ``node`` is None, only run ``work``.
         """
         if node is None:
             return await work()
@@ -367,8 +380,10 @@ class Recorded:
         replies: list[Reply],
         again: Callable[[Any], Iterable[T]],
     ) -> AsyncGenerator[T, None]:
-        """Yield the pieces of a call: of a recorded one those that ``again`` makes from its reply,
-        otherwise those that ``made`` yields. The reply is added to ``replies``.
+        """Yield the pieces of a streamed call, and add its reply to ``replies``.
+
+        For a recorded call, ``again`` makes the pieces from the recorded reply. Otherwise, ``made``
+        makes the call and yields the pieces.
         """
         recorded = _RUN_AGAIN
         if node.past is not None:
@@ -413,8 +428,9 @@ class Recorded:
     async def _replay_stream(
         self, node: NodeRecord, again: Callable[[Any], Iterable[T]], recorded: Any
     ) -> AsyncGenerator[T, None]:
-        """Yield the pieces of a recorded call at once, but end in the recorded order, because tools
-        that started on the first pieces may have ended before the call.
+        """Yield the pieces of a recorded call without waiting, but wait for the recorded order
+        before the end of the stream. Tools that the program started after the first pieces may have
+        ended before the call.
         """
         try:
             for known in again(recorded):
@@ -432,15 +448,16 @@ class Recorded:
     async def _recall(
         self, node: NodeRecord, after: Iterable[Reply], *, again: bool = True, in_turn: bool = True
     ) -> Any:
-        """Return the recorded answer, or `_RUN_AGAIN`. Raises a recorded error.
+        """Return the recorded answer of a node, or `_RUN_AGAIN`. If the node had failed, raise the
+        recorded error.
 
         With ``in_turn``, wait until the recorded order allows the answer.
         """
         past, record = node.past, node.program
         assert past is not None
         if (given_up := record.given_up_at(past)) is not None:
-            # The program had cancelled this node, and probably cancels it again. Do not run the
-            # node before the code has had the time to do so.
+            # The recorded program had cancelled this node, and the resumed program will probably
+            # cancel it, too. Do not run the node before the code has had the time to do so.
             try:
                 await asyncio.sleep(max(0.0, given_up - past.start.started) + _LATER_S)
             except asyncio.CancelledError:
@@ -464,8 +481,8 @@ class Recorded:
         return value
 
     def _asked_again(self, node: NodeRecord, *, again: bool) -> Any:
-        """Return `_RUN_AGAIN` for a node whose start was recorded, but not its result. Raises
-        `ToolLostError` if the node must not run again.
+        """Return `_RUN_AGAIN` for a node whose start was recorded without a result. Raises
+        `ToolLostError` if ``again`` is False, because the node must not run a second time.
         """
         if again:
             return _RUN_AGAIN
@@ -490,7 +507,7 @@ class Recorded:
             return value
         report = None
         if kind is NodeKind.CALL:
-            # The numbers of steps were those of an earlier engine.
+            # The numbers of steps in the report are numbers of an earlier engine.
             before_report = value.report if isinstance(value, Reply) else CallReport()
             report = dataclasses.replace(before_report, steps=0, arrived_step=0, finished_step=0)
         text = None if error is None else f"{type(error).__name__}: {text_of(error)}"
@@ -554,9 +571,10 @@ class RecordedContexts:
 class _LoopStates:
     """The recorded states of one loop. A resumed program continues from the last state.
 
-    The number of the node that made the checkpoint identifies the loop. Each state is a node, which
-    also has the number of tasks that the program had started. Resuming from a state sets both
-    numbers, so that the code is at the same place as it was then.
+    The loop is identified by the number of the node in which the checkpoint was made. Each state is
+    recorded as a node, together with the number of tasks that the program had started. Resuming
+    from a state sets the number of nodes and the number of tasks, so that the code continues at the
+    recorded place.
     """
 
     def __init__(self, recorded: Recorded, record: ProgramRecord, place: Place) -> None:
@@ -585,10 +603,10 @@ class _LoopStates:
             place.nodes, place.forks = number, tasks
 
     def _kept(self, state: T) -> T:
-        """Return the state as a resumed program would read it from the journal.
+        """Return the state in the form in which a resumed program would read it from the journal.
 
         Raises `UnrecordableError` for a state that cannot be recorded, unless the program skips
-        such values.
+        such values. Then the state itself is returned.
         """
         try:
             kept: T = loads(dumps(state, label="state"))
@@ -601,7 +619,9 @@ class _LoopStates:
 
 
 async def _end_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
-    """Return the result of a task, ``work``, when the recorded order allows the end of the task."""
+    """Run the code of a task, ``work``, and return its result when the recorded order allows the
+    end of the task.
+    """
     order = node.program.order
     try:
         result = await work
@@ -618,20 +638,22 @@ async def _end_in_turn(node: NodeRecord, work: Awaitable[T]) -> T:
 
 
 async def _fail_in_turn(node: NodeRecord, error: BaseException) -> None:
-    """Record that a node failed, and wait until the program may get its error."""
+    """Record the error of a node, and wait until the program may get the error."""
     await node.failed(error)
     if isinstance(error, Exception):
         await node.delivered()
 
 
 def _mark(scope: Scope, during: str) -> None:
-    """Set which streamed call the code of ``scope`` is reading; "" for none."""
+    """Record which streamed call the code of ``scope`` is reading; "" if it reads no stream."""
     if scope.place is not None:
         scope.place.during = during
 
 
 async def _next_within(scope: Scope, items: AsyncGenerator[T, None]) -> T | None:
-    """Return the next of ``items``, made by code in ``scope``; None after the last."""
+    """Return the next of ``items``, or None after the last item. The generator's code runs in
+    ``scope``.
+    """
     with tracking.within(scope):
         return await anext(items, None)
 
@@ -681,14 +703,18 @@ def read_context(kept: Mapping[str, Any]) -> SavedContext:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Broken:
-    """The stored form of a streamed call that its program stopped reading: the pieces it read."""
+    """The stored form of a streamed call that the program stopped reading: the pieces that the
+    program had read.
+    """
 
     pieces: list[Any]
     tokens: tuple[CallTokens, ...] = ()
 
 
 def kept_chunk(chunk: Chunk) -> Chunk:
-    """Return a piece without the engine's own output object."""
+    """Return a piece in its stored form: without the engine's own output object and log
+    probabilities.
+    """
     return dataclasses.replace(chunk, output=None, logprobs=())
 
 

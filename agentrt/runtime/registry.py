@@ -44,9 +44,9 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 class RunRegistry:
     """All live runs by id, and their process ``table``. ``clock`` returns seconds.
 
-    Each method takes ``lock``; code that forks or joins scopes of these programs must take it, too.
-    A program's id is its type, ``mark`` and a number; registries that share an engine need
-    different marks. ``opened`` is the last number in use.
+    Each method acquires ``lock``; code that forks or joins the scopes of these programs must
+    acquire it, too. A run's id consists of the program's type, ``mark`` and a number. Registries
+    that share an engine need different marks. ``opened`` is the last number that was used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -59,9 +59,10 @@ class RunRegistry:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` with every event from now on. It must be quick and must not raise.
+        """Call ``listener`` with every event from now on. The listener must be quick and must not
+        raise errors.
 
-        It is called in the thread that runs the code of the program.
+        The listener is called in the thread that runs the code of the program.
         """
         self._listeners.append(listener)
 
@@ -83,8 +84,8 @@ class RunRegistry:
     ) -> Run:
         """Add the run of a program that starts.
 
-        ``number`` is the number in the id of a program that resumes; ``named`` is a whole id in
-        place of type and number. Without either, the run gets the next number.
+        By default, the run gets the next number. ``number`` is the number in the id of a run that
+        resumes. ``named`` is a whole id that replaces type, mark and number.
         """
         with self.lock:
             if number is None and named is None:
@@ -100,16 +101,16 @@ class RunRegistry:
             return run
 
     def rename(self, run: Run, type: str) -> None:
-        """Set the type of a program whose type was unknown when it started. Must be called before
-        its first node.
+        """Set the type of a program whose type was unknown when the run started. Must be called
+        before the run's first node.
         """
         with self.lock:
             run.type = run.row.type = run.dag.program_type = type
 
     def close(self, run: Run, state: RunState, error: BaseException | None = None) -> None:
-        """End a run, with ``error`` if it failed. Its open nodes are cancelled.
+        """End a run, with ``error`` if the run failed. Open nodes of the run are cancelled.
 
-        A run that is done, but has an unanswered question to a human, becomes interrupted.
+        If the state is done, but a question to a human is unanswered, the run becomes interrupted.
         """
         with self.lock:
             if state is RunState.DONE and run.row.humans:
@@ -124,7 +125,9 @@ class RunRegistry:
     # -- calls -------------------------------------------------------------------------
 
     def begin_call(self, run: Run, scope: Scope, name: str, after: Iterable[int] = ()) -> Node:
-        """Add a call that the code in ``scope`` makes. ``after`` are ids of further parents."""
+        """Add a call that the code in ``scope`` makes. ``after`` are the ids of nodes that are
+        further parents of the call.
+        """
         with self.lock:
             node = self._begin(run, scope, NodeKind.CALL, name, after)
             self.table.call_arrived(run.row, call_id(run, node), node.created_at)
@@ -144,7 +147,7 @@ class RunRegistry:
         """End the call of ``node``. ``report`` says which resources it used."""
         with self.lock:
             now, dag = self.clock(), run.dag
-            # A client program may end before its calls; ending it has closed their nodes.
+            # A client program may end before its calls. Its end has closed the nodes of the calls.
             if not node.state.ended:
                 if report.steps:
                     dag.start(node.id, min(now, node.created_at + report.waiting_s))
@@ -221,9 +224,10 @@ class RunRegistry:
     def end_interrupt(
         self, run: Run, scope: Scope, node: Node, error: BaseException | None = None
     ) -> None:
-        """End an interrupt. An `InterruptExpiredError` means that the interrupt has expired,
-        another
-        `Exception` that it has failed, and any other error that it was cancelled.
+        """End an interrupt. Without an ``error``, the interrupt has succeeded.
+
+        After an `InterruptExpiredError` it has expired, after any other `Exception` it has failed,
+        and after a `BaseException` that is not an `Exception` it was cancelled.
         """
         with self.lock:
             now = self.clock()
@@ -252,7 +256,7 @@ class RunRegistry:
         report: CallReport | None,
         error: str | None,
     ) -> Node:
-        """Add a node of a resumed program that ended before the restart, and its costs.
+        """Add a node of a resumed program that had ended before the restart, and add its costs.
 
         Listeners are not called, because nothing happens now.
         """
@@ -292,7 +296,9 @@ class RunRegistry:
 
 
 def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
-    """Return the identity of a call, by which engines and other servers know its program."""
+    """Return the identity of a call, which tells engines and other servers to which program the
+    call belongs.
+    """
     return Identity(
         call_id=call_id(run, node),
         program_id=run.id,

@@ -18,8 +18,9 @@ from agentrt.scheduler.programs import ProgramStats
 class RunState(StrEnum):
     """The state of a run.
 
-    A run becomes interrupted in two ways. Its code returned while a question to a human was open:
-    the answer starts a new run in the same session. Or it was parked: it resumes as another run.
+    A run becomes interrupted in two ways. Either its code returned while a question to a human was
+    open; then the answer starts a new run in the same session. Or the run was parked; then its
+    program resumes later as another `Run` with the same id.
     """
 
     RUNNING = "running"
@@ -33,9 +34,9 @@ class RunState(StrEnum):
 class RunReport:
     """The costs of a run. Times are in seconds.
 
-    ``service_s`` and ``waiting_s`` are sums over its calls. ``critical_path_s`` is the service time
-    along the longest path through its DAG. ``interrupt_s`` is the sum of the times that tools,
-    humans and events took.
+    ``service_s`` and ``waiting_s`` are sums over the run's calls. ``critical_path_s`` is the
+    service along the longest path through the run's DAG. ``interrupt_s`` is the sum of the times
+    that tools, humans and events took.
     """
 
     id: str
@@ -82,21 +83,23 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The options that the journal stores for the code that resumes the program."""
     left: bool = False
-    """Whether the run is left for another process or a later time to resume."""
+    """Whether the run is cancelled without recording its end, so that it can be resumed later or in
+    another process.
+    """
     draws_as: str = ""
-    """The id of the program whose random seeds this run repeats; "" for its own."""
+    """The id of another run whose random seeds this run repeats; "" if it draws new seeds."""
     first_words: str = ""
-    """The first words of its input, by which people recognize it."""
+    """The first words of the run's input, by which people recognize the run."""
     recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
     """The part of the costs in ``row`` that was paid before the program was resumed."""
     tokens: TokenLog | None = field(default=None, repr=False)
-    """The tokens of its calls; None for a run whose tokens are not recorded."""
+    """The tokens of the run's calls; None if the tokens are not recorded."""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once without a journal."""
 
     async def wait(self) -> Any:
-        """Wait for the program's end and return its result. Raises the program's own error, or
-        `CancelledError` if it was cancelled.
+        """Wait for the program's end and return its result. Raises the error that the program
+        raised, or `CancelledError` if the program was cancelled.
         """
         assert self.task is not None
         await asyncio.wait([self.task])
@@ -108,16 +111,18 @@ class Run:
         return self.result
 
     def _repr_svg_(self) -> str:
-        """Draw the graph as it is now, for notebooks."""
+        """Draw the run's DAG in its current state, for notebooks."""
         return to_svg(self.dag)
 
     @property
     def parked(self) -> bool:
-        """Whether the run is parked: it has left memory, or is about to, and resumes later."""
+        """Whether the run is parked: it has been removed from memory, or is about to be removed,
+        and resumes later.
+        """
         return self.record is not None and self.record.parked
 
     def park(self) -> None:
-        """Stop the code of a program that waits. It resumes from its journal after the wait."""
+        """Stop the code of a program that waits. The program resumes from its journal later."""
         assert self.record is not None
         self.left = self.record.parked = True
         self.cancel()
@@ -137,7 +142,7 @@ class Run:
             self.last_step = max(self.last_step, report.finished_step)
 
     def report(self, now: float) -> RunReport:
-        """Return the costs until ``now``, or until the end of a run that has ended."""
+        """Return the costs of the run until ``now``, or until its end if it has ended."""
         row = self.row
         return RunReport(
             id=self.id,

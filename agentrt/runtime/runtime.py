@@ -1,7 +1,7 @@
-"""The runtime: starts and ends programs, and connects them with the registry and the engine.
+"""The runtime, which starts and ends programs, and connects them with the registry and the engine.
 
-The decisions are made in the layers below, which are synchronous and pure. Every task that the
-runtime starts has an owner, which ends it.
+The scheduler, the router and the registry make all decisions; they are synchronous. Every task that
+the runtime starts has an owner, which ends the task.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ def _unread(message: str) -> None:
 
 
 class Runtime:
-    """Runs programs on an executor. An async context manager, for one event loop.
+    """A runtime, which runs programs on an executor. It is an async context manager, and belongs to
+    one event loop.
 
-    - ``ask_human`` answers `Context.human`; with None, questions wait in ``questions`` until
-      `Questions.answer` is called.
-    - ``tools`` are transports of tools, in addition to the one for functions of this process.
+    - ``ask_human`` answers the questions of `Context.human`. With None, questions wait in
+      ``questions`` until `Questions.answer` is called.
+    - ``tools`` are transports of tools, in addition to the transport for functions of this process.
     - ``events`` is the source of the events that `Context.event` waits for.
     - ``seed`` makes the random seeds of sampled calls repeatable.
-    - ``clock`` returns the time of nodes and events in seconds.
+    - ``clock`` returns the current time in seconds, for the times of nodes and events.
     - ``registry`` holds the runs of all programs, including client programs, whose code runs
       elsewhere.
     - ``model_names`` are the names by which requests may call the first model; by default the
       model's own name.
-    - ``enter`` is called before the code of a program, in the same context: the code sees the
-      context variables that ``enter`` sets.
-    - ``journal`` records programs and resumes them. Its owner closes it. The clock ``steady``, by
-      which programs sleep and wait, is then the journal's.
+    - ``enter`` is called before the code of a program, in the same context, so that the code sees
+      the context variables that ``enter`` sets.
+    - ``journal`` records programs and resumes them. The runtime does not close it. Programs then
+      sleep and wait by the journal's clock.
     - With ``reminders``, system and developer messages in the middle of a chat keep their place,
       even if the model's chat template would refuse or move them.
     """
@@ -132,9 +133,9 @@ class Runtime:
         await self.close()
 
     async def open(self, progress: Progress = _unread, *, with_engine: bool = True) -> None:
-        """Start the engine, or without ``with_engine`` let the first call start it.
+        """Start the engine. Without ``with_engine``, the first call will start it.
 
-        ``progress`` is called with messages about the start. Raises what `Executor.start` raises.
+        ``progress`` is called with messages about the start. Raises the errors of `Executor.start`.
         """
         self._progress = progress
         self._loop = asyncio.get_running_loop()
@@ -177,8 +178,8 @@ class Runtime:
             tracking.uninstall(asyncio.get_running_loop())
 
     async def frontend(self) -> Frontend:
-        """Return the front end of the engine's models. The first call opens it, which takes
-        seconds; concurrent callers wait for the same opening.
+        """Return the front end of the engine's models. The first call of this method opens the
+        front end, which takes seconds. Concurrent callers wait for the same opening.
         """
         if self._frontend is None:
             with tracking.outside():
@@ -199,7 +200,7 @@ class Runtime:
 
     @property
     def opened_frontend(self) -> Frontend | None:
-        """The front end, if a call has opened it."""
+        """The front end; None if no call has opened it yet."""
         opening = self._frontend
         if opening is None or not opening.done() or opening.cancelled() or opening.exception():
             return None
@@ -215,7 +216,9 @@ class Runtime:
             await opening.result().close()
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` with every event from now on. It must be quick and must not raise."""
+        """Call ``listener`` with every event from now on. The listener must be quick and must not
+        raise errors.
+        """
         self.registry.listen(listener)
 
     def now(self) -> float:
@@ -223,10 +226,11 @@ class Runtime:
         return self.registry.clock()
 
     def emitter(self, run: Run) -> LiveEmitter:
-        """Return the emitter of ``run`` that does not record. Use it on the runtime's event loop.
+        """Return an emitter for ``run`` that does not record the run's nodes. Use the emitter on
+        the runtime's event loop.
 
-        A run without a task is a client program, whose code another framework runs. The engine
-        forgets the program when its registry reports its end.
+        A run without a task is a client program, whose code another framework runs. When the
+        program's registry reports the end of the program, the engine drops its state.
         """
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
@@ -234,7 +238,7 @@ class Runtime:
         return LiveEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:
-        """Listen to a registry once, even if this is called for several of its programs."""
+        """Start listening to a registry, unless the runtime already listens to it."""
         if registry not in self._followed:
             self._followed.append(registry)
             registry.listen(self._on_event)
@@ -250,12 +254,12 @@ class Runtime:
         durable: Durable | None = None,
         tokens: bool = False,
     ) -> Run:
-        """Start a program as a task of its own. Await `Run.wait` for its result.
+        """Start a program in a new task. Await `Run.wait` for its result.
 
-        ``size_hint`` is an estimate of the program's size for a policy that learns, such as a
-        budget of tokens. It may be in any unit, but in the same unit for all programs of one type.
-        With a journal, ``durable`` says how the program is recorded; None is not at all. With
-        ``tokens``, the tokens of its calls are recorded in `Run.tokens`.
+        ``size_hint`` is an estimate of the program's size, such as a budget of tokens, for a policy
+        that learns. It may be in any unit, but in the same unit for all programs of one type. With
+        a journal, ``durable`` has the settings of the record; with None, the program is not
+        recorded. With ``tokens``, the tokens of the program's calls are recorded in `Run.tokens`.
         """
         record = durable or Durable()
         run = self.registry.open(
@@ -278,8 +282,8 @@ class Runtime:
     def _close_unbegun(self, run: Run, task: asyncio.Task[None]) -> None:
         """Close a run whose task was cancelled before its first step.
 
-        Such a task runs none of its code. It happens because uvloop runs timers, such as that of a
-        deadline, before the first steps of tasks.
+        Such a task runs none of its code, so it cannot close the run itself. This happens because
+        uvloop runs timers, such as the timer of a deadline, before the first steps of tasks.
         """
         if task.cancelled() and run.ended_at is None:
             self.registry.close(run, RunState.CANCELLED)
@@ -300,7 +304,8 @@ class Runtime:
                 live = self.emitter(run)
                 emitter = live if record is None else Recorded(live, record)
                 run.result = await program(Context(run.id, run.type, emitter), input)
-                if record is not None and record.diverged is not None:  # and its code caught that
+                # The program's code may have caught the error of a divergence, so raise it again.
+                if record is not None and record.diverged is not None:
                     raise record.diverged
         except asyncio.CancelledError:
             state = RunState.CANCELLED
@@ -320,8 +325,8 @@ class Runtime:
     ) -> None:
         """End all tasks and calls of a program, record its end, and close its run.
 
-        Tasks of a program that another framework runs are left alone, because they may serve other
-        programs, too. Calls that its threads make are aborted.
+        If another framework runs the program's tasks, they are not cancelled, because they may
+        serve other programs, too. Calls that the program's threads make are aborted.
         """
         if run.record is not None:
             run.record.stopping = lambda: True
@@ -337,8 +342,8 @@ class Runtime:
             elif run.record is not None and (
                 state is not RunState.CANCELLED or (self._open and not run.left)
             ):
-                # A program that is cancelled because the runtime closes is not recorded as ended:
-                # the next runtime resumes it.
+                # If a program is cancelled because the runtime closes, its end is not recorded, so
+                # that the next runtime resumes the program.
                 assert self.journal is not None
                 await run.record.end(str(state), run.result, error)
                 self.journal.ended()
@@ -371,8 +376,8 @@ class Runtime:
                 await self.executor.end_program(run.id, totals)
 
     def _on_event(self, event: Event) -> None:
-        """Tell the engine about ends of client programs, and about tools and humans. Called on any
-        thread.
+        """Tell the engine about the ends of client programs, and about the starts and ends of
+        interrupts. May be called in any thread.
         """
         if isinstance(event, RunEnded):
             if (run := self._clients.pop(event.program_id, None)) is not None:
@@ -385,7 +390,7 @@ class Runtime:
             return
         with tracking.outside():
             if running_loop() is self._loop:
-                do(argument)  # waking the loop up would cost as much as a call in a thread
+                do(argument)  # without the cost of waking the loop up
             else:
                 self._loop.call_soon_threadsafe(do, argument)
 

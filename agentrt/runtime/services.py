@@ -25,8 +25,8 @@ class ClientCall:
     ended: Callable[[], None] = lambda: None
     """Called when the call is over."""
     task: asyncio.Task[Any] | None = None
-    """The task that waits for the next chunk, which may be another task for each chunk. It belongs
-    to no run, so a runtime that closes cancels it by means of this field.
+    """The task that waits for the next chunk; each chunk may be read by another task. The task
+    belongs to no run, so a runtime that closes uses this field to cancel the task.
     """
 
 
@@ -34,7 +34,8 @@ class ClientCall:
 class Services:
     """The engine, its front end, tools, questions and events of one runtime.
 
-    Programs sleep and wait by the ``clock``. ``seed`` makes the random seeds of calls repeatable.
+    ``clock`` is the clock by which programs sleep and wait. ``seed`` makes the random seeds of
+    calls repeatable.
     """
 
     executor: Executor

@@ -1,9 +1,9 @@
-"""Records the tokens of a run: what the engine read and wrote, as sequences for training.
+"""The tokens of a run, which the engine read and wrote, as sequences for training.
 
-The ids and log probabilities are those of the engine's own calls; nothing is tokenized again. A
-call whose prompt begins with a whole sequence extends that sequence. Any other call, such as the
-second call of a fork or a call after the chat was shortened, begins a new sequence. Each token that
-the model wrote is marked in exactly one sequence.
+The token ids and log probabilities come from the engine's calls; no text is tokenized again. If the
+prompt of a call begins with a whole sequence, the call extends that sequence. Any other call, such
+as the second call of two branches or a call after the chat was shortened, begins a new sequence.
+Each token that the model wrote is marked in exactly one sequence.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ WRITING = ("llm", "generate")
 only read log probabilities.
 """
 _CANDIDATES = 8
-"""Number of latest sequences among which a new sequence looks for a common beginning."""
+"""Number of latest sequences with which a new sequence is compared to find a common beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """A sequence of tokens. All fields have an entry for each token.
 
-    ``mask`` is 1 for tokens that the model wrote, and 0 for all others: prompts, results of tools,
-    and tokens that are marked in another sequence. ``logprobs`` are natural log probabilities, 0.0
-    where the mask is 0. ``versions`` are the versions of the weights, -1 where the mask is 0.
+    ``mask`` is 1 for tokens that the model wrote, and 0 for all other tokens: prompts, results of
+    tools, and tokens that are marked in another sequence. ``logprobs`` are natural log
+    probabilities, 0.0 where the mask is 0. ``versions`` are the versions of the weights that wrote
+    the tokens, -1 where the mask is 0.
     """
 
     token_ids: Sequence[int]
@@ -43,7 +44,7 @@ class TokenSequence:
 
 @dataclass(slots=True)
 class _Span:
-    """The tokens that one call wrote, at a place of a sequence."""
+    """The tokens that one call wrote: their positions in a sequence and their log probabilities."""
 
     key: str
     start: int
@@ -54,8 +55,8 @@ class _Span:
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """A sequence that later calls may extend. ``ends`` has the key and the end of each call, also
-    of calls whose span was dropped.
+    """A sequence that later calls may extend. ``ends`` has the end position and the key of each
+    call, including calls whose spans were dropped.
     """
 
     ids: array[int] = field(default_factory=lambda: array(_ID))
@@ -64,16 +65,16 @@ class _Growing:
 
 
 class TokenLog:
-    """The tokens of one run. Used on the event loop of its runtime.
+    """The tokens of one run. It must be used on the event loop of the runtime.
 
-    ``complete`` is false if calls of the run are missing, because an earlier process did not record
-    their tokens. ``rewards`` are the rewards that the program gave itself, by their keys.
-    ``closed`` has the calls whose streams the program closed before their ends, by the places of
-    their nodes, until the journal takes them.
+    ``complete`` is False if the tokens of some calls are missing, because an earlier process did
+    not record them. ``rewards`` are the program's rewards (`Context.reward`) by their keys.
+    ``closed`` has the calls whose streams the program closed before the end, by the places of their
+    nodes, until the journal records them.
 
     Without a journal, ``keep`` may record each call; it is awaited before the program gets the
-    reply. ``task`` returns the name of the task that runs now, which is run again as a whole when
-    a process is killed meanwhile.
+    reply. ``task`` returns the name of the task that runs now. A task that was running when its
+    process was killed runs again as a whole.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class TokenLog:
 
     def begin_task(self) -> str:
         """Return the name of the task that makes a call now. If an earlier process recorded calls
-        of the same task, forget what they wrote, because the task runs again.
+        of the same task, drop the tokens that these calls wrote, because the task runs again.
         """
         task = self.task()
         if task in self._earlier:
@@ -99,7 +100,9 @@ class TokenLog:
         return task
 
     def restore_tasks(self, calls: Iterable[CallTokens]) -> None:
-        """Restore the calls of tasks that earlier processes recorded, in the order they ended."""
+        """Restore the calls of tasks that earlier processes recorded. ``calls`` must be in the
+        order in which the calls ended.
+        """
         for call in calls:
             task = task_of_key(call.key)
             if call.key in self._places:  # the task began again in another process
@@ -166,8 +169,11 @@ class TokenLog:
         return longest
 
     def _longest_beginning(self, ids: array[int], extended: _Growing | None) -> tuple[int, str]:
-        """Return the length of the longest common beginning with the sequence that is extended, or
-        with a late sequence, and the key of a call whose tokens have that beginning.
+        """Return the length of the longest beginning that the prompt ``ids`` shares with a
+        sequence, and the key of a call whose tokens have this beginning.
+
+        If the prompt extends a sequence, only this sequence is considered, otherwise the latest
+        sequences.
         """
         shared, base = 0, ""
         late = islice(reversed(self._sequences), _CANDIDATES)
@@ -178,15 +184,16 @@ class TokenLog:
         return shared, base
 
     def _call_with(self, sequence: _Growing, length: int) -> str:
-        """Return the key of a call whose tokens have the first ``length`` tokens of a sequence; ""
-        if all such calls were dropped.
+        """Return the key of a call whose tokens include the first ``length`` tokens of a sequence;
+        "" if all such calls were dropped.
         """
         calls = ((end, key) for end, key in sequence.ends if end >= length)
         return next((key for end, key in calls if self._places.get(key) == (sequence, end)), "")
 
     def drop(self, places: Iterable[str]) -> None:
-        """Forget what the model wrote in calls of these nodes, because the program runs them again.
-        Their tokens stay only where they precede those of other calls.
+        """Drop the tokens that the model wrote in calls of these nodes, because the program runs
+        the nodes again. Tokens that precede the tokens of other calls stay in the sequences, but
+        are no longer marked.
         """
         gone = set(places)
         self._drop([key for key in self._places if node_of_key(key) in gone])
@@ -211,8 +218,8 @@ def task_of_key(key: str) -> str:
 
 
 def node_of_key(key: str) -> str:
-    """Return the place of the node to which the call with this key belongs: of a call, or of a
-    choice of several.
+    """Return the place of the node to which the call with this key belongs. The calls for the
+    ``choices`` of one reply belong to the same node.
     """
     before, mark, number = task_of_key(key).rpartition("#")
     return f"{before}{mark}{number.partition('.')[0]}"

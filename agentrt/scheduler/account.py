@@ -1,10 +1,10 @@
 """The account of each call's time in an engine, and of the programs that made it wait.
 
-The engine notes when a call arrives, is admitted, starts, has its first token, is preempted and
-ends. It notes nothing in between, so that an engine step costs nothing more. A note also names the
-programs that made the call wait: those that ran when it arrived, and those that started while it
-waited. Outside the engine core, the notes are turned into spans (`agentrt.request.spans`). Pure;
-all times are seconds.
+The engine takes a note when a call arrives, is admitted, starts, has its first token, changes its
+level, is preempted or ends. It takes no notes in other engine steps, so that these steps take no
+longer. A note also names the programs that made the call wait: the programs that ran when the call
+arrived, and the programs that started while it waited. Another process than the engine core turns
+the notes into spans (`agentrt.request.spans`). This module is pure; all times are seconds.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
 ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, _MADE = range(8)
 """The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
-level, was preempted, ended; and notes that have already been turned into spans.
+level, was preempted, or ended. The last kind, ``_MADE``, holds earlier notes that were already
+turned into spans, so that a long call does not collect too many notes.
 """
 Note = Sequence[Any]
-"""A note: its kind, its time, the call's level, its program's attained service, and the further
-arguments of the method of `_Making` for this kind.
+"""A note: its kind, its time, the call's level, the attained service of the call's program, and
+further details, which are the arguments of the method of `_Making` for this kind.
 """
 
 
 def note(call: QueuedCall, kind: int, now: float, *details: Any) -> None:
-    """Note an event of a call. ``details`` are the further arguments of the note's kind."""
+    """Add a note of an event to a call. ``details`` are the details of this kind of `Note`."""
     notes = call.notes
     notes.append((kind, now, call.level, call.program.attained_s, *details))
     if len(notes) > MOST:
@@ -65,9 +66,10 @@ def spans_of(notes: Iterable[Note]) -> list[Plain]:
 class _Making:
     """A converter of a call's notes into spans.
 
-    The current span began at ``since``, for ``reason``; the call was at ``level``. A running call
-    started with ``cached`` tokens in the cache and ``outputs`` output tokens. ``missing`` tokens
-    must be computed before its next output; the first ``lost`` of them had been computed before.
+    ``since``, ``reason`` and ``level`` are the start time of the current span, its reason, and the
+    call's level in it. A running call started with ``cached`` tokens in the cache and ``outputs``
+    output tokens. ``missing`` tokens must be computed before the call's next output token; the
+    first ``lost`` of these tokens had been computed before, and were evicted.
     """
 
     def __init__(self) -> None:
@@ -138,7 +140,9 @@ class _Making:
     def _close_wait(
         self, now: float, begun: Sequence[Any], reason: str, held_by: Sequence[Plain]
     ) -> None:
-        """Close a span of waiting. The causes include programs that have ``begun`` meanwhile."""
+        """Close a span of waiting. Its causes include the programs that have started since the
+        span began, according to ``begun``.
+        """
         by = self.by
         if reason != PREEMPTED:
             named = {cause[0]: cause for cause in by}
@@ -156,8 +160,8 @@ class _Making:
         self.outputs = outputs
 
     def _close_prefill(self, now: float, computed: int) -> None:
-        """Close a prefill of ``computed`` tokens. The lost tokens are computed first, so they
-        become a span of their own.
+        """Close a prefill of ``computed`` tokens. Tokens that had been lost are computed first, so
+        they become a separate span with the reason ``recompute``.
         """
         self.filling = False
         if again := min(self.lost, computed):
@@ -180,7 +184,9 @@ class _Making:
 
 
 def _folded(notes: Sequence[Note]) -> _Making:
-    """Convert notes. The first note may be the result of an earlier conversion."""
+    """Convert notes into spans, and return the converter. The first note may be the result of an
+    earlier conversion.
+    """
     if notes[0][0] == _MADE:
         making: _Making = notes[0][4]
         return making.take(notes[1:])

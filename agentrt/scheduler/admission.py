@@ -33,9 +33,11 @@ class Admit(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """A decision: a program is not admitted, until the time ``until`` if no event happens before.
+    """A decision: a program is not admitted now. Decide again at the time ``until``, or at the next
+    event if that is earlier.
 
-    ``tool_of`` is the resident program whose tool an idle engine waits for instead.
+    If an idle engine waits for the end of a tool instead, ``tool_of`` is the resident program that
+    called the tool.
     """
 
     until: float = math.inf
@@ -46,9 +48,10 @@ class Admission(Part):
     """An admission policy. It decides which programs are *resident*: the calls of resident programs
     may run and use the KV cache.
 
-    Either all calls of a program wait for its admission, or none. A subclass implements `may_stay`
-    and `decide`, which must not change anything; this class applies their decisions. ``changed`` is
-    called with the cached blocks of a program that becomes resident or stops being resident.
+    A program is admitted with all of its calls. A subclass implements `may_stay` and `decide`,
+    which must not change any state; this class applies their decisions. ``changed`` is a function;
+    it is called with the cached blocks of each program that becomes resident or stops being
+    resident.
     """
 
     name: ClassVar[str]
@@ -77,8 +80,8 @@ class Admission(Part):
         """
 
     def rank(self, call: QueuedCall) -> tuple[Any, ...]:
-        """Return the sort key of a call that waits for admission. The smallest key is decided
-        first.
+        """Return the sort key of a call that waits for admission. The call with the smallest key is
+        considered first.
         """
         return call.key
 
@@ -102,11 +105,13 @@ class Admission(Part):
         return program.resident
 
     def wait(self, call: QueuedCall) -> None:
-        """Let a call wait for admission, or update its priority there. O(log n)."""
+        """Put a call among the calls that wait for admission. If it already waits, update its
+        priority. O(log n).
+        """
         self._not_admitted.put(call, self.rank(call))
 
     def leave(self, call: QueuedCall) -> None:
-        """Remove a call from those that wait for admission."""
+        """Remove a call from the calls that wait for admission."""
         self._not_admitted.discard(call)
 
     def admit(self, now: float, running: int) -> list[QueuedCall]:
@@ -134,7 +139,7 @@ class Admission(Part):
         self.join(decision.program)
 
     def _keep(self, program: EngineProgram, decision: Keep) -> None:
-        """Record that a program is not admitted."""
+        """Record that a program is not admitted. The default does nothing."""
 
     def join(self, program: EngineProgram) -> None:
         """Make a program resident. Idempotent."""

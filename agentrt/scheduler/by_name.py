@@ -1,4 +1,6 @@
-"""Retention and admission policies by their names in the settings, and the simple ones of them."""
+"""The retention and admission policies by their names in the settings. The simple policies `Ttl`
+and `Cap` are defined here.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ _ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Ca
 
 
 def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
-    """Make the retention policy of the settings; None for ``lru``. The name is already checked."""
+    """Make the retention policy of the settings; None for ``lru``. `SchedulerConfig` has already
+    checked the name.
+    """
     made = _RETENTIONS.get(config.retention)
     return None if made is None else made(config, learned)
 

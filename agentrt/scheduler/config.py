@@ -42,35 +42,36 @@ _UNNAMED = _GoesWithPolicy()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The settings of the scheduler. Without arguments they are the defaults of all commands.
+    """The settings of the scheduler. The default values are also the defaults of all commands.
 
     ``policy`` is the name of the policy that ranks calls.
 
     ``quanta`` are the time quanta, in seconds of service, of the queue levels Q_1 … Q_{K-1}; the
-    last level, Q_K, has no limit. Level i holds the ranks from the sum of the quanta before it up
-    to the sum that includes its own quantum, so K = len(quanta) + 1.
+    last level, Q_K, has no limit, so K = len(quanta) + 1. A call whose attained service is at least
+    the sum of the first i - 1 quanta, and less than the sum of the first i quanta, is in level Q_i.
 
     ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its program has waited
     ``beta`` times as long as it was served. At most ``max_promoted`` promoted calls wait at the
     same time. Without this limit, a backlog in which all calls starve would turn into first come,
     first served, with very many preemptions.
 
-    ``lane`` is the share of the batch that serves programs in the order of their arrival, under a
-    policy with a lane (`adaptive`); 0 means no lane.
+    ``lane`` is the ageing share: the share of the batch that is reserved for the programs that
+    arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing.
 
     ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
-    running call is not preempted in its first ``min_residency_steps`` engine steps, nor when at
-    most ``min_remaining_tokens`` of its tokens are left, because such a preemption would cost more
-    than it gains. ``max_preemptions_per_step`` limits the preemptions of a step.
+    running call is not preempted in its first ``min_residency_steps`` engine steps. It is also not
+    preempted when at most ``min_remaining_tokens`` output tokens are left, because such a
+    preemption would cost more than it gains. ``max_preemptions_per_step`` is the maximum number of
+    preemptions in one engine step.
 
-    ``history`` is a file that keeps the statistics of programs across restarts; ``none`` keeps no
-    file. With None, the creator of the engine decides: an embedded engine has a file for its model
-    and size in the platform's data folder; a bare scheduler and an engine in virtual time keep no
-    file.
+    ``history`` is a file that keeps the statistics of programs across restarts; the text ``none``
+    means no file. With the value None, the code that creates the engine decides: an embedded engine
+    keeps a file for its model and size in the platform's data folder; a bare scheduler and an
+    engine in virtual time keep no file.
 
-    ``retention`` decides whose cached blocks are evicted first when memory is short: ``lru`` is
-    vLLM's own order, ``ttl`` protects a program's blocks for ``retention_ttl`` seconds after its
-    last call, and ``cost`` keeps the blocks longest whose loss is expected to cost most.
+    ``retention`` decides which programs' cached blocks are evicted first when memory is short:
+    ``lru`` is vLLM's own order; ``ttl`` protects a program's blocks for ``retention_ttl`` seconds
+    after its last call; ``cost`` evicts last the blocks whose loss is expected to cost most.
     ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
     ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
     cache with their contexts. Under ``memory``, a program that has waited for admission for
@@ -79,8 +80,8 @@ class SchedulerConfig:
     ``memory`` with ``adaptive``, ``lru`` and ``off`` with every other policy, so that ``fcfs``
     alone schedules like stock vLLM. `dataclasses.replace` with another policy changes them, too.
 
-    ``stale_after_s``: a program without any event for so long, in seconds, has timed out and is
-    dropped from the engine's table.
+    ``stale_after_s`` is the number of seconds without any event after which a program has timed
+    out and is dropped from the engine's table.
     """
 
     policy: str = DEFAULT_POLICY
@@ -131,7 +132,7 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} must be positive seconds, got {getattr(self, name)}")
 
     def _complete(self) -> None:
-        """Set the retention and the admission to those of the policy if they are not set."""
+        """Choose the retention and the admission by the policy if the user has not set them."""
         for name, with_default, with_others in (
             ("retention", "cost", "lru"),
             ("admission", "memory", "off"),
@@ -164,14 +165,14 @@ class SchedulerConfig:
 
     @property
     def level_ends(self) -> tuple[float, ...]:
-        """The upper end of each level (Q^hi in Agentix), in seconds of attained service; the last
-        is infinite.
+        """The upper end of each level (Q^hi in Agentix), in seconds of attained service. The end of
+        the last level is infinite.
         """
         return (*accumulate(self.quanta), math.inf)
 
     @property
     def level_quanta(self) -> tuple[float, ...]:
-        """The quantum of each level in seconds; the last is infinite."""
+        """The quantum of each level in seconds. The quantum of the last level is infinite."""
         return (*self.quanta, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +186,9 @@ class SchedulerConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
-        """Read what `to_dict` wrote. Raises `ConfigError` for an unknown key or a bad value."""
+        """Make settings from the result of `to_dict`. Raises `ConfigError` for an unknown key or an
+        invalid value.
+        """
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

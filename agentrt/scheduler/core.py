@@ -1,7 +1,8 @@
 """The scheduler of one engine as a state machine: it handles events, and plans each engine step.
 
 It implements Algorithm 1 of Agentix (queue levels, quanta, demotion, promotion), and adds admission
-to the KV cache. `SchedulerCore` is pure: it knows nothing of vLLM, and times come with the events.
+to the KV cache. `SchedulerCore` is pure: it does not import vLLM, and it takes the time from the
+events instead of a clock.
 """
 
 from __future__ import annotations
@@ -59,17 +60,21 @@ class Engine(Protocol):
         """Return the number of free blocks."""
 
     def blocks_needed(self, call: QueuedCall, free: int) -> int:
-        """Return how many of ``free`` blocks a waiting call takes."""
+        """Return the number of free blocks that a waiting call would take, if ``free`` blocks are
+        free.
+        """
 
     def can_start(self, call: QueuedCall) -> bool:
         """Return whether a waiting call could start if it had a slot and blocks."""
 
     def may_preempt(self, call: QueuedCall) -> bool:
-        """Return whether preempting a running call frees its slot at once, and is worth it."""
+        """Return whether preempting a running call frees its slot at once, and gains more time than
+        it costs.
+        """
 
     def running_needs(self) -> tuple[int, int]:
-        """Return how many tokens of the next step, and how many free blocks, running calls take
-        first.
+        """Return how many tokens of the next step, and how many free blocks, the running calls take
+        before waiting calls are started.
         """
 
     def step_tokens(self) -> int:
@@ -101,11 +106,11 @@ class SchedulerCore:
     runs next.
 
     ``slots`` is the size of the engine's batch. If the KV cache has a ``capacity``, ``owners``
-    tracks which programs own its blocks, and ``admission`` decides which programs may use it, if
-    the settings name an admission. The core keeps the engine's process ``table``, all ``calls``,
+    tracks which programs own its blocks. If the settings name an admission, ``admission`` decides
+    which programs may use the cache. The core keeps the engine's process ``table``, all ``calls``,
     and the ``queue`` of waiting calls. A call arrives (`CallArrived`) and is put into the queue.
-    When the engine has a free slot, it takes the head of the queue, and reports what happens as
-    events.
+    When the engine has a free slot, the engine takes the call at the head of the queue, and reports
+    each step of the call's life as an event.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class SchedulerCore:
     # -- events ----------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:  # noqa: C901  # the order of the parts is visible in one place
-        """Handle an event: update the core's state, and pass the event to the parts in this order.
+        """Handle an event: update the core's state, and pass the event to the scheduler's parts.
 
         Raises `InvariantError` for an event that cannot follow the earlier events of a call.
         """
@@ -195,7 +200,8 @@ class SchedulerCore:
                 if self.policy.follows_program:
                     self._rank_again(call.program.queued.values(), now)
                 if call.program.ended and not call.program.queued:
-                    self._forget(call.program, now)  # drop what was recorded after its end
+                    # The program ended before its last call. Drop the state of this call.
+                    self._forget(call.program, now)
                 elif call.program.lone:
                     self.handle(ProgramEnded(ProgramTotals.of(call.program), now))
             case InterruptStarted(program, kind, name, now):
@@ -211,7 +217,7 @@ class SchedulerCore:
                 if ended is None:
                     return
                 self.table.catch_up(ended, totals.service_s)
-                if not ended.service_s:  # it never ran, so there is nothing to learn
+                if not ended.service_s:  # the program never ran, so there is nothing to learn
                     self._forget(ended, now)
                     return
                 for part in self.parts:
@@ -225,7 +231,7 @@ class SchedulerCore:
                 assert_never(event)
 
     def drop_stale(self, now: float) -> None:
-        """Drop the programs that have timed out: no event for the settings' ``stale_after_s``."""
+        """Drop the programs that had no event for ``stale_after_s`` seconds (a setting)."""
         for program in self.table.stale(now, self.config.stale_after_s, in_tools=True):
             self.table.end_program(program.program_id)
             self._forget(program, now)
@@ -236,9 +242,9 @@ class SchedulerCore:
         """Plan the engine's next step: which calls join the queue of waiting calls, in which order,
         and which running calls are preempted.
 
-        ``running`` are the running calls sorted by key, the worst call last. The decisions about
-        waiting calls are already applied to the queue when this method returns; the caller only
-        preempts. vLLM then starts calls from the head of the queue.
+        ``running`` are the running calls sorted by key, the worst call last. When this method
+        returns, the decisions about waiting calls have been applied to the queue. The caller only
+        carries out the preemptions. vLLM then starts calls from the head of the queue.
         """
         released = self.queue.release(engine.may_be_offered)
         promoted = self.promote(now)
@@ -246,10 +252,11 @@ class SchedulerCore:
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that waited too long, by the policy's anti-starvation rule, and return
-        them.
+        """Promote the calls that waited too long by the policy's anti-starvation rule, and return
+        these calls.
 
-        First rank all waiting calls again, if the policy's statistics have changed much.
+        Before that, give all waiting calls a new priority if the policy's statistics have changed
+        much.
         """
         if self.policy.revision != self._revision:
             self._revision = self.policy.revision
@@ -296,7 +303,7 @@ class SchedulerCore:
 
         if not (victims := chosen(free_blocks)):
             return victims
-        # Running calls take their tokens and blocks first; a new call cannot start with those.
+        # Running calls take their tokens and blocks before a new call can start.
         tokens, blocks = engine.running_needs()
         if tokens - len(victims) >= engine.step_tokens():
             return []
@@ -313,12 +320,12 @@ class SchedulerCore:
     ) -> list[Preempt]:
         """Return which running calls to preempt, each with the waiting call that needs its slot.
 
-        ``running`` is sorted by key, the worst call last. Only a call of a strictly worse level is
-        preempted, and only for its slot in the batch, never for its memory: a waiting call that
-        does not fit into the ``free_blocks`` keeps waiting, because evicted blocks must be
-        recomputed, which delays all other calls, too. So do the calls behind it, since vLLM starts
-        calls in order. Running calls that the engine may not preempt or that are not `settled` are
-        skipped, and so are waiting calls that cannot start.
+        ``running`` is sorted by key, the worst call last. A running call is preempted only for a
+        waiting call of a strictly better level, and only to free a slot in the batch, never to free
+        memory. A waiting call that does not fit into the ``free_blocks`` keeps waiting, because
+        evicted blocks must be recomputed, which delays all other calls, too. So do the calls
+        behind it, since vLLM starts calls in order. Running calls that are not `settled`, or for
+        which ``may_preempt`` is False, are skipped, and so are waiting calls that cannot start.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -352,10 +359,12 @@ class SchedulerCore:
     # -- the queue -------------------------------------------------------------------------
 
     def put_back(self, call: QueuedCall, now: float) -> None:
-        """Queue a call again that was taken but could not start. It is `stuck` until it starts.
+        """Put a call that was taken but could not start back into the queue, and mark it as
+        ``stuck``.
 
-        No call is preempted for a stuck call, and a stuck call does not count as running when
-        programs are admitted. It loses its promotion, so that another call can be promoted.
+        No call is preempted for a stuck call. A stuck call does not count as a call that could
+        start when programs are admitted. It loses its promotion, so that another call can be
+        promoted.
         """
         call.stuck = True
         if call.promoted:
@@ -370,8 +379,8 @@ class SchedulerCore:
         return sorted(waiting, key=lambda call: call.key)
 
     def next_promotion(self, now: float) -> float | None:
-        """Return when `promote` will next have something to do if no event happens before; None if
-        never.
+        """Return the earliest time at which `promote` may promote a call if no event happens
+        before; None if there is no such time.
         """
         return self.promoter.next_moment(now)
 
@@ -400,7 +409,7 @@ class SchedulerCore:
 
     def _begin_prefill(self, call: QueuedCall, cached_tokens: int) -> None:
         """Start a call's prefill. Until its first token the call keeps its level and is not
-        preempted for a slot, because a preemption could lose everything that it has computed.
+        preempted for a slot, because a preemption could lose all tokens that were computed for it.
         """
         if call.cached_tokens is None:
             call.cached_tokens = min(cached_tokens, call.prompt_tokens)
@@ -413,13 +422,14 @@ class SchedulerCore:
             self._lost_share.add(call.lost_tokens / call.computed_tokens)
 
     def _end_prefill(self, call: QueuedCall) -> None:
-        """End a call's prefill. From now on, its outputs survive a preemption.
+        """End a call's prefill, and decide until when the call is protected from preemption.
 
-        If the call had to recompute tokens that a preemption had lost, it is protected until it has
-        been served as long again as its prefill took. So the service that a call loses to
-        preemptions for a slot is at most one prefill more than the service that it keeps. A call
-        that has lost nothing is protected for a share of that time: the share of tokens that
-        preempted calls of this engine lose on average.
+        The outputs that the call produces from now on survive a preemption. If the call had to
+        recompute tokens that it lost in an earlier preemption, it is protected for the duration of
+        this prefill once more. This limits the service that a call loses to preemptions for a slot:
+        it is at most the service that the call keeps, plus one prefill. A call that has lost no
+        tokens is protected for a part of that duration: the mean share of tokens that preempted
+        calls of this engine had to recompute.
         """
         share = 1.0 if call.lost_tokens else self._lost_share.value
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
@@ -441,20 +451,22 @@ class SchedulerCore:
     def _learn(self, call: QueuedCall) -> None:
         if (
             self.learns and 0 < call.prompt_tokens <= call.computed_tokens
-        ):  # otherwise it was cancelled
+        ):  # otherwise the call was cancelled
             outputs = call.computed_tokens - call.prompt_tokens
             self.learned.call_ended(call.program.kind, outputs, call.max_tokens)
 
     def _forget(self, program: EngineProgram, now: float) -> None:
-        """Drop the state that the parts and the policy keep of a program, without learning from
-        it.
+        """Drop the state that the parts and the policy keep of a program. The statistics learn
+        nothing from the program.
         """
         for part in self.parts:
             part.program_ended(program, now)
         self.policy.program_lost(program)
 
     def _charge(self, step: StepFinished) -> None:
-        """Charge the step's time to each of its calls, and rank those whose quantum is used up."""
+        """Charge the step's time to each of its calls, and rank the calls again whose quantum is
+        used up.
+        """
         call_ids, seconds, now, tokens, steps = step
         for call in map(self.calls.get, call_ids):
             if call is None:
@@ -470,14 +482,14 @@ class SchedulerCore:
                 and self._quantum_spent(call, now)
             ):
                 self._tell(CallReranked(call, now))
-            if call.state is WAITING:  # it was preempted with this step in flight
+            if call.state is WAITING:  # the call was preempted while this step was in flight
                 self.promoter.waits(call)
         if tokens and self.learns:
             self.learned.costs.step(seconds, tokens, len(call_ids))
 
     def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
-        """Rank a call again whose quantum is used up, or give it a new quantum. Return whether its
-        place has changed.
+        """Rank a call again whose quantum is used up, or give it a new quantum of the same
+        priority. Return whether the call was ranked again.
         """
         if self.promoter.keeps and call.promoted:
             call.quantum_ends_s = call.served_s + self.promoter.priority.quantum_s
@@ -488,7 +500,7 @@ class SchedulerCore:
         return True
 
     def _rank_again(self, calls: Iterable[QueuedCall], now: float) -> None:
-        """Rank the first few waiting calls of ``calls`` again."""
+        """Rank the first `SCANNED` waiting calls of ``calls`` again."""
         left = SCANNED
         for call in calls:
             if call.since is None or call.promoted:

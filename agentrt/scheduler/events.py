@@ -18,7 +18,7 @@ class PreemptionReason(StrEnum):
     """The reason for which a running call was preempted."""
 
     SLOT = "slot"
-    """For a waiting call of a better level (`SchedulerCore.plan_step`)."""
+    """A waiting call of a better level needed the slot (`SchedulerCore.plan_step`)."""
     MEMORY = "memory"
     """The engine ran out of KV-cache blocks."""
     RESET = "reset"
@@ -29,7 +29,9 @@ class PreemptionReason(StrEnum):
 
 
 class CallArrived(NamedTuple):
-    """A call arrived at the engine. It gets its priority, and is put into the queue next."""
+    """A call arrived at the engine. The core gives it a priority; then the engine puts it into the
+    queue.
+    """
 
     call: QueuedCall
     now: float
@@ -38,8 +40,8 @@ class CallArrived(NamedTuple):
 class CallStarted(NamedTuple):
     """A call that was taken from the queue starts, for the first time or after a preemption.
 
-    ``cached_tokens`` is the number of its tokens that are already in the KV cache. It is None in an
-    engine without a prefill; such an engine sends no `FirstToken`.
+    ``cached_tokens`` is the number of the call's tokens that are already in the KV cache. It is
+    None for an engine without a prefill, which sends no `FirstToken` events.
     """
 
     call: QueuedCall
@@ -55,8 +57,8 @@ class FirstToken(NamedTuple):
 
 
 class CallPreempted(NamedTuple):
-    """A running call is preempted and will wait again. ``better`` is the call that gets its
-    slot.
+    """A running call is preempted and will wait again. ``better`` is the call that gets the
+    slot; None if no call gets it.
     """
 
     call: QueuedCall
@@ -73,10 +75,10 @@ class CallFinished(NamedTuple):
 
 
 class StepFinished(NamedTuple):
-    """The engine computed a step for these calls, which took ``seconds``.
+    """The engine computed a step for the calls ``call_ids``. The step took ``seconds``.
 
-    The step had ``tokens`` tokens in total, or 0 if the engine does not report that. A simulator
-    reports several ``steps`` at once.
+    ``tokens`` is the total number of tokens in the step, or 0 if the engine does not report it. A
+    simulator reports several ``steps`` in one event.
     """
 
     call_ids: Collection[str]
@@ -145,19 +147,21 @@ class CallListener(Protocol):
     def hear(self, event: CallEvent) -> None:
         """Observe an event.
 
-        For a preemption and for a call's end, this is called before the core handles the event,
-        while the call still has its slot and its blocks; for all other events, afterwards.
+        A preemption or the end of a call is observed before the core handles the event, while the
+        call still has its slot and its blocks. All other events are observed after the core has
+        handled them.
         """
 
 
 class Part:
-    """A part of the scheduler that keeps its own state of calls and programs.
+    """A part of the scheduler, such as admission, that keeps its own state of calls and programs.
 
-    `SchedulerCore.handle` calls the parts. Subclasses override only the events that they need.
+    `SchedulerCore.handle` calls one method of each part for each event. Subclasses override only
+    the methods that they need.
     """
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
-        """Handle the arrival of a call. It is already among its program's ``queued`` calls."""
+        """Handle the arrival of a call. The call is already in its program's ``queued`` calls."""
 
     def call_started(self, call: QueuedCall, now: float) -> None:
         """Handle the start of a call, for the first time or after a preemption."""
@@ -166,13 +170,13 @@ class Part:
         """Handle the preemption of a call, which will wait again."""
 
     def call_finished(self, call: QueuedCall, now: float) -> None:
-        """Handle the end of a call. It is no longer among its program's ``queued`` calls."""
+        """Handle the end of a call. The call is no longer in its program's ``queued`` calls."""
 
     def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
-        """Handle that a program waits for the tool ``name``, or for a human."""
+        """Handle the start of a program's wait for the tool ``name``, or for a human."""
 
     def interrupt_ended(self, program: EngineProgram, now: float) -> None:
-        """Handle that the tool returned, or that the human answered."""
+        """Handle the end of a program's wait for a tool or a human."""
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
         """Handle that a program has ended or has timed out."""

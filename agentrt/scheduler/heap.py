@@ -15,9 +15,9 @@ class Heap(Generic[Item]):
     """A priority queue: the item with the smallest key comes first; with equal keys, the item that
     was put first.
 
-    The old entry of an item that is moved or removed stays in the heap, and is dropped when it
-    reaches the top. There are never more than two old entries for each item, so every operation
-    costs O(log n), amortised.
+    When an item is moved or removed, its old entry stays in the heap until it reaches the top, or
+    until there are more than two old entries per item. So every operation costs O(log n),
+    amortised.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Heap(Generic[Item]):
         return item in self._current
 
     def put(self, item: Item, key: Any) -> None:
-        """Add an item, or move it to another key."""
+        """Add an item with a key, or change the key of an item that is in the heap."""
         self._puts += 1
         self._current[item] = entry = (key, self._puts, item)
         heapq.heappush(self._entries, entry)
@@ -70,8 +70,8 @@ class Heap(Generic[Item]):
         return item
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items in order. The first k cost O(k log k). The heap must not change
-        meanwhile.
+        """Yield the items in order of their keys. The first k items cost O(k log k). The heap must
+        not change during the iteration.
         """
         entries, current = self._entries, self._current
         front = [(entries[0], 0)] if entries else []

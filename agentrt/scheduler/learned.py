@@ -1,10 +1,11 @@
 """Statistics of programs, of their calls and tools, and of the engine's steps, learned online.
 
 The statistics are kept per tenant and program type, so that no tenant can falsify the statistics of
-another. They are exponentially weighted means in bounded memory. A mean is combined with a prior,
-and counts the more, the more samples it has. The prior of a gap's duration is Lindy's rule: a gap
-that has lasted for ``a`` seconds is expected to last for ``a`` more seconds. The priors of a call's
-output and of a program's service are the means over all types.
+another. They are exponentially weighted means in bounded memory. Each mean is combined with a
+prior; the weight of the mean grows with its number of samples. A *gap* is the time between two
+calls of a program. The prior of a gap's duration is Lindy's rule: a gap that has lasted for ``a``
+seconds is expected to last for ``a`` more seconds. The priors of a call's output and of a program's
+service are the means over all types.
 """
 
 from __future__ import annotations
@@ -21,33 +22,36 @@ from typing import NamedTuple, TypeVar
 RESOLUTION_S = 0.05
 """Resolution of durations, in seconds: shorter durations are treated as equal."""
 BINS_PER_DOUBLING = 2
-"""Number of bins per doubling of an age, and of levels of `adaptive` per doubling of the expected
-service.
+"""Number of bins of a duration for each doubling of the duration. It is also the number of priority
+levels of the policy `adaptive` for each doubling of the expected service.
 """
 RECENT = 64
-"""Number of latest steps, with and without prefill, over which the medians of their costs are
-taken.
+"""Number of latest engine steps over which the medians of the step costs are taken. Steps with
+prefill and steps without prefill are counted separately.
 """
 SILENCES = 2048
-"""Number of latest silences that are kept per type: enough for some turns of many clients."""
+"""Number of latest silences (`Silence`) that are kept per type: enough for a few turns of many
+clients.
+"""
 WINDOW = 256.0
-"""Number of samples over which a mean is taken. Older samples lose weight, so that the statistics
-follow changes of programs.
+"""Number of samples from which on a new sample has a constant weight, 1/256, in a mean. So older
+samples lose weight, and the statistics follow changes of programs.
 """
 DOUBT = 8.0
 """Number of samples at which a mean counts as much as its prior."""
 KINDS = 2048
 """Maximum number of kinds that are kept; the least recently used kind is dropped first."""
 SCANNED = 8
-"""Number of entries that are considered where considering all would cost too much: the calls of a
-program, the calls that wait for admission, the chains of blocks that a program may continue.
+"""Maximum number of entries of a list that are considered, where considering all would cost too
+much. The lists are the calls of a program, the calls that wait for admission, and the chains of
+blocks that a program may continue.
 """
 BRANCHING = 0.25
-"""A program type branches if more than this share of its calls arrives while another call of the
-same program is in the engine.
+"""A program type counts as branching if more than this share of its calls arrives while another
+call of the same program is in the engine.
 """
 LONGEST_S = 1e9
-"""Upper limit of all durations, in seconds, also of those that a history file contains."""
+"""Upper limit of all durations, in seconds, including the durations in a history file."""
 
 Kind = tuple[str, str, str]
 """Tenant, program type, and subject of a statistic: a tool, a size, a node; "" for all."""
@@ -73,7 +77,11 @@ class Mean:
 
 
 class Forecast(NamedTuple):
-    """The ``chance`` that something ends well, and the expected ``seconds`` until then."""
+    """A forecast for a duration that has not ended: the ``chance`` that it ends well, and the
+    expected ``seconds`` until its end.
+
+    A gap ends well if the program makes another call. The service of a program always ends well.
+    """
 
     chance: float
     seconds: float
@@ -81,8 +89,8 @@ class Forecast(NamedTuple):
 
 @dataclass(slots=True)
 class Age:
-    """Statistics of durations that have reached a certain age: the mean remaining duration, and the
-    share that ended well.
+    """Statistics of the durations that have reached a certain age: the mean remaining duration, and
+    the share of durations that ended well (`Forecast`).
     """
 
     left_s: Mean = field(default_factory=Mean)
@@ -119,8 +127,8 @@ class _Recent(OrderedDict[Key, Value]):
 
 
 class Durations:
-    """Statistics of remaining durations, by kind and by the age that was already reached (a mean
-    residual life).
+    """Statistics of remaining durations (mean residual lives), by kind and by the age that a
+    duration has already reached.
     """
 
     def __init__(self) -> None:
@@ -132,10 +140,11 @@ class Durations:
         return None if ages is None else ages.get(age)
 
     def expect(self, kinds: Iterable[Kind], elapsed_s: float) -> Forecast:
-        """Return the forecast for something that has lasted ``elapsed_s`` seconds and is of all
-        these kinds.
+        """Return the forecast for a duration that has lasted ``elapsed_s`` seconds so far and
+        belongs to all of ``kinds``.
 
-        More specific kinds come later in ``kinds``, and refine the forecast of the earlier ones.
+        ``kinds`` are ordered from general to specific. Each kind refines the forecast of the kinds
+        before it.
         """
         forecast, age = Forecast(1.0, max(elapsed_s, RESOLUTION_S)), age_bin(elapsed_s)
         for kind in kinds:
@@ -146,21 +155,22 @@ class Durations:
         return forecast
 
     def learn(self, kind: Kind, total_s: float, *, well: bool = True) -> None:
-        """Add something that ended after ``total_s`` seconds: at each age that it reached, the
-        remaining duration is known now.
+        """Add a duration that ended after ``total_s`` seconds. The remaining duration is added to
+        the statistics of each age that the duration had reached.
         """
         ages = self._kinds.of(kind)
         for age in range(age_bin(total_s) + 1):
             ages[age].learn(total_s - bin_edge(age), well=well)
 
     def entry(self, kind: Kind, age: int) -> Age:
-        """Return the statistics of a kind at an age, to add to. Creates them if needed; a new kind
-        may displace another.
+        """Return the statistics of a kind at an age, so that the caller can add samples. Creates
+        the statistics if needed. If there are too many kinds then, the least recently used kind is
+        dropped.
         """
         return self._kinds.of(kind)[age]
 
     def entries(self) -> Iterator[tuple[Kind, int, Age]]:
-        """Yield all statistics, those of the least recently used kind first."""
+        """Yield all statistics. The least recently used kind comes first."""
         for kind, ages in self._kinds.items():
             for age, known in ages.items():
                 yield kind, age, known
@@ -193,8 +203,8 @@ class Silence:
             self._of.drop(self)
 
     def chance(self, now: float, prior: float) -> float:
-        """Return the probability that the program returns. ``prior`` counts if there are few other
-        silences.
+        """Return the probability that the program makes another call. ``prior`` is the probability
+        without other silences; its weight falls with the number of other silences.
         """
         return self._of.chance(self, now, prior)
 
@@ -203,8 +213,8 @@ class Silences:
     """The latest silences of the programs of one type: how many ended with a call, and after how
     long.
 
-    Clients rarely report the end of a conversation. Programs that have been silent for longer than
-    others were before they returned are evidence that silent programs do not return.
+    Clients rarely report the end of a conversation. If many programs have been silent for longer
+    than the programs that returned, then a silent program will probably not return.
     """
 
     def __init__(self) -> None:
@@ -247,9 +257,9 @@ class Silences:
     def chance(self, silence: Silence, now: float, prior: float) -> float:
         """See `Silence.chance`.
 
-        The probability is the share of silences that ended with a call, among the silences that
-        reached this age. Few of the latest silences can have reached a great age; then the silences
-        count that reached half the age of the oldest silence.
+        Of the silences that reached the age of this silence, the probability is the share that
+        ended with a call. Few of the latest silences can have reached a great age. So at a great
+        age, the silences without a call count if they reached half the age of the oldest silence.
         """
         age = now - silence.since
         returned = _at_least(self._returned, age)
@@ -265,7 +275,8 @@ class Silences:
         """The share of calls after which a program makes no further call; 0 if there are few
         samples.
 
-        A call that is followed by a tool, of which the engine is told, is never the last.
+        A call that is followed by a tool call is never the last call, if the engine was told about
+        the tool call.
         """
         if len(self._latest) >= DOUBT and self._until_look <= 0:
             self._until_look = len(self._latest) // 16
@@ -294,10 +305,11 @@ def _at_least(lengths: list[float], age: float) -> int:
 class Usual:
     """Typical values for the calls and programs of one type.
 
-    For calls: the tokens of their ``output``, the tokens of the prompt that all of them ``shared``,
-    and the share of calls that arrive ``beside`` another call of the same program. For programs:
-    the number of their ``calls``; and from the end of a call to the end of the next, the tokens by
-    which the context has ``grown``, and the time ``turn_s`` in seconds, without waiting.
+    For calls: the output tokens (``output``), the prompt tokens that all programs of the type share
+    (``shared``), and the share of calls that arrive while another call of the same program is in
+    the engine (``beside``). For programs: the number of calls (``calls``). For a turn, which lasts
+    from the end of a call to the end of the program's next call: the tokens by which the context
+    grows (``grown``), and the seconds without waiting in the queue (``turn_s``).
     """
 
     output: Mean = field(default_factory=Mean)
@@ -314,10 +326,10 @@ class Usual:
         return self.beside.value > BRANCHING
 
     def growth(self, context_tokens: int, seconds: float) -> int:
-        """Return the number of tokens by which a chain's context is expected to grow in
-        ``seconds``.
+        """Return the number of tokens by which the context of a chain of calls is expected to grow
+        in ``seconds``.
 
-        The growth is reduced by the chance that the chain ends in that time, because then its
+        The growth is reduced by the probability that the chain ends in that time, because then its
         ``context_tokens`` become free.
         """
         if not self.turn_s.value or self.branches:
@@ -342,8 +354,8 @@ class Median:
 
     @property
     def value(self) -> float:
-        """The median; 0 before the first sample. It is updated after an eighth of the samples is
-        new.
+        """The median; 0 before the first sample. To save time, it is recomputed only when an eighth
+        of the samples are new.
         """
         if self._new and self._new >= len(self._samples) // 8:
             self._new = 0
@@ -355,11 +367,11 @@ class StepCost:
     """The costs of the engine's steps: the seconds of a step without prefill, and the additional
     seconds per prompt token.
 
-    Both are medians, so that a step in which the process was suspended (by a compilation, by the
-    machine) changes neither. A busy engine may have prefill in every step. If none of the latest
-    `RECENT` steps was without prefill, the costs come from a line through the steps: the slope is
-    the median slope between two steps (Theil and Sen), and the intercept is the median of the
-    steps' remaining seconds.
+    Both costs are medians, so that a single step in which the process was suspended (by a
+    compilation or by the machine) changes neither of them. A busy engine may have prefill in every
+    step. If all of the latest `RECENT` steps had prefill, both costs come from a line through the
+    steps, fitted by the method of Theil and Sen: the slope is the median of the slopes between two
+    steps, and the intercept is the median of the seconds that the slope does not explain.
     """
 
     def __init__(self) -> None:
@@ -367,11 +379,11 @@ class StepCost:
         self._prefills: deque[tuple[float, int]] = deque(maxlen=RECENT)
         """The seconds and the prompt tokens of the latest steps with prefill."""
         self._since = RECENT
-        """The number of steps with prefill since the last step without."""
+        """The number of steps with prefill since the last step without prefill."""
         self._new = 0
         self._beside = -1.0
-        """The cost of a step without prefill with which ``token_s`` was last computed. Negative if
-        that cost was unknown, and the line through the steps was used.
+        """The cost of a step without prefill from which ``token_s`` was last computed. It is
+        negative if this cost was unknown and the line through the steps was used instead.
         """
         self.token_s = 0.0
         """Seconds that a prompt token adds to a step; 0 before the first measurement."""
@@ -395,8 +407,8 @@ class StepCost:
     def _update(self) -> None:
         """Update both costs.
 
-        They are recomputed after an eighth of the kept steps is new, and when the cost of a step
-        without prefill has changed or is no longer known.
+        The costs are recomputed when an eighth of the kept steps are new, and when the cost of a
+        step without prefill has changed or is no longer known.
         """
         without_s = self._without.value if self._since < RECENT else -1.0
         if without_s > 0.0:
@@ -418,8 +430,8 @@ class StepCost:
             self.token_s = self._beyond(self.decode_s)
 
     def _beyond(self, without_s: float) -> float:
-        """Return the median, weighted by tokens, of the seconds per prompt token beyond
-        ``without_s``, the cost of a step without prefill.
+        """Return the cost of a prompt token in seconds: the median over the steps, weighted by
+        tokens. ``without_s``, the cost of a step without prefill, is subtracted from each step.
         """
         costs = sorted(
             (max(seconds - without_s, 0.0) / prefill, prefill)
@@ -447,8 +459,9 @@ class StepCost:
 class Learned:
     """All statistics of one engine.
 
-    ``service`` has the service of whole programs. ``gaps`` has the times between a program's calls,
-    by what it waits for. ``costs`` are the costs of the engine's steps.
+    ``service`` has the service of whole programs. ``gaps`` has the durations of gaps, by what the
+    program waits for: a tool, a human, its next call, or the next program of its session. ``costs``
+    are the costs of the engine's steps.
     """
 
     def __init__(self) -> None:
@@ -459,11 +472,13 @@ class Learned:
         self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
 
     def usual(self, kind: tuple[str, str]) -> Usual:
-        """Return the typical values of a tenant and type, to read or to add to."""
+        """Return the typical values of a tenant and type. The caller may add samples to them."""
         return self._usual.of(kind)
 
     def usuals(self) -> Iterator[tuple[tuple[str, str], Usual]]:
-        """Yield each tenant and type with its typical values, the least recently used first."""
+        """Yield each tenant and type with its typical values. The least recently used type comes
+        first.
+        """
         yield from self._usual.items()
 
     def output(self, kind: tuple[str, str]) -> int:
@@ -473,8 +488,9 @@ class Learned:
     def output_within(self, kind: tuple[str, str], limit: int) -> float:
         """Return the expected output tokens of a call whose maximum is ``limit`` (0 if unknown).
 
-        If no call of the type has ended, the call is expected to use the share of its limit that
-        other calls used (a geometric mean); before any call has ended, the whole limit.
+        If no call of this type has ended, the call is expected to use the same share of its limit
+        as calls of other types (a geometric mean). Before any call has ended, it is expected to use
+        its whole limit.
         """
         prior = limit * math.exp(self._of_limit.value) if limit else self._output.value
         expected = self._usual.of(kind).output.refine(prior)

@@ -1,8 +1,8 @@
 """The owners of an engine's cached blocks, and what their programs wait for.
 
-`BlockOwners` updates `CachedBlocks` from the engine's events. Events of tools may be missing or
-late, because some clients send none, and because they do not travel with the calls. So the arrival
-of a call always counts as the program's return.
+`BlockOwners` updates `CachedBlocks` from the engine's events. Some clients send no events of their
+tools, and such events may also arrive later than the program's next call, because they are sent
+separately. So the arrival of a call always counts as the end of the program's wait.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
 class BlockOwners(Part):
     """The cached blocks of an engine's programs and sessions, and what the programs wait for.
 
-    ``changed`` is called with blocks whose place in the eviction order has changed. ``learned`` is
-    None if no statistics of gaps are needed.
+    ``changed`` is a function; it is called with blocks whose place in the eviction order has
+    changed. ``learned`` is None if no statistics of gaps are needed.
     """
 
     def __init__(self, learned: Learned | None) -> None:
@@ -41,7 +41,7 @@ class BlockOwners(Part):
         return self._live.get(type, 0)
 
     def shared(self, type: str) -> CachedBlocks:
-        """Return the blocks that several programs share, of which the first is of this type."""
+        """Return the owner of blocks that became shared when a program of this type used them."""
         if type not in self._shared:
             self._shared[type] = CachedBlocks(type, shared=True)
             if len(self._shared) > KINDS:
@@ -67,7 +67,9 @@ class BlockOwners(Part):
         return blocks
 
     def forget_chains(self, rows: Iterable[EngineProgram]) -> None:
-        """Forget all chains, because the cache was emptied on request: no block counts as lost."""
+        """Forget the chains of all blocks. Called when a client has emptied the cache, so that the
+        missing blocks do not count as lost to other programs.
+        """
         for blocks in [*(row.cached for row in rows), *self._sessions.values()]:
             if blocks is not None:
                 blocks.chains.clear()
@@ -89,7 +91,7 @@ class BlockOwners(Part):
         if blocks is None:
             return
         if not (call.steps or call.program.service_s):
-            return  # cancelled before it was served, so no gap follows
+            return  # the call was cancelled before it was served, so no gap follows
         if not (blocks.calling or blocks.asking):
             self._end_silence(blocks, now)
             blocks.gap, blocks.since = BETWEEN, now
@@ -127,8 +129,8 @@ class BlockOwners(Part):
         self.changed(blocks)
 
     def _keep_idle(self, session: tuple[str, str]) -> None:
-        """Keep a session's blocks for its next program; drop the longest idle session if there are
-        too many.
+        """Keep the blocks of a session for its next program. If there are more than `KINDS` idle
+        sessions, drop the session that has been idle longest.
         """
         self._idle[session] = None
         if len(self._idle) > KINDS:

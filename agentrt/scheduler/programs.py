@@ -1,4 +1,4 @@
-"""The row of a live program in a process table, which the runtime and every engine keep."""
+"""The row of a live program in a process table. The runtime and every engine keep such a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class ProgramStats:
     service_s: float = 0.0
     """The service of the program's completed calls (PLAS, Agentix Eq. 1)."""
     attained_s: float = 0.0
-    """The service of completed and running calls, as far as this engine has charged it."""
+    """The service of completed and running calls in this engine, and the service in other engines
+    that was reported to this engine.
+    """
     path_s: float = 0.0
     """The longest path of service seen so far (the scalar of ATLAS, Agentix Alg. 1)."""
     waiting_s: float = 0.0

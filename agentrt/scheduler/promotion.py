@@ -9,11 +9,11 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 
 class Priority(NamedTuple):
-    """The priority of a call. Smaller levels run first; within a level, smaller orders (numbers or
-    tuples of numbers).
+    """The priority of a call. Calls of a smaller ``level`` run first. Within a level, calls of a
+    smaller ``order`` (a number, or a tuple of numbers) run first.
 
-    Only a call of a strictly better level preempts another. After ``quantum_s`` seconds of service,
-    the policy is asked for a new priority (`Policy.on_quantum_expired`).
+    A call preempts another call only if its level is strictly smaller. After ``quantum_s`` seconds
+    of service, the policy chooses a new priority (`Policy.on_quantum_expired`).
     """
 
     level: int
@@ -24,26 +24,26 @@ class Priority(NamedTuple):
 class Promoter:
     """A promoter of calls that have waited for long. This base class promotes no calls.
 
-    Promoted calls get the priority ``priority``, which precedes the policy's order. They keep this
-    priority until they end if ``keeps`` is set, and otherwise until their quantum is used up.
+    A promoted call gets the priority ``priority`` and runs before calls that are not promoted. It
+    keeps this priority until its quantum is used up, or, if ``keeps`` is set, until it ends.
     """
 
     priority = Priority(0)
     keeps: ClassVar[bool] = False
 
     def waits(self, call: QueuedCall) -> None:
-        """Handle that a call waits in the queue since ``call.since``. Called again when its level
-        changes.
+        """Handle the start of a call's wait in the queue, at ``call.since``. Called again when the
+        level of the waiting call changes.
         """
 
     def started(self, call: QueuedCall, now: float) -> None:
         """Handle the start of a call."""
 
     def charged(self, call: QueuedCall, seconds: float) -> None:
-        """Handle that a promoted call was served for ``seconds``."""
+        """Handle ``seconds`` of service of a promoted call."""
 
     def left(self, call: QueuedCall) -> None:
-        """Handle that a call ended, in any state, or lost its promotion."""
+        """Handle the end of a call in any state, or the loss of its promotion."""
 
     def program_changed(self, program: EngineProgram) -> None:
         """Handle a change of a program's own service or waiting time."""
@@ -53,5 +53,7 @@ class Promoter:
         return None
 
     def next_moment(self, now: float) -> float | None:
-        """Return when a call may have to be promoted if no event happens before; None if never."""
+        """Return the earliest time at which a call may have to be promoted if no event happens
+        before; None if there is no such time.
+        """
         return None

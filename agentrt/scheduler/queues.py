@@ -1,4 +1,4 @@
-"""The queue of an engine: calls that wait for a slot, for admission, or are deferred."""
+"""The queue of an engine: calls that wait for a slot or for admission, and deferred calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from agentrt.scheduler.records import DEFERRED, NOT_ADMITTED, UNQUEUED, WAITING,
 class CallQueue:
     """A queue of waiting calls, ordered by priority; with equal priority, first come, first served.
 
-    A call keeps its key (level, order, sequence) while it runs, so that a preempted call precedes
-    calls that got the same priority later. Only calls that wait for a slot can be taken. The other
-    calls wait for their program's ``admission``, or are deferred until the engine can start them.
+    A call keeps its key (level, order, sequence number) while it runs, so that a preempted call
+    precedes calls that got the same priority later. The engine can take only calls that wait for a
+    slot. All other calls wait for their program's ``admission``, or are deferred until the engine
+    can start them.
     """
 
     def __init__(self, admission: Admission | None, promoter: Promoter) -> None:
@@ -33,7 +34,7 @@ class CallQueue:
 
     @property
     def startable(self) -> int:
-        """The number of waiting calls that could start, as far as is known."""
+        """The number of calls that wait for a slot and are not known to be unable to start."""
         return len(self._waiting) - self._stuck
 
     def head(self) -> QueuedCall | None:
@@ -57,7 +58,7 @@ class CallQueue:
             self._admission.wait(call)
 
     def put(self, call: QueuedCall, *, deferred: bool = False) -> None:
-        """Queue a call by its priority. A ``deferred`` call waits until it is `release`d.
+        """Put a call into the queue by its priority. A ``deferred`` call waits until `release`.
 
         A deferred call is neither admitted nor promoted, and no call is preempted for it. A call
         whose program is not admitted waits for admission. A program that may not stay resident is
@@ -74,7 +75,7 @@ class CallQueue:
             self._admission.wait(call)
 
     def offer(self, call: QueuedCall) -> None:
-        """Let a queued call wait for a slot."""
+        """Put a queued call among the calls that wait for a slot."""
         call.change_state(WAITING)
         self._waiting.put(call, call.key)
         if call.stuck:
@@ -83,7 +84,7 @@ class CallQueue:
             self._promoter.waits(call)
 
     def take(self) -> QueuedCall:
-        """Remove and return the head, to start it or to put it back."""
+        """Remove the head of the queue and return it. The caller starts it or puts it back."""
         if (call := self.head()) is None:
             raise InvariantError("cannot take a call: no call waits for a slot")
         self.discard(call)
@@ -105,7 +106,9 @@ class CallQueue:
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
-        """Queue the deferred calls that are ``ready`` by their priority, and return them."""
+        """Let the deferred calls for which ``ready`` is true wait by their priority, and return
+        these calls.
+        """
         released = [call for call in self._deferred if ready(call)]
         for call in released:
             self.discard(call)

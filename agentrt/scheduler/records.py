@@ -21,41 +21,43 @@ class EngineProgram(ProgramStats):
     """A program in one engine core: its calls in this engine, and its part of the KV cache."""
 
     lone: bool = False
-    """Whether this stands for a single request outside any program."""
+    """Whether this row stands for a single request that belongs to no program."""
     queued: dict[str, QueuedCall] = field(default_factory=dict, repr=False)
-    """Its calls in this engine, waiting and running."""
+    """The program's waiting and running calls in this engine."""
     cached: CachedBlocks | None = None
-    """Its blocks in the prefix cache."""
+    """The program's blocks in the prefix cache."""
 
     # -- admission -------------------------------------------------------------------------
     resident: bool = False
-    """Whether its calls may run and use the KV cache."""
+    """Whether the program's calls may run and use the KV cache."""
     was_resident: bool = False
-    """Whether it was resident before and was expelled."""
+    """Whether the program was resident before and was expelled."""
     admitted_by_age: bool = False
-    """Whether it was last admitted because it had waited longest."""
+    """Whether the program was last admitted because it had waited longest."""
     attained_when_admitted_s: float = 0.0
-    """``attained_s`` when it was last admitted."""
+    """The value of ``attained_s`` when the program was last admitted."""
     tool_wait_until: float | None = None
-    """Until when an idle engine may wait for another program's tool before it admits this program;
-    None if it has not waited yet.
+    """The time until which an idle engine may wait for another program's tool before it admits this
+    program; None if the engine has not waited yet.
     """
     tool_wait_for: str = ""
     """The id of the program whose tool the idle engine waits for instead."""
 
     # -- its claim on the KV cache (admission ``memory``) -----------------------------------
     context_tokens: int = 0
-    """The tokens of its longest context, which its next calls will need again."""
+    """The tokens of the program's longest context, which its next calls will need again."""
     shared_tokens: int = 0
-    """The tokens at the start of this context that all programs of its type share."""
+    """The tokens at the start of this context that all programs of the type share."""
     claim: int = 0
-    """Blocks for its context, for its calls, and for future calls."""
+    """The number of blocks that the program claims for its context, its calls and future calls."""
     growth: int = 0
-    """Blocks of its claim that are for future calls."""
+    """The part of ``claim`` that is for future calls, in blocks."""
     counted: tuple[int, int] = (0, 0)
-    """Its part of the sums over residents: blocks that its calls need, and its growth."""
+    """What `WorkingSet` has added for this program to its sums over all residents: the blocks that
+    the program's calls need, and the program's growth.
+    """
     last_turn_at: float | None = None
-    """When its last call ended."""
+    """The time at which the program's last call ended."""
 
     def start_over(self) -> None:
         """Reset the state that depends on an engine's settings. The program must have no call."""
@@ -74,29 +76,29 @@ class CachedBlocks:
     type: str
     tenant: str = "default"
     rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
-    """The live programs that use the blocks. Only a session has several; there is none between two
-    programs of a session, and none if the blocks are ``shared``.
+    """The live programs that use the blocks. Only the blocks of a session can have several
+    programs. There are no programs if the session is idle or the blocks are ``shared``.
     """
     session: tuple[str, str] | None = None
     """Tenant and name of the session."""
     shared: bool = False
-    """Whether all programs of the type use the blocks."""
+    """Whether several programs of the type use the blocks."""
     branches: bool = False
-    """Whether one of its programs had several calls at the same time, so that some blocks may never
-    be used again.
+    """Whether a program that uses the blocks had several calls at the same time, so that some
+    blocks may never be used again.
     """
     gap: str | None = None
     """What the program waits for outside the engine: a tool's name, or a constant of
     `agentrt.scheduler.retention`.
     """
     since: float = 0.0
-    """When this wait began."""
+    """The time at which the current gap began."""
     silence: Silence | None = None
-    """This wait as a silence, if the engine was not told what the program waits for."""
+    """The current gap as a silence, if the engine was not told what the program waits for."""
     oldest: float = 0.0
-    """When the free block that would be evicted first was last used."""
+    """The time at which the free block that would be evicted first was last used."""
     chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
-    """Hashes of the blocks that the last calls had computed."""
+    """The chains of block hashes of the last calls: one chain per call."""
 
     @property
     def calling(self) -> bool:
@@ -119,8 +121,8 @@ class CachedBlocks:
         return not (self.shared or self.rows or self.session is not None)
 
     def kinds(self, gap: str) -> tuple[Kind, Kind]:
-        """Return the kinds to which a gap of the program belongs: all gaps of its type, and gaps of
-        this name.
+        """Return the kinds of statistics to which a gap belongs: all gaps of the type, and the gaps
+        of the type with the name ``gap``.
         """
         return (self.tenant, self.type, ""), (self.tenant, self.type, gap)
 
@@ -129,14 +131,14 @@ class CallState(StrEnum):
     """The state of a call. Only a `WAITING` call may be taken from the queue to run."""
 
     UNQUEUED = "unqueued"
-    """The call is in the engine but not in the queue: it has just arrived, was taken, or was
-    preempted.
+    """The call is in the engine but not in the queue: it has just arrived, was taken from the
+    queue, or was preempted.
     """
     WAITING = "waiting"
     NOT_ADMITTED = "not admitted"
-    """The call waits until its program may use the KV cache (admission)."""
+    """The call waits for the admission of its program to the KV cache."""
     DEFERRED = "deferred"
-    """The call cannot start yet, because an output from before its preemption is in flight, or
+    """The call cannot start yet, because an engine step from before its preemption is in flight, or
     because its grammar is being compiled.
     """
     RUNNING = "running"
@@ -178,11 +180,13 @@ class QueuedCall:
     node: str = ""
     """The call's name in its program's graph."""
     prompt_tokens: int = 0
-    """Prompt tokens that the engine must compute, as far as is known at the arrival."""
+    """The number of prompt tokens that the engine must compute, as far as the engine knows when the
+    call arrives.
+    """
     max_tokens: int = 0
     """The maximum number of output tokens; 0 if unknown."""
     resumable: bool = False
-    """Whether it is a streaming session, which may wait for its client between two turns."""
+    """Whether the call is a streaming session, which may wait for its client between two turns."""
     identity: Any = None
     """The identity that the client sent with the call, as the engine stores it."""
     arrived_step: int = 0
@@ -191,36 +195,36 @@ class QueuedCall:
     state: CallState = UNQUEUED
     level: int = 0
     key: Key = (0, 0.0, 0)
-    """Its level, its order within the level, and a number that is new with each priority. A smaller
-    key runs first.
+    """The call's level, its order within the level, and a sequence number that is new with each
+    priority. The call with the smallest key runs first.
     """
     quantum_ends_s: float = math.inf
-    """The value of ``served_s`` at which its quantum is used up."""
+    """The value of ``served_s`` at which the call's quantum is used up."""
     promoted: bool = False
-    """Whether it was promoted, and precedes the policy's order."""
+    """Whether the call was promoted, so that it runs before calls that are not promoted."""
     stuck: bool = False
-    """Whether the engine could not start it at the last attempt although there was a free slot: its
-    LoRA adapter does not fit, or its KV cache is still being transferred.
+    """Whether the engine's last attempt to start the call failed although a slot was free: the
+    call's LoRA adapter does not fit, or its KV cache is still being transferred.
     """
 
     # -- waiting and running ---------------------------------------------------------------
     since: float | None = None
-    """When its current wait began; None while it runs."""
+    """The time at which the call's current wait began; None while the call runs."""
     waited_s: float = 0.0
     began_at: float = 0.0
-    """When it last started."""
+    """The time at which the call last started."""
     served_s: float = 0.0
     steps: int = 0
     began_at_step: int = 0
-    """The value of ``steps`` when it last started."""
+    """The value of ``steps`` when the call last started."""
     began_served_s: float = 0.0
-    """The value of ``served_s`` when it last started."""
+    """The value of ``served_s`` when the call last started."""
     settled_at_s: float = 0.0
-    """The value of ``served_s`` from which on it may be preempted again; infinite until the first
-    token after its last start (`agentrt.scheduler.core`).
+    """The value of ``served_s`` from which on the call may be preempted again. It is infinite from
+    each start of the call to its next token (`agentrt.scheduler.core`).
     """
     gave_way_to: str = ""
-    """The id of the program for which it was last preempted, while it waits."""
+    """The id of the program for whose call this call was last preempted."""
 
     # -- counts ----------------------------------------------------------------------------
     preemptions: int = 0
@@ -229,31 +233,33 @@ class QueuedCall:
 
     # -- its tokens in the KV cache --------------------------------------------------------
     known_tokens: int = 0
-    """Prompt tokens that earlier calls of its program had computed when it arrived."""
+    """The prompt tokens that earlier calls of the program had computed when the call arrived."""
     beside_tokens: int = 0
-    """Prompt tokens that it shared with another call of its program in the engine at its
-    arrival.
+    """The prompt tokens that the call shared, when it arrived, with another call of its program in
+    the engine.
     """
     cached_tokens: int | None = None
-    """Prompt tokens that were in the cache when it first started."""
+    """The prompt tokens that were in the cache when the call first started."""
     computed_tokens: int = 0
-    """Tokens of prompt and output that had been computed when it last stopped."""
+    """The prompt and output tokens that had been computed when the call last stopped."""
     lost_tokens: int = 0
-    """Tokens that had to be recomputed after its last start."""
+    """The tokens that had to be recomputed after the call's last start."""
     recomputed_tokens: int = 0
-    """All tokens that were recomputed."""
+    """The tokens that had to be recomputed after all starts of the call together."""
     adds: int = 0
-    """Tokens that it adds to its program's context (admission ``memory``)."""
+    """The tokens that the call adds to its program's context (admission ``memory``)."""
     holds: int = 0
-    """Tokens that it holds in addition to other calls of its program (admission ``memory``)."""
+    """The tokens that the call needs in the cache in addition to the tokens that it shares with
+    other calls (admission ``memory``).
+    """
 
     # -- its history, for displays ---------------------------------------------------------
     notes: list[Any] = field(default_factory=list, repr=False)
-    """The notes from which `agentrt.scheduler.account` makes its spans."""
+    """The notes from which `agentrt.scheduler.account` makes the call's spans."""
     cause: list[Any] | None = field(default=None, repr=False)
     """The call as a cause in the notes of other calls that wait for it."""
     events: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=16), repr=False)
-    """Its last events: their names and times."""
+    """The names and times of the call's last events."""
 
     @property
     def queued(self) -> bool:
@@ -267,7 +273,7 @@ class QueuedCall:
 
     @property
     def settled(self) -> bool:
-        """Whether the call may be preempted, because it would keep some of its progress."""
+        """Whether the call has been served for long enough since its last start to be preempted."""
         return self.served_s >= self.settled_at_s
 
     def change_state(self, state: CallState) -> None:

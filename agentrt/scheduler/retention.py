@@ -1,7 +1,7 @@
 """Retention: which programs' cached blocks are evicted first.
 
-`CachedBlocks` are the blocks of a program, a session or a shared prompt in the prefix cache. An
-`EvictionOrder` contains those that have free blocks, which can be evicted.
+`CachedBlocks` are the blocks in the prefix cache that belong to an *owner*: a program, a session or
+a shared prompt. An `EvictionOrder` contains the owners of free blocks, which can be evicted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from agentrt.scheduler.learned import DOUBT, RESOLUTION_S, Forecast, Learned
 from agentrt.scheduler.records import CachedBlocks
 
 BETWEEN = "(between calls)"
-"""The gap between two calls of a program, if no tool of it is known."""
+"""The gap between two calls of a program, if the engine was told of no tool."""
 HUMAN = "(human)"
 SESSION = "(session)"
 """The gap between two programs of a session."""
 _SLOW = (HUMAN, SESSION)
-"""Gaps that are assumed to last too long for any cache, until there are `DOUBT` samples of them."""
+"""Gaps that are assumed to last longer than any cache can keep blocks, until the statistics have
+`DOUBT` samples of their durations.
+"""
 
 Place = tuple[float, ...]
 
@@ -39,8 +41,8 @@ class Retention(ABC):
 
     @abstractmethod
     def place(self, blocks: CachedBlocks) -> Place | None:
-        """Return the place of blocks in the eviction order, which stays the same until an event.
-        Blocks with the smallest place are evicted first.
+        """Return the place of an owner's blocks in the eviction order. It must not change between
+        two events. The blocks with the smallest place are evicted first.
 
         None means that the blocks are evicted after all blocks with a place, in the order of their
         `worth`.
@@ -51,23 +53,27 @@ class Retention(ABC):
         return False
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
-        """Return the expected loss if the blocks are evicted, in returns per second. ``sharers`` is
-        the number of live programs of their type.
+        """Return how often the blocks are expected to be used again, in uses per second. The blocks
+        with the smallest worth are evicted first. ``sharers`` is the number of live programs of the
+        blocks' type.
         """
         return 0.0
 
     def expired(self, blocks: CachedBlocks, now: float) -> bool:
-        """Return whether the blocks' protection has ended: they may be evicted like all others."""
+        """Return whether the protection of blocks has ended, so that they may be evicted like all
+        other blocks.
+        """
         return False
 
 
 class Cost(Retention):
-    """The retention ``cost``: blocks whose loss costs least are evicted first. The cost is the
-    expected number of returns per second.
+    """The retention ``cost``: blocks whose loss costs least are evicted first.
 
-    An evicted block must be recomputed when its program returns, and every block takes the same
-    time. Blocks of sessions without a program are evicted first, then those of programs that are
-    not resident (`WorkingSet`), then those of resident programs.
+    An evicted block must be recomputed when its program makes its next call, and every block takes
+    the same time to recompute. So the expected cost of a loss is proportional to how often the
+    program is expected to make calls. Blocks of sessions without a program are evicted first, then
+    blocks of programs that are not resident (`WorkingSet`), then shared blocks and blocks of
+    resident programs.
     """
 
     name: ClassVar[str] = "cost"
@@ -82,9 +88,9 @@ class Cost(Retention):
 
     def worth(self, blocks: CachedBlocks, now: float, sharers: int) -> float:
         if blocks.shared or blocks.branches:
-            # Each sharer returns about as often as the blocks were used. For branches, an ended
-            # branch looks like one that will be continued, so assume that blocks will stay unused
-            # for as long as they have been unused.
+            # There is no forecast for these blocks. A branch that has ended looks like a branch
+            # that will be continued. So assume that each user will use the blocks again after as
+            # many seconds as the oldest block has been unused so far.
             users = (sharers or 1) if blocks.shared else 1
             return users / max(now - blocks.oldest, RESOLUTION_S)
         forecast = returns(self.learned, blocks, now)
@@ -111,9 +117,9 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
 class EvictionOrder:
     """The owners of free blocks, in the order in which their blocks are evicted.
 
-    Most owners have a place or a worth that changes only by events. The few owners whose worth
-    changes with time are all compared whenever a block must be evicted. An owner's place is
-    computed only then, even if it has changed several times before.
+    The place or the worth of most owners changes only with an event. The worth of the other owners
+    changes with time; they are all compared whenever a block must be evicted. To save time, the
+    place of an owner is computed only when a block must be evicted.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:
@@ -123,7 +129,8 @@ class EvictionOrder:
 
     def put(self, blocks: CachedBlocks) -> None:
         """Add an owner's blocks, or update their place."""
-        self._unranked.pop(blocks, None)  # among equals, the last that changed comes last
+        # Remove the owner first, so that among equal places the owner that changed last comes last.
+        self._unranked.pop(blocks, None)
         self._unranked[blocks] = None
 
     def discard(self, blocks: CachedBlocks) -> None:
@@ -134,7 +141,7 @@ class EvictionOrder:
         self._weighed.pop(blocks, None)
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all owners."""
         self._unranked: dict[CachedBlocks, None] = {}
         self._placed: Heap[CachedBlocks] = Heap()
         self._steady: Heap[CachedBlocks] = Heap()

@@ -1,10 +1,11 @@
-"""The paper's anti-starvation rule, which finds the next starving call without scanning all calls.
+"""The anti-starvation rule of Agentix (§4.2.2), without a scan of all waiting calls.
 
-A call starves when its program's ratio of waiting to service, (W_p + W_c) / (T_p + T_c), reaches
-beta (Agentix, §4.2.2). While a call waits, only W_c changes, so the time at which it will starve is
-known: ``born + beta·T_p - W_p``. Here ``born = (start of its wait) - W_c + beta·T_c`` belongs to
-the call, and the rest to its program. So there is a heap of calls by ``born`` for each program, and
-one heap of programs by the time at which their first call starves.
+A call starves when the ratio of waiting to service, (W_p + W_c) / (T_p + T_c), reaches beta. W is
+the waiting time and T the service, of the program (p) and of the call (c). While a call waits, only
+W_c changes, so the time at which the call will starve is known: ``born + beta·T_p - W_p``, with
+``born = (start of the wait) - W_c + beta·T_c``. ``born`` depends only on the call, and the rest
+depends only on the program. So each program has a heap of its calls, sorted by ``born``, and one
+heap holds the programs, sorted by the time at which their first call starves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 @dataclass(slots=True, eq=False)
 class _Debt:
-    """A call's waiting and service since its last promotion.
+    """The waiting time and the service of a call since its last promotion.
 
-    The paper resets the call's own times on a promotion, which would remove its service from the
-    program's total.
+    The paper resets the call's own times when it is promoted. These times are kept separately
+    here, because the service before the promotion must stay in the program's total.
     """
 
     since: float
@@ -33,8 +34,8 @@ class _Debt:
 
 
 class Starvation(Promoter):
-    """The promoter of starved calls to Q_1, the longest starving call first (Agentix, Alg. 1,
-    lines 24-30).
+    """A promoter that moves starving calls to Q_1. The call that has been starving for longest is
+    promoted first (Agentix, Alg. 1, lines 24-30).
 
     At most ``max_promoted`` promoted calls wait at the same time.
     """
@@ -46,7 +47,7 @@ class Starvation(Promoter):
         self._promoted: set[QueuedCall] = set()
         self._debts: dict[QueuedCall, _Debt] = {}
         self._watched: dict[EngineProgram, Heap[QueuedCall]] = {}
-        """The waiting calls below Q_1 of each program, by ``born``."""
+        """For each program: its waiting calls that are not in Q_1, sorted by ``born``."""
         self._programs: Heap[EngineProgram] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
@@ -106,7 +107,7 @@ class Starvation(Promoter):
             self._file(call.program)
 
     def _file(self, program: EngineProgram) -> None:
-        """Record when the first of a program's calls starves."""
+        """Record the time at which the first of a program's calls starves."""
         heap = self._watched.get(program)
         if heap is None:
             return

@@ -9,12 +9,12 @@ the engine core to the runtime and back:
 
 1. The engine core's table adds the service to the program's row (`call_ended`), and the scheduler
    sends a report with the call's last output (`agentrt.executors.vllm.reports`).
-2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to its own table and
-   to the node in the program's DAG (`RunRegistry.end_call`).
+2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to the runtime's table
+   and to the node in the program's DAG (`RunRegistry.end_call`).
 3. When the program makes its next call, the runtime computes the service on the call's critical
    path, and sends it with the call as its `Identity` (`RunRegistry.begin_call`).
-4. The call may run in another engine core than the last one. That core adds to its own row the
-   service that only the identity has (`catch_up`), and then ranks the call
+4. The call may run in another engine core than the program's last call. This core raises the
+   service in its row to the service in the identity (`catch_up`), and then ranks the call
    (`SchedulerCore.handle`).
 """
 
@@ -33,7 +33,9 @@ ProgramT = TypeVar("ProgramT", bound=ProgramStats)
 
 
 class ProgramState(StrEnum):
-    """The state of a live program. A call in the engine takes precedence over a tool."""
+    """The state of a live program. A program with a call in the engine and a running tool counts as
+    running.
+    """
 
     RUNNING = "running"
     IN_TOOL = "in tool"
@@ -58,10 +60,10 @@ def state_of(row: ProgramStats, now: float, stale_after_s: float) -> ProgramStat
 
 
 class ProgramTotals(NamedTuple):
-    """The size of an ended program, from its row in the process table over all engines.
+    """The size of an ended program, from its row in the runtime's process table.
 
-    Policies learn the sizes of programs from these totals, because an engine's own row has only the
-    service that was known when the program last made a call there.
+    Policies learn the sizes of programs from these totals and not from an engine's own row. An
+    engine knows only the service that was reported to it with the program's last call there.
     """
 
     program_id: str
@@ -76,14 +78,15 @@ class ProgramTotals(NamedTuple):
         return cls(row.program_id, row.type, row.tenant, row.size_hint, row.service_s)
 
     def row(self) -> EngineProgram:
-        """Return a row for an engine that has no row of the program."""
+        """Make a row with these totals, for an engine that has no row of the program."""
         row = EngineProgram(self.program_id, self.type, self.tenant, size_hint=self.size_hint)
         row.service_s = row.attained_s = self.service_s
         return row
 
 
 class ProcessTable(Generic[ProgramT]):
-    """The rows of live programs by their ids, the row without an event for longest first.
+    """The rows of live programs by their ids. The row whose last event is longest ago comes first.
+
     ``row_type`` is the class of the rows.
     """
 
@@ -145,11 +148,11 @@ class ProcessTable(Generic[ProgramT]):
         waiting_s: float,
         usage: Usage | None = None,
     ) -> None:
-        """Record that a call completed, failed or was aborted. ``usage`` is added to the row if
-        set.
+        """Record that a call completed, failed or was aborted. If ``usage`` is set, add it to the
+        row.
 
-        ``path_s`` is the call's p(c) of Eq. 2. If its parents are unknown, it is None, and the
-        paper's scalar is used instead (Alg. 1, line 4).
+        ``path_s`` is the call's p(c) of Eq. 2; None if the call's parents are unknown. Then the
+        longest path of the program so far is used instead (Alg. 1, line 4).
         """
         row.calls.pop(call_id, None)
         start = row.path_s if path_s is None else path_s
@@ -189,8 +192,8 @@ class ProcessTable(Generic[ProgramT]):
     def catch_up(
         self, row: ProgramT, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
     ) -> None:
-        """Raise a row's values to those of another table, because service in other engines counts,
-        too.
+        """Raise a row's values to the values of another table, so that service in other engines
+        counts, too.
         """
         row.service_s = max(row.service_s, service_s)
         row.attained_s = max(row.attained_s, service_s)
@@ -198,9 +201,10 @@ class ProcessTable(Generic[ProgramT]):
         row.waiting_s = max(row.waiting_s, waiting_s)
 
     def stale(self, now: float, stale_after_s: float, *, in_tools: bool = False) -> list[ProgramT]:
-        """Return the rows without anything active that had no event for ``stale_after_s``. Cheap.
+        """Return the rows without an active call that had no event for ``stale_after_s`` seconds.
 
-        With ``in_tools``, also return rows that wait for a tool, a human or an event.
+        With ``in_tools``, also return rows that wait for a tool, a human or an event. The method
+        looks only at stale rows, so it may be called often.
         """
         stale_rows: list[ProgramT] = []
         for row in self._rows.values():
@@ -221,12 +225,12 @@ class ProcessTable(Generic[ProgramT]):
                 raise InvariantError(f"program {program_id} has a path longer than its service")
 
     def _touch(self, row: ProgramT) -> None:
-        # Since this program ended, another program may have started with the same id.
+        # The program may have ended, and another program may have started with the same id since.
         if self._rows.get(row.program_id) is row:
             del self._rows[row.program_id]
             self._rows[row.program_id] = row
 
 
 def last_heard(row: ProgramStats) -> float:
-    """Return when the last event of a program was."""
+    """Return the time of a program's last event."""
     return max(row.last_arrival, row.last_completion)

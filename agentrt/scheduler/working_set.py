@@ -19,14 +19,14 @@ from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
-"""Every 32nd admission goes to the program that has waited longest. This limits how many later
-programs can overtake a waiting program: fewer than 32 for it, and for each program that waited
-before it.
+"""Every 32nd admission goes to the program that has waited longest. This limits how often a waiting
+program is overtaken: by fewer than 32 * (n + 1) later programs, if n programs had waited longer
+than it.
 """
 
 _FILLED = 0.5
-"""Programs that branch are admitted even without room while less than this share of the batch is
-used.
+"""Share of the batch. While less of the batch is used, a program of a type that branches is
+admitted even if it does not fit into the cache.
 """
 _CONSIDERED = 64
 """Maximum number of absent residents that are considered when a program could use a free slot."""
@@ -41,10 +41,11 @@ class WorkingSet(Admission):
 
     A program claims blocks for its context and for the tokens that its calls are expected to add. A
     prefix that all programs of a type share is counted once. Programs are admitted in the order of
-    the policy when their claim fits beside the claims of the residents. All other decisions compare
-    the cost of *holding* a context with the cost of *recomputing* it, which is ``token_s`` for each
-    of its tokens, as measured in this engine. A resident without calls is *absent*: it is in a
-    tool, waits for a human, or has ended without reporting it.
+    the policy when their claim fits into the cache in addition to the claims of the residents. All
+    other decisions compare the cost of *holding* a context with the cost of *recomputing* it: the
+    number of its tokens times ``token_s``, the cost of a prompt token as measured in this engine. A
+    resident without calls is *absent*: it is in a tool, waits for a human, or has ended without a
+    report of its end.
     """
 
     name: ClassVar[str] = "memory"
@@ -56,7 +57,7 @@ class WorkingSet(Admission):
         self.claimed = 0
         """Blocks that the residents claim, including the shared prefixes of their types."""
         self._shared = 0
-        """Blocks of these shared prefixes."""
+        """The part of ``claimed`` that is for the shared prefixes, in blocks."""
         self._needed = 0
         """Blocks that residents with calls claim, without their growth."""
         self._growth = 0
@@ -64,21 +65,21 @@ class WorkingSet(Admission):
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: Heap[EngineProgram] = Heap()
-        """Absent residents whose contexts are held, by the time until which they are held."""
+        """Absent residents whose contexts are held, sorted by the end of that time."""
         self._due: dict[EngineProgram, None] = {}
-        """Absent residents that are no longer held: they are expelled if another program needs the
-        room.
+        """Absent residents whose contexts are no longer held. They are expelled if another program
+        needs the room.
         """
         self._absent: dict[EngineProgram, None] = {}
         """All absent residents, the longest absent first."""
         self._by_age: Heap[QueuedCall] = Heap()
         """The calls that are not admitted, the longest waiting first."""
         self._full_at: int | None = None
-        """The number of running calls when no program could be admitted last; None if something has
-        changed since.
+        """The number of running calls when `admit` last found no program to admit; None if the
+        state has changed since then. While the number is the same, `admit` need not look again.
         """
         self._look_again = math.inf
-        """When the passing of time alone may allow an admission."""
+        """The time at which a program may be admitted even if no event happens before."""
 
     # -- events ----------------------------------------------------------------------------
 
@@ -96,10 +97,12 @@ class WorkingSet(Admission):
 
     def call_started(self, call: QueuedCall, now: float) -> None:
         program, cached = call.program, call.cached_tokens or 0
-        self.join(program)  # it may have waited in a queue of vLLM's that has no admission
+        # The call may have waited in a queue of vLLM's own, which has no admission.
+        self.join(program)
         if call.preemptions:
             return
-        # A call without a cache hit tells nothing about a shared prefix, which may be evicted.
+        # A call without a cache hit says nothing about a shared prefix: the prefix may have been
+        # evicted.
         if cached and not program.finished_calls and len(program.queued) == 1:
             self.learned.usual(program.kind).shared.add(cached)
         adds = self._adds(call, cached)
@@ -115,7 +118,7 @@ class WorkingSet(Admission):
 
     def call_finished(self, call: QueuedCall, now: float) -> None:
         program, tokens = call.program, call.computed_tokens
-        if tokens >= call.prompt_tokens:  # otherwise it was cancelled before any output
+        if tokens >= call.prompt_tokens:  # otherwise the call was cancelled before any output
             if program.last_turn_at is not None and not program.queued:
                 usual = self.learned.usual(program.kind)
                 usual.grown.add(max(tokens - program.context_tokens, 0))
@@ -129,20 +132,21 @@ class WorkingSet(Admission):
         self._note_absent(program, now)
 
     def interrupt_ended(self, program: EngineProgram, now: float) -> None:
-        self._full_at = None  # the engine need not wait for its tool any more
+        self._full_at = None  # the engine need not wait for the program's tool any more
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
-        self._full_at = None  # its calls that were not admitted need no room any more
-        if program.service_s and not program.queued:  # otherwise this is called again at their end
+        self._full_at = None  # the program's calls that were not admitted need no room any more
+        if program.service_s and not program.queued:  # otherwise called again when the calls end
             self.learned.usual(program.kind).calls.add(program.finished_calls)
         self.expel(program)
 
     def _note_absent(self, program: EngineProgram, now: float) -> None:
         """Decide how long to hold the context of a resident that has no call any more.
 
-        It is held for the time that computing the whole cache takes. After that time, holding its
-        share of the cache has cost more than recomputing its context (the ski rental rule). If the
-        program is expected to return later than that, it is not held at all.
+        The context is held for the time that computing the whole cache takes. After that time,
+        holding the context's share of the cache has cost more than recomputing the context would
+        (the ski rental rule). If the program is expected to make its next call later than that, the
+        context is not held at all.
         """
         if program.queued or not program.resident or program.cached is None:
             return
@@ -174,11 +178,11 @@ class WorkingSet(Admission):
         return not (outgrown or self._gives_way(program, call))
 
     def _gives_way(self, program: EngineProgram, call: QueuedCall) -> bool:
-        """Return whether a program is expelled between two calls for the first program that waits
-        for admission.
+        """Return whether a program is expelled between two of its calls, in favour of the first
+        program that waits for admission.
 
-        The switch costs the time to recompute the program's context, for each resident that waits
-        meanwhile.
+        The switch costs the time to recompute the program's context later, and all residents in the
+        batch wait for this time. So a program is expelled only after `_TURN` times as much service.
         """
         rival = self.first()
         if rival is None or program.admitted_by_age or self._fits(rival.program):
@@ -233,7 +237,7 @@ class WorkingSet(Admission):
         if claimed + needs <= most:  # the common case, without looking at the residents
             return ()
         if claimed - sum(resident.claim for resident in self._due) + needs > most:
-            return None  # does not count on the shared prefixes of their types
+            return None  # too little room, without counting shared prefixes that might be freed
         leaving: list[EngineProgram] = []
         sharers = Counter[tuple[str, str]]()
         for resident in self._due:
@@ -251,11 +255,12 @@ class WorkingSet(Admission):
         return None
 
     def _fills_batch(self, program: EngineProgram, running: int) -> bool:
-        """Return whether a program is admitted without room, because little of the batch is used.
+        """Return whether a program is admitted even if it does not fit into the cache, because
+        little of the batch is used.
 
-        Only programs of a type that branches are: most branches end soon, and they evict mostly
-        blocks of branches that have ended. A chain needs its whole context again for each call, and
-        would evict other programs each time.
+        This is done only for programs of a type that branches. Most branches end soon, and their
+        blocks mostly replace blocks of branches that have ended. A program with one chain of calls
+        needs its whole context again for each call, and would evict other programs each time.
         """
         few = running < _FILLED * self.capacity.slots
         return few and self.learned.usual(program.kind).branches
@@ -267,9 +272,9 @@ class WorkingSet(Admission):
         A batch of b calls computes one token of each call in a step. So one more call gains
         1/(b + 1) of a second of work for each second in which the slot would be empty. Evicting the
         context of an absent resident costs the time to recompute it, times the probability that the
-        resident returns. Its room is useful for as long as the waiting call is expected to run, or
-        until the resident returns. Room that residents claim for future calls costs the time to
-        compute so many blocks.
+        resident makes another call. The freed room is useful until the waiting call is expected to
+        end, or until the resident makes its next call, whichever is earlier. Using room that
+        residents claim for future calls costs the time to compute so many blocks.
 
         Residents are expelled, the longest absent first, only if the program then fits. After
         `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
@@ -307,12 +312,12 @@ class WorkingSet(Admission):
 
     def _wait_for_tool(self, program: EngineProgram, now: float) -> Keep | None:
         """Decide whether an idle engine waits for a resident's tool instead of admitting a program
-        without room. Return None to admit the program.
+        that does not fit into the cache. Return None to admit the program.
 
-        If it were admitted, the program would evict the resident's blocks, and the resident would
-        evict the program's blocks when it returns. The program waits only once, at most for the
-        time that computing its prompt takes, and only for a tool that is known to run and is
-        expected to end before that.
+        If the program were admitted, it would evict the resident's blocks, and the resident would
+        evict the program's blocks after its tool. The program waits in this way only once, and at
+        most for the time that computing its prompt takes. It waits only for a tool that is known to
+        run and is expected to end within that time.
         """
         until = program.tool_wait_until
         if until is None:
@@ -373,7 +378,7 @@ class WorkingSet(Admission):
         return max(call.prompt_tokens - cached, 0) + self.learned.output(call.program.kind) // 2
 
     def _compute_s(self, blocks: int) -> float:
-        """Return the seconds that computing so many blocks takes."""
+        """Return the seconds that computing ``blocks`` blocks takes."""
         return blocks * self.capacity.block_size * self.learned.costs.token_s
 
     @property
@@ -382,7 +387,9 @@ class WorkingSet(Admission):
         return self._needed + self._shared
 
     def _fits(self, program: EngineProgram) -> bool:
-        """Return whether a program that is not resident fits beside the residents."""
+        """Return whether a program that is not resident fits into the cache in addition to the
+        residents.
+        """
         return self.claimed + self._needs(program) <= self.capacity.blocks
 
     def _needs(self, program: EngineProgram) -> int:
@@ -399,9 +406,11 @@ class WorkingSet(Admission):
     def _update_claim(self, program: EngineProgram) -> None:
         """Recompute how many cache blocks a program claims, without the shared prefix of its type.
 
-        A chain continues from its context. Its claim includes the growth for as long as holding
-        room for it costs less than recomputing what would be evicted for it. Branches have their
-        own contexts: each branch with a call is counted, and a branch that waits for a tool is not.
+        A program with at most one call is a chain: its next call continues from its context. Its
+        claim includes the expected growth for as long as holding the room costs less than
+        recomputing the blocks that the growth would evict. A program with several calls has
+        branches with separate contexts. A branch is counted if it has a call, and not counted while
+        it waits for a tool.
         """
         calls = [*program.queued.values()]
         tokens, growth = program.context_tokens - program.shared_tokens, 0

@@ -1,8 +1,8 @@
 """Dependency tracking: derive from plain asyncio code which calls had to end before a new call.
 
-`scope` holds what one task knows of the past, and `current` finds the scope of running code.
-`place` identifies positions in the code for a journal. `tasks` has the task factory and
-`emission_parents`. `timers` delays a program's timers while it is resumed. `frameworks` lists
+The module `scope` records for each task which nodes had ended, and `current` finds the scope of
+running code. `place` identifies positions in the code for a journal. `tasks` has the task factory
+and `emission_parents`. `timers` delays a program's timers while it is resumed. `frameworks` has the
 frameworks whose tasks are not branches of a program, and `_compat` reads private parts of asyncio.
 """
 

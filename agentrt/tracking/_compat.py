@@ -1,7 +1,8 @@
-"""Private parts of asyncio that tracking needs. No other module names them.
+"""Private parts of asyncio that tracking needs. No other module uses them.
 
-Tested with the versions below. For another version, run `tests/tracking/test_compat.py` first: it
-tests each name of this module, and shows what has changed.
+The module was tested with `PYTHON_VERSIONS`. For another version of Python, run
+`tests/tracking/test_compat.py` first: it tests each function of this module, and shows what has
+changed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ PYTHON_VERSIONS = "3.11"
 STARTING_MODULES = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
 """The modules of asyncio that call the task factory when code starts a task."""
 EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)
-"""The task factory that starts tasks eagerly, which exists since Python 3.12."""
+"""The task factory that starts tasks eagerly; None before Python 3.12."""
 
 
 def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
-    """Return the cell with the future of a gather or shield, if ``callback`` is its callback."""
+    """Return the cell with the future of a gather or shield if ``callback`` is the callback of a
+    gather or shield; else None.
+    """
     closure = getattr(callback, "__closure__", None)
     if not closure or getattr(callback, "__module__", "") != tasks.__name__:
         return None
@@ -36,8 +39,8 @@ def waiting_group(callback: Callable[[Any], object]) -> asyncio.TaskGroup | None
 
 
 def task_of(group: asyncio.TaskGroup) -> asyncio.Task[Any] | None:
-    """Return the task that opened ``group``. It waits at the end, also for tasks that other tasks
-    have added.
+    """Return the task that opened ``group``. At the end of the group, this task also waits for
+    tasks that other tasks have added.
     """
     task: asyncio.Task[Any] | None = getattr(group, "_parent_task", None)
     return task
@@ -52,7 +55,7 @@ def waited_for(task: asyncio.Task[Any]) -> Sequence[asyncio.Future[Any]] | None:
     """Return the futures for which a suspended task waits without a timeout: a task, the tasks of a
     gather or a TaskGroup, or the arguments of `asyncio.wait`.
 
-    Returns None if the task waits for something else, or if that is unknown.
+    Returns None if the task waits for anything else, or if it is unknown what the task waits for.
     """
     future = getattr(task, "_fut_waiter", None)
     if isinstance(future, asyncio.Task):
@@ -86,14 +89,15 @@ def _innermost(coro: Any) -> FrameType | None:
 
 
 def given_beside(coro: object) -> Sequence[Any]:
-    """Return the arguments of `asyncio.as_completed` if it is starting the task of ``coro`` now;
-    else an empty sequence.
+    """Return the arguments of `asyncio.as_completed` if this function is starting a task for
+    ``coro`` now; else an empty sequence.
 
-    `asyncio.as_completed` makes a set of its arguments, so it starts the tasks in a random order.
+    `asyncio.as_completed` puts its arguments into a set, so it starts the tasks in an arbitrary
+    order.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in STARTING_MODULES:
-        for name in ("fs", "aws"):  # the latter from Python 3.13 on
+        for name in ("fs", "aws"):  # the parameter is called "aws" from Python 3.13 on
             arguments = frame.f_locals.get(name)
             if isinstance(arguments, list | tuple) and any(each is coro for each in arguments):
                 return arguments

@@ -42,8 +42,8 @@ def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
 
 
 class _InScope(AbstractContextManager[Scope | None]):
-    """A context manager that runs its body in a scope. It is a class, because a generator would be
-    too slow for every piece of an output.
+    """A context manager that runs its body in a scope. It is a class, because it is used for every
+    piece of a streamed output, and a generator would be too slow.
     """
 
     __slots__ = ("_scope", "_token")
@@ -60,9 +60,10 @@ class _InScope(AbstractContextManager[Scope | None]):
 
 
 def enter_node(name: str) -> AbstractContextManager[Scope | None]:
-    """Run the body inside the node function ``name``: the path of its nodes ends with that name.
+    """Run the body inside the node function ``name``: the path of the body's nodes ends with this
+    name.
 
-    Does nothing outside any program, so that a node function can be tested on its own.
+    Outside any program it does nothing, so that a node function can be tested on its own.
     """
     scope = current_scope()
     return _InScope(None if scope is None else scope.within(name))
@@ -74,9 +75,11 @@ def within(scope: Scope) -> AbstractContextManager[Scope | None]:
 
 
 def enter(scope: Scope | None) -> None:
-    """Put the code of this context (a task, or a thread's copy) into ``scope`` from here on.
+    """Put the code of the current context (of a task, or a thread's copy) into ``scope`` from now
+    on.
 
-    For callbacks of a framework, which run before and after code and cannot wrap it.
+    It is for the callbacks of a framework, which are called before and after a program's code, and
+    so cannot use a context manager around the code.
     """
     if scope is not None:
         scope.entered_in = id(running_task())
@@ -90,9 +93,10 @@ def is_alone_in(scope: Scope) -> bool:
 
 
 def outside() -> AbstractContextManager[object]:
-    """Run the body outside any program. Tasks that it starts belong to no program, and outlive it.
+    """Run the body outside any program. Tasks that the body starts belong to no program, and
+    outlive the program that ran the body.
 
-    For things that programs share, such as the reader task of an engine, which starts during the
-    first call.
+    It is for objects that programs share, such as the reader task of an engine, which starts during
+    a program's first call.
     """
     return _InScope(None)

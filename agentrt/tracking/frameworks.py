@@ -1,7 +1,7 @@
-"""Tasks of frameworks, which are not branches of the programs that the frameworks run.
+"""Tasks that frameworks start for their own purposes, which are not branches of a program.
 
-The integration of a framework registers the framework's modules once, at import. The task factory
-checks every task that starts.
+The integration of a framework registers the framework's modules once, when it is imported. The task
+factory checks for every new task whether a registered module starts it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 from agentrt.tracking._compat import STARTING_MODULES
 
 _INTERNAL: set[str] = set()
-_INTERNAL_CODES: set[CodeType] = set()  # functions of these modules that have started a task
+_INTERNAL_CODES: set[CodeType] = set()  # functions of these modules that were started as tasks
 _AWAITING: set[str] = set()
 _THREADS: set[CodeType] = set()
 
 
 def add_internal(module: str) -> None:
-    """Register a module whose coroutines, started as tasks, run in the scope of their starter.
+    """Register a module whose coroutines run in the scope of the code that starts them as tasks.
 
-    Such tasks start the program's own work, and no code of the program awaits the tasks themselves.
+    Such tasks run the program's own code, and no code of the program awaits the tasks themselves.
     """
     _INTERNAL.add(module)
 
 
 def add_awaiting(module: str, *threads: Callable[..., Any]) -> None:
-    """Register a module that awaits each task right after starting it. Such tasks run in the scope
-    of their starter.
+    """Register a module that awaits each task right after starting the task. Such tasks run in the
+    scope of the code that starts them.
 
-    ``threads`` are async functions that run something in a thread, which continues even if nothing
+    ``threads`` are async functions that run code in a thread. The thread continues even if no task
     waits for it any more.
     """
     _AWAITING.add(module)
@@ -39,7 +39,7 @@ def add_awaiting(module: str, *threads: Callable[..., Any]) -> None:
 
 
 def is_internal(coro: Any) -> bool:
-    """Return whether ``coro`` is of a module that `add_internal` registered."""
+    """Return whether ``coro`` is a coroutine of a module that `add_internal` has registered."""
     if getattr(coro, "cr_code", None) in _INTERNAL_CODES:
         return True
     frame = getattr(coro, "cr_frame", None)
@@ -50,8 +50,8 @@ def is_internal(coro: Any) -> bool:
 
 
 def awaits_at_once() -> bool:
-    """Return whether the code that is starting a task awaits it right away. Called by a task
-    factory.
+    """Return whether the code that is starting a task belongs to a module that `add_awaiting` has
+    registered. Must be called by a task factory.
     """
     if not _AWAITING:
         return False
@@ -62,7 +62,7 @@ def awaits_at_once() -> bool:
 
 
 def is_thread(coro: Any) -> bool:
-    """Return whether ``coro`` is a call of a registered function that runs something in a
-    thread.
+    """Return whether ``coro`` is a call of a function that `add_awaiting` has registered in
+    ``threads``.
     """
     return getattr(coro, "cr_code", None) in _THREADS

@@ -1,7 +1,7 @@
 """Places: positions of code in its program that are the same in each run of the same code.
 
-A place is derived from the code alone: which task started which, and in which order. It does not
-depend on the order in which parallel tasks make progress.
+A place depends only on the code: on which tasks each task has started, and in which order. It does
+not depend on the order in which parallel tasks make progress.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from agentrt.moments import moment
 
 
 class Place:
-    """The place of a task. ``path`` is the path of the task that started it, and its number among
-    the tasks that this task started, such as ``0.1.4``. A task that a node starts has a path within
-    the node, such as ``0.1#2.0``.
+    """The place of a task, identified by its ``path``.
 
-    ``nodes`` and ``forks`` count the nodes that the task has emitted and the tasks that it has
-    started. ``during`` is a call whose stream this task, or a task from which it descends, is
-    reading. ``last`` is the DAG's id of the last node that was emitted here. ``began`` is the
-    `moment` at which the task started.
+    The path consists of the path of the parent task, which started this task, and this task's
+    number among the tasks that the parent started, such as ``0.1.4``. A task that runs the work of
+    a node has a path within the node: ``0.1#2.0`` is the first task of the third node of ``0.1``.
+
+    ``nodes`` is the number of nodes that the task has emitted so far, and ``forks`` the number of
+    tasks that it has started. ``during`` is the place of a call whose stream is being read by this
+    task or by an ancestor of this task. ``last`` is the id, in the DAG, of the last node that was
+    emitted here. ``began`` is the `moment` at which the task started.
     """
 
     __slots__ = ("_beside", "_first", "began", "during", "forks", "last", "nodes", "path")
@@ -38,8 +40,9 @@ class Place:
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Place:
         """Return the place of a task that starts now for ``coro``.
 
-        ``beside`` are all coroutines that are started together, in an arbitrary order. Then the
-        number of the task is the index of ``coro`` among them.
+        ``beside`` are all coroutines that are started together with ``coro`` in an arbitrary order.
+        In this case, the number of the task follows from the position of ``coro`` in ``beside`` and
+        not from the order of the starts.
         """
         number, self.forks = self.forks, self.forks + 1
         if beside:
@@ -52,16 +55,17 @@ class Place:
         return Place(f"{self.path}.{number}", self.during)
 
     def can_know(self, node: str, at: int) -> bool:
-        """Return whether the code here may have reacted to the end of a node at the moment ``at``.
+        """Return whether the code at this place may have reacted to the end of ``node`` at the
+        moment ``at``.
 
-        The code of the node's task may have, and so may the tasks from which that task descends.
-        A task beside it may have only if it started after that moment.
+        The code of the node's own task, and of the ancestors of that task, may have reacted. The
+        code of any other task may have reacted only if the task started after that moment.
         """
         here = self.path
         return node.startswith((f"{here}#", f"{here}.")) or self.began > at
 
     def inside(self, node: str) -> Place:
-        """Return the place of work that belongs to a node emitted here. Such work does not run when
+        """Return the place of the work of a node that was emitted here. This work does not run when
         the node is answered from a journal.
         """
         return Place(node, self.during)

@@ -1,7 +1,9 @@
-"""Scopes: for each task of a program, where its code runs and which nodes ended before it.
+"""Scopes: for each task of a program, which node functions its code is in, and which nodes the task
+knows to have ended.
 
-A scope learns of the end of other tasks in two ways: at once, if its own task awaits them; or
-through asyncio's own futures (gather, shield, TaskGroup), which it settles before it is used.
+A scope learns of the end of another task in two ways. If its task awaits the other task, it learns
+at once. If its task waits through asyncio's own futures (gather, shield, TaskGroup), the end is
+noted first and becomes known in `Scope.settle`, which is called before the scope is used.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ Family = WeakSet[asyncio.Task[Any]]
 
 
 class Scope:
-    """The position of a task's code. ``owner`` is its program, ``frontier`` holds the last nodes
-    that ended before now in this task, and ``path`` names the node functions around the code, such
-    as ``main/expand``.
+    """The position of a task's code. ``owner`` is the task's program, ``frontier`` has the nodes
+    that ended last in this task's view, and ``path`` has the names of the node functions around the
+    code, such as ``main/expand``.
 
-    Copied contexts (callbacks, OS threads) refer to the same scope, so that the task learns of the
-    ends that they see.
+    Callbacks and threads have copies of the task's context, which refer to the same scope. So if
+    they learn that another task has ended, the scope's task knows it, too.
 
-    Code that is still in a scope that is ``over`` is in the scope ``back`` instead: the end of the
-    scope was reported by code that could not change the context. ``entered_in`` is the id of the
-    task that entered the scope while running. ``place`` is set if the program is recorded.
+    A scope is ``over`` if code that could not change the context has ended it. Code whose context
+    still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id of the
+    task that entered the scope while it ran. ``place`` is set if the program is recorded.
     """
 
     __slots__ = (
@@ -63,33 +65,35 @@ class Scope:
         return self._family
 
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
-        """Return the scope of a task that this task starts now for ``coro``, together with the
-        coroutines ``beside`` it.
+        """Return the scope of a new task that this task starts for ``coro``. For ``beside``, see
+        `Place.fork`.
         """
         self.settle()
         place = None if self.place is None else self.place.fork(coro, beside)
         return Scope(self.owner, self.path, self.frontier.fork(), self._family, place)
 
     def within(self, name: str) -> Scope:
-        """Return the same scope inside the node function ``name``."""
+        """Return an alias of this scope for code inside the node function ``name``."""
         inner = self.alias()
         inner.path = f"{self.path}/{name}" if self.path else name
         return inner
 
     def inside(self, node: str) -> Scope:
-        """Return the same scope for work that a recorded ``node`` does itself."""
+        """Return an alias of this scope for the work of a recorded ``node``."""
         inner = self.alias()
         inner.place = Place(node) if self.place is None else self.place.inside(node)
         return inner
 
     def alias(self) -> Scope:
-        """Return the same scope for code that may outlive it. An alias is never over."""
+        """Return another scope with the same frontier. Unlike this scope, it is never over, so code
+        that may outlive this scope can use it.
+        """
         alias = Scope(self.owner, self.path, self.frontier, self._family, self.place)
         alias.pending = self.pending
         return alias
 
     def leave(self, back: Scope | None) -> None:
-        """End this scope. Code that follows in the same context is in ``back``."""
+        """End this scope. Later code in the same context belongs to the scope ``back``."""
         self.over, self.back = True, back
 
     def join(self, ended: Scope) -> None:
@@ -99,14 +103,16 @@ class Scope:
             self.frontier.join(ended.frontier)
 
     def seal(self) -> None:
-        """Record that the task has ended. It will not wait for anything else."""
+        """Record that the task of this scope has ended, so that it will not wait for other tasks
+        any more.
+        """
         self.settle()
         self.pending.waits.clear()
         self.pending.sealed = True
 
     def settle(self) -> None:
-        """Join the tasks that have ended, and for which this task waited through asyncio's own
-        futures.
+        """Join the tasks that this task has waited for through asyncio's own futures, and that have
+        ended.
         """
         pending = self.pending
         if pending.seen:
@@ -123,8 +129,9 @@ class Scope:
                     self.join(ended)
 
 
-# The open tasks of each owner, by the owner's id, because an owner need not be hashable. An id is
-# not reused while its entry exists, because only scopes hold the entry, and they hold the owner.
+# The open tasks of each owner, by the owner's id, because an owner need not be hashable. While an
+# entry exists, its id is not used for another owner: only scopes keep the entry alive, and the
+# scopes also keep the owner alive.
 _FAMILIES: WeakValueDictionary[int, Family] = WeakValueDictionary()
 
 
@@ -137,8 +144,9 @@ def family_of(owner: object) -> Family:
 
 
 class Pending:
-    """What a task's callbacks have observed since the task last ran: results that they read, and
-    waits with ended tasks. `Scope.settle` joins them into the task's scope.
+    """The ends of other tasks that a task's callbacks have observed since the task last ran: tasks
+    whose results the callbacks have read, and waits with ended tasks. `Scope.settle` joins these
+    tasks into the task's scope.
     """
 
     __slots__ = ("known", "sealed", "seen", "waits")
@@ -163,10 +171,11 @@ class Pending:
 
 
 class Wait:
-    """A gather, shield or TaskGroup: the number of tasks that it waits for, and the scopes of those
-    that have ended.
+    """A gather, shield or TaskGroup that a task waits for: the number of tasks in it, and the
+    scopes of its ended tasks.
 
-    It holds scopes and weak references only, so that it keeps neither tasks nor results alive.
+    A `Wait` refers only to scopes and by weak references, so that it keeps neither tasks nor
+    results alive.
     """
 
     __slots__ = ("ended", "expected", "is_group", "target")
@@ -178,9 +187,12 @@ class Wait:
         self.target: ref[Any] | None = None if group is None else ref(group)
 
     def arrived(self, waiting: Scope, outer: CellType | None, ended: Scope) -> None:
-        """Record the end of the task of ``ended``. Runs just before asyncio's own callback."""
+        """Record the end of the task whose scope is ``ended``. Called just before asyncio's own
+        callback.
+        """
         if outer is not None:
-            # gather() fills the cell only after adding its callbacks, so it cannot be read earlier.
+            # gather() fills the cell only after it has added its callbacks, so the future cannot be
+            # read when the callback is added.
             future = outer.cell_contents
             if future.done():
                 return  # the gather had failed or was cancelled, so it did not wait for this task
@@ -192,15 +204,15 @@ class Wait:
         self.ended.append(ended)
 
     def over(self) -> bool:
-        """Return whether the wait has ended. A wait whose future is gone has ended, too."""
+        """Return whether the wait has ended. If its future no longer exists, it has ended, too."""
         target = None if self.target is None else self.target()
         if target is None:
             return True
         return is_exiting(target) if self.is_group else bool(target.done())
 
     def causes(self) -> list[Scope]:
-        """Return the scopes of the tasks that ended the wait: of all, or of the task that failed
-        first.
+        """Return the scopes of the tasks that ended the wait: of all its tasks, or, if the wait
+        ended early, of the task that failed first.
         """
         early = not self.is_group and len(self.ended) < self.expected
         return self.ended[-1:] if early else self.ended

@@ -1,7 +1,9 @@
-"""Tasks that know their scope: a task factory, and the subclass of `asyncio.Task` that it makes.
+"""Tasks that know their scope: a subclass of `asyncio.Task`, and the task factory that makes such
+tasks.
 
-A task starts from its creator's frontier, and a task that waits for it joins its frontier. Nothing
-of asyncio is patched. `emission_parents` describes which waits are seen.
+A new task starts with a copy of its creator's frontier. When another task has waited for it, its
+frontier is joined into the frontier of the waiting task. asyncio itself is not patched.
+`emission_parents` describes which waits are noticed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _MANY = 256
 def start_task(
     coro: Coroutine[Any, Any, T], scope: Scope, *, name: str | None = None
 ) -> TrackedTask[T]:
-    """Start a program's root as a task in ``scope``, on the running loop."""
+    """Start a program's own function as a task in ``scope``, on the running loop."""
     context = contextvars.copy_context()
     context.run(SCOPE.set, scope)
     loop = asyncio.get_running_loop()
@@ -44,8 +46,8 @@ def start_task(
 
 
 async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
-    """Await ``coro`` to its end, even if this task is cancelled meanwhile. For work at the end of a
-    task.
+    """Await ``coro`` to its end, even if the current task is cancelled while it waits. It is for
+    work at the end of a task.
     """
     with outside():
         ending = asyncio.create_task(coro)
@@ -61,7 +63,7 @@ async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) ->
     """
     family = family_of(owner)
     spared = asyncio.current_task(), spare
-    # A task can start others while it is being cancelled.
+    # A task can start other tasks while it is being cancelled, so look again.
     while left := [task for task in family if task not in spared and not task.done()]:
         for task in left:
             task.cancel()
@@ -94,16 +96,19 @@ def is_single(family: Family) -> bool:
 
 
 def all_wait(owner: object) -> bool:
-    """Return whether all open tasks of ``owner`` wait for something that has not happened yet. For
-    programs with very many tasks, return True without checking.
+    """Return whether no open task of ``owner`` can continue now, because each task waits for an
+    event that has not happened yet. For programs with more than `_MANY` tasks, return True without
+    checking.
     """
     family = family_of(owner)
     return len(family) > _MANY or not any(is_ready(task) for task in family)
 
 
 def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> bool:
-    """Return whether each open task of ``owner`` is one of ``resting``, or waits without a timeout
-    for other tasks of ``owner``. A task whose wait is unknown counts as doing something else.
+    """Return whether each open task of ``owner`` is in ``resting``, or waits without a timeout for
+    other tasks of ``owner``.
+
+    If it is unknown what a task waits for, the result is False.
     """
     family = {task for task in family_of(owner) if not task.done()}
     for task in family:
@@ -116,21 +121,23 @@ def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> b
 
 
 def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ()) -> tuple[int, ...]:
-    """Return the parents of a node that the task of ``scope`` emits now, in rising order.
+    """Return the parents of a node that the task of ``scope`` emits now, as ids in rising order.
 
-    ``after`` names further nodes of ``dag``, which must have ended. When the new node has ended,
-    call ``scope.frontier.advance(node_id, parents)``.
+    ``after`` has the ids of further nodes of ``dag`` that the new node depends on; these nodes must
+    have ended. When the new node has ended, call ``scope.frontier.advance(node_id, parents)``.
 
     The result is exact for awaiting a task, for ``wait``, ``wait_for`` and ``as_completed``, for a
     gather or shield that is awaited before the next node, for a TaskGroup, and for ``result()`` and
     ``exception()`` of a task. When a gather fails early, only the task that failed counts. The
     result is approximate in these cases:
 
-    - A gather or shield that is not awaited yet counts once it has ended (an edge too many). It
-      counts for the task that made it, even if another task awaits it (an edge too few).
-    - The same holds for a task whose result is read by a callback of the program.
-    - Values passed through a queue, an event, a lock or a plain future are not seen (an edge too
-      few); name the nodes in ``after``. ``done()`` and ``cancelled()`` are not seen either.
+    - A gather or shield that has ended counts as awaited, even if it is not awaited yet (an edge
+      too many). It counts for the task that made it, even if another task awaits it (an edge too
+      few).
+    - If a callback of the program reads the result of a task, the same holds for this task.
+    - Values that are passed through a queue, an event, a lock or a plain future are not noticed (an
+      edge too few); name the nodes in ``after``. Calls of ``done()`` and ``cancelled()`` are not
+      noticed either.
     - Tasks that share a context object, passed as ``context=``, share a frontier.
     """
     scope.settle()
@@ -140,8 +147,8 @@ def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ())
 
 
 class TrackedTask(asyncio.Task[T]):
-    """A task of a program, with its own ``scope``. When the task has ended, the scope holds its
-    last frontier. ``is_stopped`` is True if the task was cancelled from outside its program.
+    """A task of a program, with its own ``scope``. When the task has ended, the scope has the last
+    frontier of the task. ``is_stopped`` is True if the task was cancelled from outside the program.
     """
 
     def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
@@ -162,8 +169,8 @@ class TrackedTask(asyncio.Task[T]):
     __iter__ = __await__
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the task like asyncio, and note whether the cancellation comes from outside its
-        program. The program's own TaskGroups and timeouts cancel its tasks, too.
+        """Cancel the task like asyncio, and note whether the cancellation comes from outside the
+        program. TaskGroups and timeouts in the program's code cancel tasks of the program, too.
         """
         scope = current_scope()
         if scope is None or scope.owner is not self.scope.owner:
@@ -171,18 +178,21 @@ class TrackedTask(asyncio.Task[T]):
         return super().cancel(msg)
 
     def result(self) -> T:
-        """Return the task's result. The reader's next nodes depend on the task."""
+        """Return the task's result. The next nodes of the calling code depend on this task."""
         self._observed()
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """Return the task's exception or None. The reader's next nodes depend on the task."""
+        """Return the task's exception or None. The next nodes of the calling code depend on this
+        task.
+        """
         try:
             error = super().exception()
         except asyncio.CancelledError:
             self._observed()
             raise
-        # In a callback, a successful end counts only if the callback reads the result, too.
+        # asyncio's own callbacks call this method, too. So in a callback, a successful end counts
+        # only if the callback also reads the result.
         if error is not None or running_task() is not None:
             self._observed()
         return error
@@ -204,8 +214,8 @@ class TrackedTask(asyncio.Task[T]):
         super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """Remove a callback like asyncio, and note the end of asyncio.wait."""
-        # asyncio.wait calls this last, in the task that waited.
+        """Remove a callback like asyncio, and note the end of an `asyncio.wait`."""
+        # At its end, asyncio.wait calls this method in the task that waited.
         if running_task() is not None:
             self._observed()
         return super().remove_done_callback(fn)
@@ -226,7 +236,8 @@ class TrackedTask(asyncio.Task[T]):
         if running_task() is not None:
             scope.join(self.scope)
         elif not self._waited:
-            # In a callback, its task may be in the middle of emitting a node, so join later.
+            # This is a callback. The task to which it belongs may be in the middle of emitting a
+            # node, so join later.
             self.scope.seal()
             scope.pending.seen.append(self.scope)
 
@@ -251,8 +262,8 @@ def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
 
 
 class _Factory:
-    """The task factory. ``installs`` counts its installations. At 0 it only calls the previous
-    factory.
+    """The task factory. ``installs`` is the number of its installations. If the number is 0, the
+    factory only calls the previous factory.
     """
 
     def __init__(self, previous: Callable[..., Any] | None) -> None:
@@ -300,6 +311,7 @@ def uninstall(loop: asyncio.AbstractEventLoop) -> None:
         return
     previous = factory.previous
     del _FACTORIES[loop]
-    # If other code has wrapped our factory since, leave it in place; it only calls the previous.
+    # If other code has wrapped our factory since, leave the factory in place. It then only calls
+    # the previous factory.
     if loop.get_task_factory() is factory:
         loop.set_task_factory(previous)

@@ -1,9 +1,9 @@
 """Delaying the timers of a program while it is resumed from a journal.
 
 A program's own timers (`asyncio.timeout`, `asyncio.sleep`, `asyncio.wait`) are timers of its event
-loop. On a busy machine, the loop may fire a timer before a recorded answer arrives, so that the
-program would take another course than the recorded one. So the timers of a program that is resumed
-ask its record before they fire.
+loop. On a busy machine, the loop may fire a timer before a recorded answer arrives. Then the
+program would take another course than the recorded program. So while a program is resumed, its
+record decides when its timers fire.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agentrt.tracking.current import SCOPE, current_scope
 
 
 class Holding(Protocol):
-    """The record of a resumed program, which decides when timers fire that were set while it
-    ``holds``.
+    """The record of a resumed program. It decides when timers fire that were set while ``holds``
+    was True.
     """
 
     @property
@@ -29,8 +29,8 @@ class Holding(Protocol):
 
 
 class DueTimer:
-    """The callback of a timer that was set while a program was resumed. It runs the timer's own
-    function in ``context``.
+    """The callback of a timer that was set while a program was resumed. `go_off` runs the timer's
+    own function ``do`` in ``context``.
     """
 
     __slots__ = ("_args", "_context", "_do", "_holding", "handle")
@@ -56,7 +56,7 @@ class DueTimer:
         return self.handle.cancelled()
 
     def go_off(self) -> None:
-        """Let the loop run the timer's function."""
+        """Let the loop run the timer's function, unless the timer was cancelled."""
         asyncio.get_running_loop().call_soon(self._unless_cancelled, context=self._context)
 
     def _unless_cancelled(self) -> None:
@@ -65,8 +65,8 @@ class DueTimer:
 
 
 class _Timers:
-    """The timers of a loop: the replaced methods that set them, and the programs whose timers are
-    delayed.
+    """The timers of an event loop: replacements for the loop's methods that set timers, and the
+    programs whose timers are delayed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -77,8 +77,8 @@ class _Timers:
         vars(loop).update(self._own)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Restore the loop's methods, unless other code has wrapped ours since. A method that stays
-        only calls the loop's own.
+        """Restore the loop's methods. A method that other code has wrapped since stays in place; it
+        then only calls the loop's own method.
         """
         for name, own in self._own.items():
             if vars(loop).get(name) == own:
@@ -118,7 +118,7 @@ class _Timers:
     ) -> Holding | None:
         if isinstance(
             callback, DueTimer
-        ):  # call_later of a loop may call its call_at, so handle a timer once
+        ):  # a loop's call_later may call its call_at, so the timer was handled already
             return None
         scope = current_scope() if context is None else context.get(SCOPE)
         if scope is None:
@@ -131,7 +131,7 @@ _LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Timers] = WeakKeyDictionar
 
 
 def hold_timers(owner: object, holding: Holding) -> None:
-    """Let ``holding`` decide from now on when timers of this program fire on the running loop."""
+    """From now on, let ``holding`` decide when the timers of a program fire on the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _LOOPS:
         _LOOPS[loop] = _Timers(loop)
@@ -139,8 +139,8 @@ def hold_timers(owner: object, holding: Holding) -> None:
 
 
 def release_timers(owner: object) -> None:
-    """Stop delaying a program's timers: it has caught up with its record, or has ended.
-    Idempotent.
+    """Stop delaying a program's timers, because the program has caught up with its record or has
+    ended. Idempotent.
     """
     loop = asyncio.get_running_loop()
     timers = _LOOPS.get(loop)

@@ -49,13 +49,13 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
     for words in (
         "p-1 (done)",
         "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s",
-        "computed again, pushed out by 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
+        "computed again, evicted for 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
         "tools 4.00 40",
         "total 10.00 100",
-        "node 0#1: 90 of 90 prompt tokens computed, never there: the prompt has changed",
-        "leaves the prompt of node 0#0 after 9 characters",
+        "node 0#1: 90 of 90 prompt tokens computed, not cached: the prompt has changed",
+        "differs from the prompt of node 0#0 after 9 characters",
         "'[system] ' then '1st You",
-        "64 of them known before: evicted for main-8",
+        "64 of them had been cached and were evicted for main-8",
     ):
         assert words in text, text
 

@@ -86,6 +86,6 @@ def _tell_what_is_next(kind: str) -> None:
 
 
 def _shortest(file: Path) -> str:
-    """Return a path relative to the current folder, if it is below that."""
+    """Return a file's path, relative to the current folder if the file is below that folder."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)

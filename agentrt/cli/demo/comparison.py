@@ -16,16 +16,18 @@ from agentrt.cli.tables import split_wall
 from agentrt.runtime.run import Run
 
 _EVEN = 0.03
-"""Two values that differ by less than this share count as the same. Between calls of equal rank a
-microsecond decides which goes first, and that alone moves a mean by up to 2%.
+"""Two values that differ by less than this share count as equal. A microsecond decides which of two
+calls with equal priority runs first, and this decision alone changes a mean by up to 2%.
 """
 _MARKS = (("█", "green"), ("▒", "yellow"), ("░", "blue"), (" ", ""))
-"""The characters and colours of a bar: computing, waiting, using a tool, anything else, in the
-order of `split_wall`.
+"""The characters and colours of a bar's parts, in the order of `split_wall`: computing, waiting,
+using a tool, anything else.
 """
 _LEAST_BAR, _MOST_BAR = 6, 24
 _BESIDE_BARS = 8 + 3 * 8
-"""Characters of a row outside its bars: the name, the seconds under each order, and the gaps."""
+"""Number of characters of a row besides its bars: the name, the seconds under each order, and the
+space between columns.
+"""
 SHORT, LONG = "lookup", "report"
 
 
@@ -54,8 +56,8 @@ class Means:
 class Change:
     """A mean duration under agentrt's order compared with stock's, in seconds.
 
-    The change is ``sure`` if all rounds of one order are below all rounds of the other; otherwise
-    it may be chance.
+    The change is ``sure`` if all rounds of one order are shorter than all rounds of the other
+    order; otherwise the change may be chance.
     """
 
     stock: float
@@ -70,18 +72,18 @@ class Change:
 
     @property
     def share(self) -> float:
-        """The change relative to stock's order: 0.1 is 10% more, -0.1 is 10% less."""
+        """The change relative to stock's order: 0.1 means 10% more, -0.1 means 10% less."""
         return self.ours / self.stock - 1
 
     @property
     def is_even(self) -> bool:
-        """Whether both values count as the same."""
+        """Whether the values under both orders count as equal."""
         return abs(self.share) < _EVEN
 
 
 @dataclass(frozen=True, slots=True)
 class DemoComparison:
-    """The means of all rounds, for stock's order and for agentrt's first and later runs."""
+    """The means of each round, for stock's order and for agentrt's first and later runs."""
 
     stock: Sequence[Means]
     first: Sequence[Means]
@@ -89,7 +91,7 @@ class DemoComparison:
 
     @classmethod
     def of(cls, rounds: Rounds) -> DemoComparison:
-        """Return the means of all rounds."""
+        """Compute the means of each round."""
         stock, first, known = (
             [Means.of(runs) for runs in each] for each in (rounds.stock, rounds.first, rounds.known)
         )
@@ -190,8 +192,8 @@ def _legend() -> Text:
 
 
 def _bar(run: Run, cell_s: float) -> Text:
-    """Draw how a run spent its time: a character for each ``cell_s`` seconds, by what took most
-    of them.
+    """Draw how a run spent its time. Each character stands for ``cell_s`` seconds, and shows what
+    took most of them.
     """
     bar = Text()
     for number in range(max(1, round(seconds(run) / cell_s))):

@@ -37,9 +37,9 @@ class ConfigurableEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The runs of each round, by the order of calls: stock's order, agentrt's order without
-    statistics of the programs (``first``), and agentrt's order after it has seen them once
-    (``known``).
+    """The runs of each round, by the order of calls: ``stock`` is stock vLLM's order, ``first`` is
+    agentrt's order without statistics of the programs, and ``known`` is agentrt's order once it has
+    such statistics.
     """
 
     stock: Sequence[Sequence[Run]]
@@ -48,7 +48,9 @@ class Rounds:
 
 
 Show = Callable[[str, Sequence[Run]], None]
-"""A function that is called with a round's name and runs when the round has started."""
+"""A function that shows a round. It is called when the round has started, with the name and the
+runs of the round.
+"""
 
 
 async def watched(runtime: Runtime, show: Show) -> list[Run]:
@@ -66,9 +68,9 @@ async def both_orders(
     """Run the programs once under stock's order, then twice under agentrt's: a first run, and a
     run that knows both kinds of programs.
 
-    On a ``noisy`` engine, which takes real time, two programs warm it up first. Then these three
-    rounds are repeated, and a last round has stock's order, so that stock's order runs both before
-    and after agentrt's. Raises the error of a program that fails.
+    A ``noisy`` engine takes real time. On such an engine two programs warm the engine up first.
+    Then the three rounds run twice. A last round has stock's order, so that stock's order runs both
+    before and after agentrt's. Raises the error of a program that fails.
     """
     cycle: list[tuple[str, SchedulerConfig | None]] = [
         ("stock vLLM's order", STOCK),

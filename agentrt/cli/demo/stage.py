@@ -37,10 +37,10 @@ _SUMMARY = (
 
 
 class Stage:
-    """The demo's surroundings: its ``screen``, the engine's ``log``, and the dashboard's ``port``.
+    """A runner of the demo's rounds, which shows them on ``screen`` and on a dashboard at ``port``.
 
-    Port 0 is any free port, and None means no dashboard. ``last_words`` prints a line when a
-    signal ends the process at once.
+    Port 0 is any free port, and None means no dashboard. ``log`` gets the engine's output.
+    ``last_words`` prints a line when a signal ends the process at once.
     """
 
     def __init__(
@@ -54,9 +54,7 @@ class Stage:
         self._last_words = last_words
 
     def on_vllm(self, model: str | None) -> Rounds:
-        """Run all rounds on a real engine, and show them. Raises the errors of the engine's
-        start.
-        """
+        """Run and show all rounds on a real engine. Raises an error if the engine cannot start."""
         self._screen.announce(_SUMMARY)
         real = engine.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
 
@@ -77,7 +75,7 @@ class Stage:
         return Interrupts(self._last_words).run(rounds())
 
     def on_simulated(self) -> Rounds:
-        """Show a round on the simulated engine, then run all rounds in virtual time."""
+        """Show one round on the simulated engine, then run all rounds in virtual time."""
         self._screen.announce(f"{MADE_UP}\n{_SUMMARY}")
         Interrupts(self._last_words).run(self._watched())
         self._screen.announce("now running both orders in virtual time, which takes a second:")

@@ -1,10 +1,11 @@
 """An event loop in virtual time: it never sleeps, but advances its clock to the next timer.
 
-Code on it takes only its own computing time, however many seconds it waits, and its results are
-repeatable. The code must run on one thread and read the loop's clock.
+Code on this loop takes only its own computing time, however many seconds it waits, and its results
+are repeatable. The code must run on one thread and read the loop's clock.
 
-Each reading of the clock advances it by a microsecond, so that no two events have the same time,
-as with a real clock. A scheduler that serves programs in the order of their arrival needs that.
+Each reading of the clock advances the clock by a microsecond. So no two events have the same time,
+as with a real clock. A scheduler that serves programs in the order of their arrival needs distinct
+times.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _LOOK_S = 1e-6
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose ``time()`` is the sum of all waits, in seconds."""
+    """An event loop whose ``time()`` is the sum of all waits, in seconds. Each reading of this time
+    advances it a little.
+    """
 
     def __init__(self) -> None:
         self._waits = _Waits()

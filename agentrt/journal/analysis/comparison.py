@@ -1,4 +1,4 @@
-"""Compares two recorded programs: the nodes at the same places, and the costs."""
+"""Comparing two recorded programs: the nodes at the same places, and the costs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MORE = ("output_tokens", "waiting_s", "service_s", "preemptions")
 
 
 def comparison(first: History, second: History) -> dict[str, Any]:
-    """Return the totals of two programs and their differences as JSON, in the order of the nodes of
-    the first program. ``input`` says how their inputs differ, if they do.
+    """Return the totals of two programs and the differences of their nodes as JSON. The differences
+    are in the order of the first program's nodes. ``input`` says how the inputs differ, if they do.
     """
     places = [*first.nodes, *(place for place in second.nodes if place not in first.nodes)]
     each = [{"node": place, "what": list(_differences(first, second, place))} for place in places]
@@ -61,7 +61,9 @@ def _kind_and_name(node: PastNode) -> str:
 
 
 def _answer(node: PastNode) -> str:
-    """Return an answer as JSON without the fields that depend on the run; "" for no answer."""
+    """Return an answer as JSON text without the fields that depend on the run; "" if there is no
+    answer.
+    """
     if node.end is None or not node.end.outcome:
         return ""
     return json.dumps(json.loads(node.end.outcome, object_hook=_without_costs))

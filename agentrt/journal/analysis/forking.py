@@ -1,4 +1,6 @@
-"""Forks a recorded program: makes a new one with the nodes that had ended before a given node."""
+"""Forking a recorded program: making a new program with the recorded nodes that had ended before a
+chosen node.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _SET = "the answer of a call (its text), a tool, a question, an event or a value
 
 
 def base_of(program_id: str) -> str:
-    """Return the id of the program that a fork, or a fork of a fork, was made from. For a program
-    that is not a fork, return its own id.
+    """Return the id of the original program from which a fork, or a fork of a fork, was made. For a
+    program that is not a fork, return its own id.
     """
     return _FORK.sub("", program_id)
 
@@ -37,10 +39,10 @@ def fork_in(
 ) -> RecordedProgram:
     """Return a fork of the program ``old`` that runs again from the node at place ``at``.
 
-    If ``store`` has a fork that was made with the same options (``how``) and is not done, that fork
-    is returned. Otherwise a new fork is written to ``store``. ``input`` is the fork's input as JSON
-    text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of these nodes as JSON
-    text. Raises `UsageError` for an answer that cannot be set.
+    If ``store`` has a fork that was made with the same options (``how``) and has not finished, this
+    fork is returned. Otherwise a new fork is written to ``store``. ``input`` is the fork's input as
+    JSON text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of these nodes as
+    JSON text. Raises `UsageError` for an answer that cannot be set.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))
@@ -60,9 +62,10 @@ def fork_in(
 def _past_of(
     old: History, name: str, at: str, answers: Mapping[str, str], shift: float
 ) -> list[Change]:
-    """Return the rows of all nodes that had ended when ``at`` began. Other nodes run anew.
+    """Return the rows for the fork ``name``: the rows of all nodes that had ended when node ``at``
+    began, with the new ``answers``. The fork runs all other nodes again.
 
-    The clock of the journal is ``shift`` seconds behind the time of day.
+    The time of day is ``shift`` seconds ahead of the journal's clock.
     """
     begun, rows = old.nodes[at].start.started, list[Change]()
     kept = {
@@ -93,8 +96,8 @@ def _past_of(
                 f"the result of node {place} ({start.kind} {start.name}), which comes before {at}, "
                 f"could not be recorded; fork with --at {place}, or set it with --set {place}=JSON"
             )
-        # Write the whole request if an earlier request that it builds on is not in the fork, or
-        # has another answer there.
+        # A request may be recorded as a difference from an earlier request. Write the whole request
+        # if the earlier request is not in the fork, or has another answer in the fork.
         if any((row, attempt) not in kept for row, attempt, _ in node.requests.pieces_of(start)):
             start = start._replace(request=node.request_text)
         rows += [
@@ -108,9 +111,9 @@ def answer_of(node: PastNode, answer: Any) -> str:
     """Return a new answer of a node in its recorded form.
 
     For a call, ``answer`` is the text of the reply, or the JSON value of a structured reply. For
-    any other node it is a value, or JSON text of a value; if the old answer was a text, it is the
-    new text. An object with the key ``$`` is taken as a value in its recorded form. Raises
-    `UsageError` for an answer that cannot be set.
+    any other node, ``answer`` is a value, or the JSON text of a value; but if the old answer was a
+    text, ``answer`` is the new text. An object with the key ``$`` is a value that is already in its
+    recorded form. Raises `UsageError` for an answer that cannot be set.
     """
     start, is_call = node.start, node.start.kind == "call"
     place_and_name = f"--set {start.node}: {start.kind} {start.name}"
@@ -135,7 +138,7 @@ def answer_of(node: PastNode, answer: Any) -> str:
 
 
 def _is_more(request: Any, before: Any) -> bool:
-    """Return whether a call has an answer that is not a single text: tokens, or several choices."""
+    """Return whether the answer of a call is not a single text but tokens or several choices."""
     return "prompt_token_ids" in request or "choices" in (before or {})
 
 

@@ -1,9 +1,10 @@
-"""Explains why the prefix cache did not have the whole prompt of a recorded call.
+"""Explaining why the prefix cache did not have the whole prompt of a recorded call.
 
-The prompt of a call is compared with those of the program's earlier calls, including their answers.
-After the first difference from the closest earlier prompt, all tokens must be computed, even where
-the prompts are equal again. Chats are compared as the journal has them, as messages with roles and
-tools, and not as their chat template writes them. Contexts of tokens are compared as token ids.
+The prompt of a call is compared with the prompts and answers of the program's earlier calls. The
+closest earlier prompt is the prompt with the longest common beginning. All tokens after the first
+difference from it must be computed, even where the two prompts are equal again. Chats are compared
+as messages with roles and tools, as the journal has them, and not in the form that the chat
+template writes. Token contexts are compared as token ids.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from agentrt.request.common import common_length
 from agentrt.request.spans import RECOMPUTE, Cause, read_spans
 
 EVICTED, CHANGED, SALTED, NEW = "evicted", "changed", "salted", "new"
-"""Causes of a miss: the blocks were cached and evicted; the prompt differs from an earlier prompt,
-but is equal to it again later; it has another ``cache_salt``; or its new part was never computed.
+"""Causes of a miss: the blocks had been cached and were evicted; the prompt differs from an earlier
+prompt, but is equal to it again later; the prompt has another ``cache_salt``; or the new part of
+the prompt had never been computed.
 """
 _AROUND = 40
-"""Characters that are shown on each side of a change, or a quarter as many tokens."""
+"""Number of characters that are shown on each side of a change. For token ids, a quarter of this
+number of tokens is shown.
+"""
 _AGAIN = 64
-"""Smallest number of equal characters after a change for which the change is reported, or a quarter
-as many tokens.
+"""Smallest number of equal characters after a change for which the change is reported. For token
+ids, it is a quarter of this number of tokens.
 """
 _IDS = "I"
 _WIDTH = array(_IDS).itemsize
@@ -42,10 +46,10 @@ class Miss:
     """A call whose prompt was not, or not wholly, in the prefix cache.
 
     ``verdict`` is the cause. ``earlier`` is the node with the closest earlier prompt, and ``at`` is
-    the offset of the first difference from it, in ``unit``. After the text ``before``, the earlier
-    prompt had ``was`` and this prompt has ``now``. After the difference, ``again`` units are equal
-    again. These fields are empty if the journal has no texts. ``by`` are the programs for which
-    blocks were evicted.
+    the offset of the first difference between the two prompts, in ``unit``. At the difference, the
+    text ``before`` is followed by ``was`` in the earlier prompt, and by ``now`` in this prompt.
+    ``again`` is the number of units after the difference that are equal again. These fields are
+    empty if the journal has no texts. ``by`` are the programs for which blocks were evicted.
     """
 
     node: str
@@ -80,8 +84,8 @@ class _Prompt(ABC):
 
     @abstractmethod
     def common(self, earlier: Any) -> int:
-        """Return the length of the common beginning of this prompt and an earlier one with its
-        answer.
+        """Return the length of the common beginning of this prompt and of an earlier prompt with
+        its answer.
         """
 
     @abstractmethod
@@ -90,12 +94,14 @@ class _Prompt(ABC):
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:
-        """Return how much of an earlier prompt is equal again in this one, after ``at``."""
+        """Return how much of an earlier prompt occurs again in this prompt after the offset
+        ``at``.
+        """
 
 
 class _Chat(_Prompt):
-    """A prompt as the texts of its messages. Equal texts of several prompts are one object, so that
-    all prompts together take about as much memory as the last one.
+    """A prompt as the texts of its messages. Equal texts of several prompts are one object. So all
+    prompts of a growing chat take about as much memory as the last prompt.
     """
 
     unit, around, least = "characters", _AROUND, _AGAIN
@@ -128,8 +134,8 @@ class _Chat(_Prompt):
         )
 
     def after(self, at: int) -> tuple[str, list[str]]:
-        """Return the rest of the message at this offset, and the list of that message and all later
-        ones.
+        """Return the rest of the message at the offset ``at``, and a list of the whole message and
+        all later messages.
         """
         for index, text in enumerate(self.parts):
             if at < len(text):
@@ -175,8 +181,8 @@ class _Ids(_Prompt):
 
 
 def misses_of(recorded: RecordedTime) -> list[Miss]:
-    """Return the calls that computed tokens which were, or could have been, in the prefix cache.
-    The calls with the most computed tokens come first.
+    """Return the calls that computed tokens although these had been, or could have been, in the
+    prefix cache. The calls with the most computed tokens come first.
     """
     ended = [
         (stay, report)
@@ -190,7 +196,7 @@ def misses_of(recorded: RecordedTime) -> list[Miss]:
     for stay, report in ended:
         prompt, began = _prompt(recorded, stay, texts), stay.start.started
         before = [at for at, (earlier, _) in enumerate(recent) if earlier.until <= began]
-        # Later calls are not compared with the older ones, either.
+        # Later calls are not compared with calls before `recent` either.
         recent = recent[before[-_COMPARED] :] if len(before) >= _COMPARED else recent
         last = (other for earlier, other in reversed(recent) if earlier.until <= began)
         miss = _miss(stay, report, prompt, last)
@@ -215,8 +221,8 @@ def _miss(
 
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:
-    """Return the first difference from the closest earlier prompt, as the fields of a `Miss` from
-    ``verdict`` and ``earlier`` on; None if there is no difference.
+    """Return the first difference from the closest earlier prompt, as the ``verdict`` and the
+    fields of a `Miss` from ``earlier`` on; None if there is no difference to report.
     """
     closest, at = None, -1
     for earlier in before:
@@ -240,7 +246,9 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
 
 
 def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int:
-    """Return the length of the common beginning of two texts that are split into parts anywhere."""
+    """Return the length of the common beginning of two texts. The texts are split into parts, which
+    need not end at the same positions.
+    """
     total, left, right = 0, "", ""
     lefts, rights = iter(first_parts), iter(second_parts)
     while True:

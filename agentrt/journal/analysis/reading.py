@@ -1,6 +1,7 @@
-"""Reads programs and their nodes from a journal, even while another process writes it.
+"""Reading programs and their nodes from a journal, even while another process writes the journal.
 
-All times are times of day in seconds since 1970, by the clock of the process that writes it.
+All times are times of day in seconds since 1970, by the clock of the process that writes the
+journal.
 """
 
 from __future__ import annotations
@@ -31,25 +32,30 @@ _NAMED = 5
 
 
 class ReadingStore(SQLiteStore):
-    """An SQLite journal that is only read, as it was when it was opened. It takes no lock."""
+    """An SQLite journal that is only read, in the state that it had when it was opened. Reading
+    takes no lock.
+    """
 
     def _open(self) -> None:
         path = self._path.absolute()
         if not path.is_file():
             reason = "is a folder" if path.is_dir() else "does not exist"
             raise JournalError(f"journal {self.name} {reason}; name the file of a journal")
-        # SQLite needs a second file beside the journal, which a read-only folder cannot hold.
+        # SQLite needs a second file next to the journal, which it cannot create in a read-only
+        # folder.
         beside = path.with_name(f"{path.name}-wal").exists() or os.access(path.parent, os.W_OK)
         address = f"{path.as_uri()}?{'mode=ro' if beside else 'immutable=1'}"
         self._connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False
         )
-        self._connection.execute("BEGIN")  # rows that are deleted meanwhile stay readable
+        self._connection.execute("BEGIN")  # rows that are deleted from now on stay readable
         self._check()
 
 
 class Listed(NamedTuple):
-    """A program without its nodes. ``options``, with which it was started, are JSON."""
+    """A program without its nodes. ``options`` are the options with which the program was started,
+    as JSON.
+    """
 
     id: str
     type: str
@@ -65,8 +71,8 @@ class Listed(NamedTuple):
 class History:
     """A recorded program with all its nodes.
 
-    ``nodes`` are by their places, in the order in which they began. ``root`` is the program itself
-    as a node. ``journal`` is the name of the journal.
+    ``nodes`` has the nodes by their places, in the order in which they began. ``root`` is the node
+    that stands for the program itself. ``journal`` is the name of the journal.
     """
 
     journal: str
@@ -99,8 +105,8 @@ def listed(
     type: str | None = None,
     state: str | None = None,
 ) -> list[Listed]:
-    """Return the ``limit`` programs that started last, newest first. ``tenant``, ``type`` and
-    ``state`` filter them. Raises `JournalError`.
+    """Return the ``limit`` programs that started last, the newest program first. Only programs with
+    this ``tenant``, ``type`` and ``state`` are returned; None allows all. Raises `JournalError`.
     """
     filters = {"p.tenant": tenant, "p.type": type, _STATE: state}
     wanted = {name: value for name, value in filters.items() if value is not None}
@@ -117,8 +123,8 @@ def listed(
 
 
 def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[History]:
-    """Yield the programs of `listed` with all their nodes. ``only`` are the filters of `listed`.
-    Raises `JournalError`.
+    """Yield the programs that `listed` returns, with all their nodes. ``only`` are the arguments
+    ``tenant``, ``type`` and ``state`` of `listed`. Raises `JournalError`.
     """
     for row in listed(store, limit=limit, **only):
         yield history(store, row.id)
@@ -133,7 +139,7 @@ def history(store: Store, program_id: str) -> History:
 
 
 def read_row(store: Store, program_id: str) -> RecordedProgram:
-    """Return the row of a program. Raises `JournalError` if there is none."""
+    """Return the row of a program. Raises `JournalError` if the program is not in the journal."""
     fields = ", ".join(RecordedProgram._fields)
     rows = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
     if not rows:
@@ -163,9 +169,9 @@ def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRo
 
 
 def find(old: History, name: str) -> str:
-    """Return the place of a node, given its place or a name that only this node has.
+    """Return the place of a node. ``name`` is the place, or a name that only this node has.
 
-    Raises `UsageError` if there is no such node, or several.
+    Raises `UsageError` if there is no such node, or if several nodes have the name.
     """
     if name in old.nodes:
         return name
@@ -188,7 +194,9 @@ def find(old: History, name: str) -> str:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    """Suggest a similar name for an unknown one, or list the last of the known names."""
+    """Suggest a known name that is similar to an unknown name; if there is none, list the last
+    known names.
+    """
     if alike := get_close_matches(name, known, n=1):
         return f"did you mean {alike[0]!r}?"
     rest = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""

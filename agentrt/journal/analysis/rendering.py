@@ -1,4 +1,4 @@
-"""Shows recorded programs and their nodes as JSON, as text and as a DAG."""
+"""Showing recorded programs and their nodes as JSON, as text and as a DAG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _JSON = ("input", "options", "asked", "outcome", "account")
 def program_json(program: History) -> dict[str, Any]:
     """Return a program as JSON without its nodes. Times of day are in seconds since 1970.
 
-    ``wall_s`` counts from the first attempt, because a fork is recorded before its engine starts.
+    ``wall_s`` is the time from the start of the first attempt to the end. It does not start with
+    the program's row, because the row of a fork is written before the engine starts.
     """
     root, ended = program.root, program.ended
     wall_s = None if root is None or ended is None else ended - root.first
@@ -29,7 +30,9 @@ def program_json(program: History) -> dict[str, Any]:
 
 
 def parsed(name: str, value: Any) -> Any:
-    """Return the value of a row's field; for a field with JSON the parsed value, None if empty."""
+    """Return the value of a row's field. If the field has JSON text, return the parsed value, or
+    None for empty text.
+    """
     return (json.loads(value) if value else None) if name in _JSON else value
 
 

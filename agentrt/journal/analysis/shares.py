@@ -1,4 +1,6 @@
-"""Sums up the wall time of a program by reason, and within each reason by the causing program."""
+"""The wall time of a program summed up by reason, and for each reason by the programs that caused
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from agentrt.journal.analysis.wall import ALL_REASONS, WallInterval
 
 @dataclass(slots=True)
 class Blame:
-    """The time for which one program was a cause, perhaps together with others.
+    """The time for which ``program`` was a cause of another program's waiting, perhaps together
+    with further programs.
 
-    When it first was a cause, ``program`` was at queue ``level`` and had attained ``attained_s``
-    seconds of service. The waiting program was at ``own_level`` with ``own_attained_s``.
+    ``level`` and ``attained_s`` are the queue level and the attained service of ``program`` when it
+    first was a cause. ``own_level`` and ``own_attained_s`` are the values of the waiting program at
+    that time.
     """
 
     program: str
@@ -27,7 +31,9 @@ class Blame:
 
 @dataclass(slots=True)
 class Share:
-    """The ``seconds`` of the wall time with one ``reason``. ``by`` has the largest cause first."""
+    """The ``seconds`` of the wall time that have the same ``reason``. ``by`` has the causes of this
+    time, with the largest cause first.
+    """
 
     reason: str
     seconds: float = 0.0
@@ -58,8 +64,8 @@ def shares_of(pieces: Iterable[WallInterval]) -> list[Share]:
 def drawn(pieces: Sequence[WallInterval], most: int) -> Sequence[WallInterval]:
     """Return at most about ``most`` pieces for a drawing.
 
-    If there are more, the time is divided into ``most / 10`` equal parts, and the pieces within
-    each part are joined by reason.
+    If there are more pieces, the time is divided into ``most / 10`` equal parts, and the pieces of
+    each part with the same reason are joined.
     """
     if len(pieces) <= most:
         return pieces

@@ -1,11 +1,11 @@
-"""Explains where the wall time of a recorded program went. Each instant has exactly one reason.
+"""Explaining where the wall time of a recorded program went. Each instant has exactly one reason.
 
-The time is followed backwards from the program's end, along the critical path: from a node to the
-parent that ended last, and so on. A call's time in the engine is divided by the spans that the
-engine reported (`agentrt.request.spans`); any time before the first span is the way to the engine.
-Between the end of a parent and the start of a node, other nodes count that ended in between, the
-last first, because the program may have waited for them, for example at a semaphore. All remaining
-time is that of the program's own code.
+The time is followed backwards from the program's end, along the critical path: from a node to its
+parent that ended last, and so on. A call's time in the engine is divided into the spans that the
+engine reported (`agentrt.request.spans`). The time of a call before its first span was spent on the
+way to the engine. Between the end of a parent and the start of a node, other nodes may have ended.
+The program may have waited for them, for example at a semaphore, so this time is assigned to these
+nodes, the last node first. All remaining time was spent in the program's own code.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from agentrt.request.spans import QUEUED, REASONS, STARTING, Cause, Span, read_s
 ENGINE, TOOL, HUMAN, EVENT, OWN, STOPPED = "engine", "tool", "human", "event", "own code", "stopped"
 TURN = "turn"
 ALL_REASONS = (*REASONS, ENGINE, TURN, TOOL, HUMAN, EVENT, OWN, STOPPED)
-"""All reasons, in the order of reports.
+"""All reasons, in the order of reports: the reasons of spans (`REASONS`), and these:
 
-- ``starting``: on the way between the program and the engine.
-- ``engine``: in an engine that reports no spans, or that had not ended the call.
+- ``engine``: a call was in an engine that reported no spans, or that had not ended the call.
 - ``turn``: a tool waited for other tools, because of a limit on concurrent tools.
-- ``event``: an event or a sleep.
-- ``own code``: the program's own code.
+- ``tool``, ``human``: the program waited for a tool, or for a human.
+- ``event``: the program waited for an event, or slept.
+- ``own code``: the program's own code ran.
 - ``stopped``: no process ran the program.
+
+The reason ``starting`` includes the way of a call from the program to the engine.
 """
 _KINDS = {"tool": TOOL, "tools": TOOL, "human": HUMAN, "event": EVENT, "sleep": EVENT}
 _WAITED_FOR = (*_KINDS, "call")
@@ -53,9 +55,10 @@ class WallInterval(NamedTuple):
     """A part of the wall time with one ``reason``, from ``since`` to ``until`` (times of day in
     seconds).
 
-    ``node`` is the place of the node that took the time, "" for none. For a call, ``tokens`` is the
-    number of computed tokens, ``by`` are the programs that were served first, ``level`` is the
-    call's queue level, and ``attained_s`` the service that its program had attained.
+    ``node`` is the place of the node that took the time, "" if no node did. For a call, ``tokens``
+    is the number of computed tokens, ``by`` are the programs that were served before the call,
+    ``level`` is the call's queue level, and ``attained_s`` is the service that the call's program
+    had attained.
     """
 
     since: float
@@ -74,8 +77,8 @@ class WallInterval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An attempt at a node, from its start to its end. Without an end, it lasts until the end
-    of its process.
+    """An attempt at a node, from its start to its end. If its end was not recorded, the attempt
+    lasts until the end of its process.
     """
 
     start: StartRow
@@ -88,15 +91,15 @@ class Stay:
 
     @property
     def report(self) -> CallReport | None:
-        """The engine's report of a call; None if there is none. Raises `JournalError` if it cannot
-        be read.
+        """The engine's report of a call; None if no report was recorded. Raises `JournalError` if
+        the report cannot be read.
         """
         account = self._account()
         return account if isinstance(account, CallReport) else None
 
     @property
     def asked_at(self) -> float:
-        """The time at which a tool was called, before it waited for its turn. Raises
+        """The time at which the program called a tool, before the tool waited for its turn. Raises
         `JournalError`.
         """
         account = self._account()
@@ -115,7 +118,9 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The time in which one process ran the program, and the state of the program at its end."""
+    """The time in which one process ran the program, and the state of the program at the end of
+    this time.
+    """
 
     since: float
     until: float
@@ -125,8 +130,8 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTime:
-    """The wall time of a recorded program, divided into its ``lives`` (one for each process that
-    ran it, in order), with the ``requests`` of its nodes.
+    """The wall time of a recorded program, divided into its ``lives``: a life for each process that
+    ran the program, in order. ``requests`` has the requests of the program's nodes.
     """
 
     program: RecordedProgram
@@ -139,7 +144,7 @@ class RecordedTime:
 
     @property
     def until(self) -> float:
-        """The time of its end, or of its last row if it has not ended."""
+        """The time of the program's end, or of its last recorded row if it has not ended."""
         return self.lives[-1].until
 
     @property
@@ -192,7 +197,7 @@ def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
 
 
 class _Walk:
-    """The walk through one life of a program, backwards from its end to its start."""
+    """A walk through one life of a program, backwards from the end of the life to its start."""
 
     def __init__(self, life: Life, by_place: Mapping[str, Stay]) -> None:
         self._life, self._by_place = life, by_place
@@ -208,8 +213,8 @@ class _Walk:
 
     @property
     def goes_on_with(self) -> str:
-        """The reason for the time until the next process: a human or an event if the program waited
-        for one, because these need no process; otherwise `STOPPED`.
+        """The reason for the time until the next process runs the program. If the program waited
+        for a human or an event, it is this wait, which needs no process; otherwise it is `STOPPED`.
         """
         last = self._last()
         reason = None if last is None or last.end else _KINDS.get(last.start.kind)
@@ -231,8 +236,8 @@ class _Walk:
         yield from self._before(later, life.since, at)
 
     def _before(self, stay: Stay | None, since: float, until: float) -> Iterator[WallInterval]:
-        """Yield the pieces between the end of a parent and the start of a node, from the last piece
-        to the first. Without a node, the pieces end at the program's end.
+        """Yield the pieces from ``since``, the end of a parent, to ``until``, the start of the node
+        ``stay`` (or the program's end if ``stay`` is None). The last piece comes first.
         """
         place, at = "", until
         if stay is not None:
@@ -261,8 +266,8 @@ class _Walk:
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
     ) -> Iterator[WallInterval]:
-        """Yield the pieces of the nodes that ended in this time, and between them pieces with the
-        reason ``rest``; the last first.
+        """Yield the pieces of ``stays``, the nodes that ended in this time, and between them pieces
+        with the reason ``rest``. The last piece comes first.
         """
         at = until
         for stay in reversed(stays):
@@ -303,7 +308,7 @@ def _around(place: str) -> str | None:
 
 
 def _spans(stay: Stay) -> Sequence[Span]:
-    """Return the spans of a call in its engine; a single span for a call without a report."""
+    """Return the spans of a call in its engine. A call without a report has a single span."""
     report = stay.report
     if report is None:
         return [Span(ENGINE, stay.until - stay.start.started)]
@@ -311,8 +316,8 @@ def _spans(stay: Stay) -> Sequence[Span]:
 
 
 def engine_spans(report: CallReport, where: str) -> Sequence[Span]:
-    """Return the spans of a call in its engine, or without spans its total waiting and service
-    times. Raises `JournalError` if the report cannot be read.
+    """Return the spans of a call in its engine. If the report has no spans, return two spans with
+    the call's whole waiting time and service. Raises `JournalError` if the report cannot be read.
     """
     waited = Span(QUEUED, report.waiting_s, report.level)
     sums = [waited, Span(ENGINE, report.service_s, report.level)]

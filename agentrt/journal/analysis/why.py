@@ -1,4 +1,6 @@
-"""Says in words and in JSON where a recorded program's time went, and why its cache missed."""
+"""Showing, in words and as JSON, where a recorded program's time went, and why its prompts were not
+in the prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +36,26 @@ WORDS = {
     QUEUED: "waiting for a slot, behind",
     ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
-    RECOMPUTE: "computed again, pushed out by",
+    RECOMPUTE: "computed again, evicted for",
     PREFILL: "prefill",
     DECODE: "decode",
-    ENGINE: "in an engine that says no more",
-    TURN: "waiting for a tool's turn",
+    ENGINE: "in the engine, without details",
+    TURN: "waiting to run a tool",
     TOOL: "tools",
     HUMAN: "humans",
     EVENT: "events and sleeps",
     OWN: "its own code",
-    STOPPED: "its process was gone",
+    STOPPED: "no process ran it",
 }
-"""The words for each reason."""
+"""The words for each reason. For some reasons, the names of the causing programs follow."""
 _FAR = 1 << 32
 
 
 def why_json(
     recorded: RecordedTime, pieces: Sequence[WallInterval], misses: Sequence[Miss]
 ) -> dict[str, Any]:
-    """Return the reasons, pieces and misses in numbers and words. Times of day are in seconds since
-    1970.
+    """Return the reasons, the pieces of the wall time, and the misses as JSON, with words for
+    people. Times of day are in seconds since 1970.
     """
     reasons = []
     for share in shares_of(pieces):
@@ -83,8 +85,8 @@ def _by(item: WallInterval | Miss) -> dict[str, Any]:
 
 
 def blamed(blame: Blame, waiting: str) -> str:
-    """Say for which program the program ``waiting`` waited, how long, and why that program went
-    first.
+    """Describe a cause: for which program the program ``waiting`` waited, for how long, and why the
+    other program went first.
     """
     if blame.program.startswith("("):
         return f"{blame.program} {blame.seconds:.2f} s"
@@ -95,7 +97,7 @@ def blamed(blame: Blame, waiting: str) -> str:
 
 
 def _ranked(blame: Blame) -> str:
-    """Why a program went first. A smaller level runs first."""
+    """Describe why the causing program went first. A smaller level runs first."""
     if blame.level <= -_FAR:
         return "promoted, as the oldest"
     if blame.level < blame.own_level:
@@ -106,12 +108,14 @@ def _ranked(blame: Blame) -> str:
 
 
 def level_name(level: int, before: str = "level ") -> str:
-    """Return the level of a queue in words. Promoted calls come before all levels."""
+    """Return a queue level in words. Promoted calls have a level before all other levels."""
     return f"{before}{level}" if level > -_FAR else "promoted"
 
 
 def note_of(recorded: RecordedTime) -> str:
-    """Say what the journal cannot tell about a program; "" if it can tell everything."""
+    """Return a note about what cannot be analysed, because the journal lacks texts; "" if the
+    journal has all texts.
+    """
     content = recorded.program.content
     if content == "full":
         return ""
@@ -129,16 +133,16 @@ def missed(miss: Miss) -> Iterator[str]:
     )
     if miss.verdict != SALTED and miss.earlier:
         yield (
-            f"  leaves the prompt of node {miss.earlier} after {miss.at} {miss.unit}; "
-            f"{miss.again} more {miss.unit} are the same again"
+            f"  differs from the prompt of node {miss.earlier} after {miss.at} {miss.unit}; "
+            f"{miss.again} later {miss.unit} are equal"
         )
         yield f"  {miss.before!r} then {miss.was!r}, now {miss.now!r}"
 
 
 def _reason_of(miss: Miss) -> str:
     if miss.verdict == EVICTED:
-        causes = ", ".join(cause.program for cause in miss.by) or "others, long before"
-        return f"{miss.lost_tokens} of them known before: evicted for {causes}"
+        causes = ", ".join(cause.program for cause in miss.by) or "other programs, long before"
+        return f"{miss.lost_tokens} of them had been cached and were evicted for {causes}"
     if miss.verdict == CHANGED:
-        return "never there: the prompt has changed"
-    return f"never there: cache_salt is {miss.now} and was {miss.was} in node {miss.earlier}"
+        return "not cached: the prompt has changed"
+    return f"not cached: cache_salt is {miss.now} and was {miss.was} in node {miss.earlier}"

@@ -15,27 +15,32 @@ from agentrt.router import Dispatcher, RoutedCall, RouterCall, make_router
 from agentrt.router.speed import Speed
 
 CallEnded = Callable[[LiveProgram, int, CallReport], None]
-"""Called by a backend when a call has ended, with the program, the call's index and its report."""
+"""The type of a function that a backend calls when a call has ended. The arguments are the program,
+the call's index and the call's report.
+"""
 
 
 class Backend(ABC):
-    """One or several engines. Moments are on the backend's own scale: seconds, or whole steps.
+    """A backend: one or several engines. A *moment* is a time on the backend's own scale, which has
+    seconds or whole engine steps as its unit.
 
     At each moment, the driver calls `serve`, then `submit` for each call that arrives, then
     `choose`.
     """
 
     same_moment: ClassVar[bool] = False
-    """Whether a call without a gap arrives as its last parent ends, before all other arrivals."""
+    """Whether a call without a gap arrives at the moment at which its last parent ends, before all
+    other arrivals.
+    """
     run_name: str = ""
-    """The suffix of the programs' names, so that runs on the same engine have different names."""
+    """A suffix of the programs' names. It differs between runs on the same engine."""
     words: Words = staticmethod(plain_words)
-    """Makes the token ids of prompts."""
+    """The function that makes the token ids of prompts."""
 
     @abstractmethod
     def next_moment(self, arrival: float) -> float:
-        """Return the next moment at which something happens; inf for never. The next arrival is at
-        ``arrival``.
+        """Return the next moment at which the backend must be served; infinity if there is none.
+        ``arrival`` is the moment of the next arrival.
         """
 
     @abstractmethod
@@ -58,8 +63,8 @@ class Backend(ABC):
         return moment
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the latency of a program that has an engine to itself, in seconds; NaN if this is
-        unknown.
+        """Return the latency, in seconds, that a program would have if it ran alone on an engine;
+        NaN if it is unknown.
         """
         return math.nan
 
@@ -93,7 +98,7 @@ class Backend(ABC):
 
 
 class Replicas:
-    """The router in front of several engines, and the engines that have served each program."""
+    """The router for several engines, with a record of which engines have served each program."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Runs programs on a real engine in real time, under one contender after the other.
+"""Running programs on a real engine in real time, under one contender after the other.
 
-A prompt consists of the earlier prompt and the model's own output, and then of made-up text.
-Outputs have the lengths that the shapes say. A `Probe` in the engine core measures the calls, in
-the same way for every scheduler.
+A prompt consists of the earlier prompt, the model's own output, and made-up text. The lengths of
+outputs come from the shapes of the programs. A `Probe` in the engine core measures the calls in the
+same way for every scheduler.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 
 _FIRST, _VOCABULARY = 1_000, 40_000
-"""The first token id, and the number of ids, that ordinary text of every usual model has."""
+"""The first token id, and the number of token ids, that stand for ordinary text in the vocabularies
+of all usual models.
+"""
 _MADE_UP = 1 << 32
-"""Token ids from here on are made up by traces (`CallShape.prompt_ids`): no vocabulary has them."""
+"""The smallest token id that a trace makes up (`CallShape.prompt_ids`). No vocabulary has such ids.
+"""
 
 
 class ProbedEngine(Protocol):
@@ -63,8 +66,8 @@ async def run_real(
 ) -> RunOutcome:
     """Run all programs to their end.
 
-    ``run`` is a suffix of their names, so that runs on the same engine differ. A ``gate`` may hold
-    back calls. ``ended`` is called with the number of programs that have ended.
+    ``run`` is a suffix of the programs' names, which must differ between runs on the same engine. A
+    ``gate`` may hold back calls. ``ended`` is called with the number of programs that have ended.
 
     Raises the engine's error if a call fails. The probe is not stopped in this case.
     """
@@ -85,7 +88,7 @@ def _first_error(error: BaseException) -> BaseException:
 
 
 class RealBackend(Backend):
-    """A started engine. Moments are in seconds after the start of the run."""
+    """A backend with a started engine. Moments are seconds since the start of the run."""
 
     words = staticmethod(lambda name, count: _words(name, count))
 
@@ -176,9 +179,10 @@ class RealBackend(Backend):
 # -- contenders on a real engine ------------------------------------------------------------
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
-"""Starts an engine for a body, and stops it after the body, even after an error."""
+"""A function that returns a context manager, which starts an engine and stops it after the body."""
 _WARM_UP = 3
-"""Number of programs that warm an engine up, and of the calls that each of them makes."""
+"""Number of programs that warm an engine up, and number of calls that each of these programs makes.
+"""
 _REAL = """**Real time**: engines of vLLM {} on {}, one after the other;
 other load on the machine affects the results."""
 _SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {block_size} tokens,
@@ -225,7 +229,7 @@ async def serve(
 ) -> RunOutcome:
     """Run the programs under a contender, with an empty prefix cache and without learned history.
 
-    The arguments are those of `run_real`.
+    The other arguments are described in `run_real`.
     """
     if contender.config is not None:
         await engine.configure(contender.config)

@@ -1,8 +1,9 @@
-"""Virtual engines: vLLM's real scheduler in virtual time, behind the real router if several.
+"""Virtual engines: vLLM's real scheduler in virtual time. If there are several engines, the real
+router spreads the calls.
 
-Each engine is a scheduler with its own KV cache, whose contents it publishes as KV events. A step
-begins when the previous step has ended. Calls that arrive during a step are submitted before the
-next one, and the results of a step are known at its end.
+Each engine is a scheduler with its own KV cache, and publishes the changes of this cache as KV
+events. A step begins when the previous step has ended. Calls that arrive during a step are
+submitted before the next step, and the results of a step are known at its end.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from agentrt.scheduler.table import ProgramTotals
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """An engine and its current step. ``stepping`` says that a step runs or is about to begin.
+    """An engine and its current step. ``stepping`` is True while a step runs or is about to begin.
 
-    An engine whose calls may not begin yet tries again at every moment.
+    If an engine has calls but none of them may begin yet, it tries again at every moment.
     """
 
     engine: VirtualEngine
@@ -43,10 +44,10 @@ class _Lane:
 
 
 class Virtual(Backend):
-    """A backend of ``replicas`` equal virtual engines behind a ``router``.
+    """A backend with ``replicas`` equal virtual engines and a ``router``.
 
-    Without a router there is a single engine, with our scheduler or vLLM's own. Raises
-    `ConfigError` for an unknown router, and for a call that does not fit an engine.
+    Without a router there is a single engine, with agentrt's scheduler or vLLM's own. Raises
+    `ConfigError` for an unknown router, and for a call that is too long for an engine.
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class Virtual(Backend):
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the latency with an engine to itself and all shared prefixes cached, in
-        seconds.
+        """Return the latency, in seconds, of a program that runs alone on an engine that has cached
+        all shared prefixes.
         """
         chunk = self._options.max_num_batched_tokens
 
@@ -156,7 +157,7 @@ class Virtual(Backend):
         return max(program.ends(alone_s))
 
     def remaining_s(self, row: EngineProgram) -> float:
-        """Return about how many seconds of service a program still needs, for `Srpt`."""
+        """Return an estimate of the seconds of service that a program still needs, for `Srpt`."""
         return self._left_s.get(row.program_id, 0.0) - (row.attained_s - row.service_s)
 
     def _service_s(self, program: ProgramShape, call: CallShape) -> float:
@@ -213,7 +214,9 @@ class Virtual(Backend):
             self._beginning.append(lane)
 
     def _wake(self, lane: _Lane) -> None:
-        """Set the clock of an idle engine, which has stood still, to the present time."""
+        """Set the clock of an idle engine to the present time, because it does not advance while
+        the engine is idle.
+        """
         if not lane.engine.busy:
             lane.engine.wait_until(self._now)
 

@@ -1,7 +1,8 @@
-"""``agentrt calibrate``: measures how long an engine's steps take, for studies in virtual time.
+"""``agentrt calibrate``, which measures how long an engine's steps take, for studies in virtual
+time.
 
-It runs a designed set of calls, with prompts of several lengths, batches of several sizes, and
-short and long contexts. Each step is timed, and a step-time model is fitted to the times.
+The command runs a designed set of calls, with prompts of several lengths, batches of several sizes,
+and short and long contexts. Each step is timed, and a step-time model is fitted to the times.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _measurement, _output = Options("Measurement"), Options("Output")
 
 
 class EngineCommand(RunCommand):
-    """A command with an engine and without a program."""
+    """A command that has an engine but takes no program."""
 
     TARGETS = ""
 
@@ -99,7 +100,7 @@ async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` calls at a time, each with ``prompt`` and ``output`` tokens."""
+    """A measurement: ``batch`` calls at a time, each with ``prompt`` and ``output`` tokens."""
 
     batch: int
     prompt: int
@@ -110,7 +111,7 @@ def design(max_num_seqs: int, max_model_len: int, *, large: bool = False) -> lis
     """Return the cases for an engine of this size. Most cases have a single kind of work.
 
     Contexts are short by default, so that a CPU does not compute prompts for minutes. A ``large``
-    machine also gets long contexts, because short ones do not measurably lengthen its steps.
+    machine also gets long contexts, because short contexts do not measurably lengthen its steps.
     """
     cases = [Case(batch, 16, 8) for batch in (1, 2, 4, 8, 16, max_num_seqs)]
     cases += [Case(1, prompt, 2) for prompt in (32, 64, 128, 256, 512)]

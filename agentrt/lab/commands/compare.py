@@ -164,7 +164,9 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
 
 
 def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[Plan]:
-    """Return a plan for each instance, with the input of its target or a shared one."""
+    """Return a plan for each instance of each program. Its input is the input of its target, or one
+    of the inputs of ``--input``.
+    """
     parts = [target.partition("=") for target in targets]
     programs = {name: load_program(name) for name, _, _ in parts}
     shared = options["inputs"] or [None]
@@ -196,8 +198,8 @@ def _replayed(
 class _History:
     """The learned history of earlier runs, to which this comparison adds.
 
-    ``named`` is its file; None is the file for the engine's model and size. ``values`` are the
-    values of the file when it was opened.
+    ``named`` is the history's file; with None, it is the file for the engine's model and size.
+    ``values`` are the values in the file when it was opened.
     """
 
     def __init__(self, named: str | None) -> None:
@@ -234,10 +236,11 @@ class _History:
 
 
 class _Turns(Plan):
-    """A plan that runs all programs at once in each turn, alternately in stock's order and in ours.
+    """A plan with several turns. Each turn runs all programs at the same time, alternately in the
+    order of stock vLLM and of agentrt.
 
-    The programs have the same ids in each turn, and therefore the same seeds. Our order learns in
-    the file of ``past``, or in a temporary file.
+    The programs have the same ids in each turn, and therefore the same seeds. agentrt's learned
+    history is in the file of ``past``, or in a temporary file.
     """
 
     def __init__(self, plans: Sequence[Plan], turns: int, past: _History) -> None:
@@ -281,7 +284,9 @@ class _Turns(Plan):
 
 
 class _Recorder(ForwardingExecutor):
-    """The engine, which also records the tokens of its calls and the totals of its programs."""
+    """An executor that forwards calls to the engine, and records the tokens of the calls and the
+    totals of the programs.
+    """
 
     def __init__(self, inner: engine.VLLMEngine) -> None:
         super().__init__(inner)
@@ -303,6 +308,6 @@ class _Recorder(ForwardingExecutor):
         await super().end_program(program_id, totals)
 
     async def begin_anew(self, order: SchedulerConfig) -> None:
-        """Set another order, and empty the prefix cache. No call may be in flight."""
+        """Set the scheduling ``order``, and empty the prefix cache. No call may be running."""
         await self._engine.configure(order)
         await self._engine.forget_prefixes()

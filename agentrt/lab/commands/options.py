@@ -27,7 +27,7 @@ class ManyCommand(click.Command):
     """A command that still accepts lists separated by blanks, such as ``--load 0.8 0.9``.
 
     When the command has all its positional arguments, further words after a value of such an option
-    count as further values. A notice says how lists are written now.
+    count as further values. A notice tells the user to separate values by commas.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -66,7 +66,7 @@ class ManyCommand(click.Command):
 def split_commas(
     ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> tuple[str, ...]:
-    """Split the values of a repeated option, as `listed` does. A callback for click."""
+    """Split the values of a repeated option with `listed`. This is a callback for click."""
     return listed(*values)
 
 
@@ -86,7 +86,7 @@ def many(
     help: str,  # noqa: A002  # as click names it
     former: Sequence[str] = (),
 ) -> Option:
-    """Return an option for a list, with commas between the values or the option repeated."""
+    """Return an option for a list. The user separates values by commas, or repeats the option."""
     return _plain(
         name, multiple=True, metavar=metavar, callback=split_commas, help=help, former=former
     )
@@ -95,8 +95,8 @@ def many(
 # -- shared options --------------------------------------------------------------------
 
 count_option, file, flag_option, text_option = _plain.count, _plain.file, _plain.flag, _plain.text
-"""Make an option for a whole number, for the path of a file, without a value, and for a word or a
-number.
+"""Functions that return an option: for a whole number, for the path of a file, for a flag, and for
+a word or a number.
 """
 
 
@@ -127,7 +127,7 @@ def programs_option(about: str = "Number of programs.", default: int | None = No
 
 
 def repeat_option(default: int, about: str = "Number of turns of each side.") -> Option:
-    """Return ``--repeat``, how often the compared sides are measured in turns."""
+    """Return ``--repeat``, the number of times that each compared side is measured."""
     return count_option("--repeat", about=about, default=default)
 
 
@@ -176,8 +176,8 @@ seed_option: Option = first_seed_option()
 
 
 def counts(option: str, texts: Sequence[str]) -> list[int]:
-    """Return the values of an option as numbers. Raises `ConfigError` for anything but a whole
-    number of at least 1.
+    """Return the values of an option as numbers. Raises `ConfigError` for a value that is not a
+    whole number of at least 1.
     """
     for text in texts:
         if not text.isdecimal() or int(text) < 1:
@@ -204,9 +204,9 @@ def write(path: Path | None, text: str) -> None:
 
 
 def silence_vllm() -> None:
-    """Send vLLM's log to stderr, because stdout has the results. Child processes inherit this.
+    """Send vLLM's log to stderr, because stdout has the results. Child processes do the same.
 
-    Also suppress torch's warning in each process that a CPU has no Triton.
+    Also suppress torch's warning that a CPU has no Triton.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

@@ -1,7 +1,7 @@
-"""The runner of all simulated runs: it does them in several processes, and prints the progress.
+"""Doing simulated runs in several processes, and printing the progress.
 
-A signal keeps the finished runs. A run is described by plain values (a *spec*), which another
-process gets, and which the result is looked up by.
+If a signal ends the runs early, the results of finished runs are kept. A run is described by plain
+values, its *spec*. The spec is sent to another process, and is the key of the run's result.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _with_spec(do: Callable[[Spec], Result], spec: Spec) -> tuple[Spec, Result]:
 def finished(
     specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
 ) -> Iterator[dict[Spec, Result]]:
-    """Do all runs, and give the body the results of the finished ones to report. Afterwards raise
-    the error of a signal, if one ended the runs early.
+    """Do all runs. The value of the context manager has the results of the finished runs, which the
+    body reports. If a signal ended the runs early, its error is raised after the body.
     """
     results, stop = do_all(specs, jobs, do)
     yield results
@@ -93,7 +93,9 @@ def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
 
 @contextmanager
 def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Series]]:
-    """Do the runs of a grid, and give the body the cells of their comparison to print."""
+    """Do the runs of a grid. The value of the context manager has the cells of their comparison,
+    which the body prints.
+    """
     with finished(specs, jobs, do) as results:
         settings = list(dict.fromkeys(spec.setting for spec in specs))
         names = list(dict.fromkeys(spec.contender.name for spec in specs))
@@ -102,7 +104,7 @@ def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Itera
 
 class _Raise:
     """A signal handler. The first signal raises `StoppedError`, so that processes end and files are
-    closed; the second one ends this process at once.
+    closed. The second signal ends this process at once.
     """
 
     def __init__(self) -> None:
@@ -117,15 +119,17 @@ class _Raise:
 
 
 class Meter:
-    """Prints to stderr how many runs (or other units) are done, and the estimated time left."""
+    """A progress display, which prints to stderr how many runs (or other units, ``of``) are done,
+    and the estimated remaining time.
+    """
 
     def __init__(self, runs: int, of: str = "runs") -> None:
         self._runs, self._of = runs, of
         self._began = self._said = time.monotonic()
 
     def now(self, done: int, message: str = "") -> None:
-        """Update the number of finished runs. It is printed at most every ten seconds, but at once
-        with a ``message`` about the next run.
+        """Update the number of finished runs. The number is printed at most every ten seconds; with
+        a ``message`` about the next run, it is printed at once.
         """
         now = time.monotonic()
         if not message and now - self._said < _SAID_EVERY_S:
@@ -142,8 +146,8 @@ class Meter:
 def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:
     """Do the runs in ``jobs`` processes, and yield each result as its run ends.
 
-    The processes end at once when the generator ends early, by an error, Ctrl-C or ``close()``.
-    Raises `EngineError` if a process dies by itself.
+    If the generator ends early, by an error, Ctrl-C or ``close()``, the processes end at once.
+    Raises `EngineError` if a process dies unexpectedly.
     """
     jobs = min(jobs, len(specs))
     if jobs <= 1:
@@ -158,9 +162,9 @@ def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> G
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    # Not fork, because this process has threads.
+    # Do not use fork, because this process has threads.
     context = multiprocessing.get_context("spawn")
-    # The processes end when this pipe closes: when we close it, and when this process is killed.
+    # The processes end when this pipe is closed, by this code or because this process was killed.
     watched, held_open = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(jobs, context, _become_worker, (watched,))
     try:

@@ -1,4 +1,4 @@
-"""``agentrt journal replay``: replays recorded programs under other policies."""
+"""``agentrt journal replay``, which replays recorded programs under other policies."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _read(path: Path) -> Recording:
 
 
 def _check_depth(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options that need the other depth."""
+    """Raise `ConfigError` if an option is set that needs another value of ``--depth``."""
     for name, depth in _OF_DEPTH.items():
         if options[name] and depth != options["depth"]:
             flag = "a flag after --" if name == "engine_flags" else f"--{name.replace('_', '-')}"
@@ -157,7 +157,7 @@ def _check_depth(options: Mapping[str, Any]) -> None:
 
 
 def _differ(recording: Recording) -> list[str]:
-    """Return the size options in which the recorded engines differ."""
+    """Return the names of the size options whose values differ between the recorded engines."""
     sizes = [{name: engine.get(name) for name in SIZES} for engine in recording.engines]
     return [name for name in _SIZE_OPTIONS if len({engine[name] for engine in sizes}) > 1]
 

@@ -1,4 +1,4 @@
-"""The laboratory's embedded engines: with a probe, with our scheduler or vLLM's own."""
+"""The laboratory's embedded engines. They have a probe, and agentrt's scheduler or vLLM's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[None]:
-    """Run the engine during the body. Its output goes into a log."""
+    """Run the engine during the body. The engine's output is written to a log file."""
     with EngineLog(verbose=verbose) as log:
         try:
             with log.collect():
@@ -77,8 +77,8 @@ _SCHEDULERS = "agentrt.lab.engine.schedulers"
 class LabEngine(VLLMEngine):
     """An embedded engine with a probe.
 
-    It neither reads nor writes the learned history, unless its options name a history file, so that
-    measurements do not depend on earlier runs.
+    The engine neither reads nor writes the learned history, so that measurements do not depend on
+    earlier runs. If the options name a history file, it uses this file.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -109,10 +109,10 @@ class LabEngine(VLLMEngine):
 
 
 class StockEngine(LabEngine):
-    """An engine with vLLM's own scheduler and one of its own policies, as a baseline.
+    """An engine with vLLM's own scheduler and one of vLLM's own policies, as a baseline.
 
-    It ignores programs. With the policy ``priority`` it orders calls by the priority of
-    `PrioritizedCall`.
+    It schedules calls without regard to programs. With the policy ``priority``, calls are ordered
+    by the priority of `PrioritizedCall`.
     """
 
     def __init__(self, options: EngineOptions, policy: StockPolicy) -> None:

@@ -1,4 +1,4 @@
-"""Names the hardware that computes."""
+"""The name of the hardware that computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def hardware() -> str:
-    """Return the name of the GPU; without a GPU, that of the processor and its number of cores."""
+    """Return the name of the GPU. Without a GPU, return the name of the processor and the number of
+    cores.
+    """
     import torch
 
     if torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """vLLM's scheduler and KV-cache manager without a model, one step at a time.
 
-For tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks and the prefix
-cache are real. Each scheduled call gets a made-up token.
+It is for tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks and the
+prefix cache are real. Instead of a model's output, each scheduled call gets a made-up token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 SchedulerT = TypeVar("SchedulerT", bound="AsyncScheduler")
 BLOCK_SIZE = 16
 TOKEN = 7
-"""The token that every call generates by default. Prompts without it share no output blocks."""
+"""The token that every call generates by default. A prompt without this token shares no blocks with
+outputs.
+"""
 
 
 @cache
@@ -61,10 +63,11 @@ def make_scheduler(
 ) -> SchedulerT:
     """Make a scheduler of class ``cls`` over ``blocks`` KV-cache blocks of ``block_size`` tokens.
 
-    With ``kv_events``, vLLM publishes the changes of its prefix cache. ``settings`` are those of
-    `SchedulerConfig`, for our own scheduler. ``vllm`` are fields of vLLM's configuration, and
-    ``engine`` fields of its scheduler configuration. ``kinds`` are the ``KVCacheSpec`` of the layer
-    groups of a hybrid model; by default there is one group, of full attention.
+    With ``kv_events``, vLLM publishes the changes of its prefix cache. ``settings`` are settings of
+    `SchedulerConfig`, for agentrt's scheduler. ``vllm`` are fields of vLLM's configuration, and
+    ``engine`` are fields of vLLM's scheduler configuration. ``kinds`` are the ``KVCacheSpec``
+    objects of the layer groups of a hybrid model; by default there is one group with full
+    attention.
     """
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -125,8 +128,8 @@ def make_request(
     """Make a request as the engine core does. ``params`` are vLLM's sampling parameters.
 
     A ``resumable`` request is an input chunk of the streaming session whose id is ``session``.
-    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters in place of
-    sampling ones.
+    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters, which replace the
+    sampling parameters.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -148,7 +151,7 @@ def make_request(
 def complete(
     scheduler: AsyncScheduler, output: Any, sampled: Mapping[str, list[int]], **fields: Any
 ) -> list[Any]:
-    """Give the sampled tokens of a step to the scheduler, and return its outputs for the clients.
+    """Pass the sampled tokens of a step to the scheduler, and return the outputs for the clients.
 
     ``fields`` are further fields of vLLM's ``ModelRunnerOutput``.
     """
@@ -167,7 +170,7 @@ def complete(
 
 @dataclass(slots=True)
 class StepDecisions:
-    """The decisions of one step, by request id. ``reports`` are those of finished calls.
+    """The decisions of one step, by request id. ``reports`` are the reports of finished calls.
 
     ``kv_events`` are the published changes of the prefix cache (`KVEventBatch`).
     """
@@ -184,11 +187,13 @@ Step = StepDecisions
 
 @dataclass(slots=True)
 class HeadlessEngine:
-    """A scheduler with a stand-in for the model, which generates one token per call and step.
+    """A scheduler with a replacement for the model, which generates one token for each call in each
+    step.
 
-    ``in_flight`` steps are scheduled before the output of the first one arrives, as in async
-    scheduling; they run one after the other. The clock of our scheduler is virtual: a step takes
-    ``step_s(work)`` seconds. ``token(request_id, index)`` returns the tokens of a call.
+    ``in_flight`` steps are scheduled before the output of the first of them arrives, as in async
+    scheduling; the steps run one after the other. The clock of agentrt's scheduler is virtual: a
+    step takes ``step_s(work)`` seconds. ``token(request_id, index)`` returns each output token of a
+    call.
     """
 
     scheduler: AsyncScheduler
@@ -266,7 +271,7 @@ class HeadlessEngine:
         return steps
 
     def _scheduled(self, output: Any) -> None:
-        """Handle a step that was scheduled and has no output yet. For subclasses."""
+        """Handle a step that was scheduled and has no output yet. The default does nothing."""
 
     def _ends_at(self, output: Any, starts_at: float, work: StepWork) -> float:
         """Return the time (seconds) at which a step ends if it begins at ``starts_at``."""
@@ -293,7 +298,7 @@ class HeadlessEngine:
                 self.requests.pop(output_of_call.request_id, None)
 
     def _beside_tokens(self, output: Any) -> dict[str, Any]:
-        """Return further fields for `complete`."""
+        """Return further fields of the model's output, for `complete`."""
         return {}
 
     def _sample(self, request_id: str, end: int) -> list[int]:
@@ -313,7 +318,7 @@ def _block_hasher(block_size: int) -> Any:
 
 @cache
 def _hash_function() -> Any:
-    # Cached, because each call draws a new hash for the beginning of all first blocks.
+    # The result is cached, because each call of init_none_hash changes the hashes of all blocks.
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
 

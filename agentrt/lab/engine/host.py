@@ -1,7 +1,8 @@
-"""Host memory behind the KV cache of a virtual engine, with copies that take time.
+"""Host memory to which a virtual engine offloads its KV cache, with copies that take time.
 
-vLLM's own `OffloadingConnector` decides what is stored, loaded and evicted; both its halves run
-unchanged. Only the worker that would copy bytes is replaced: `Link` says when a copy ends.
+vLLM's own `OffloadingConnector` decides what is stored, loaded and evicted. Its scheduler part and
+its worker part run unchanged. Only the code that would copy bytes is replaced by `Link`, which
+computes when a copy ends.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LOAD, STORE = "load", "store"
 
 
 class HostSpec(CPUOffloadingSpec):
-    """vLLM's host memory, with its size in blocks in place of bytes."""
+    """vLLM's specification of host memory, with the size in blocks instead of bytes."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -70,7 +71,7 @@ def transfer_config(blocks: int, extra: Mapping[str, Any]) -> KVTransferConfig:
 
 @dataclass(slots=True)
 class Copies:
-    """The number of copies in one direction, and of the blocks that they copied."""
+    """The number of copies in one direction, and the number of blocks that were copied."""
 
     jobs: int = 0
     blocks: int = 0
@@ -89,7 +90,9 @@ class Link(OffloadingWorker):
     block_size: int
     now: float = 0.0
     waited_s: float = 0.0
-    """Seconds for which steps waited for copies out of blocks that they were about to overwrite."""
+    """Seconds for which steps waited for copies, because the steps were about to overwrite the
+    copied blocks.
+    """
     copies: dict[str, Copies] = field(default_factory=lambda: {LOAD: Copies(), STORE: Copies()})
     _step_s: float = 0.0
     _free_at: dict[str, float] = field(default_factory=lambda: {LOAD: 0.0, STORE: 0.0})
@@ -127,11 +130,13 @@ class Link(OffloadingWorker):
 
     @property
     def next_end(self) -> float | None:
-        """The moment at which the next copy ends; None without copies in flight."""
+        """The moment at which the next copy ends; None if no copy is in flight."""
         return min(self._ends.values(), default=None)
 
     def take_step_s(self) -> float:
-        """Return the seconds by which the copies submitted since the last call lengthen a step."""
+        """Return the seconds by which a step becomes longer, because of the copies that were
+        submitted since the last call of this method.
+        """
         step_s, self._step_s = self._step_s, 0.0
         return step_s
 
@@ -139,8 +144,8 @@ class Link(OffloadingWorker):
 class HostEngine(HeadlessEngine):
     """A `HeadlessEngine` whose scheduler offloads KV cache to host memory over a `Link`.
 
-    Make it with `with_host`. A step without calls takes until the next copy ends, because vLLM
-    polls its copies while calls wait for them.
+    `with_host` makes such an engine. A step without calls lasts until the next copy ends, because
+    vLLM polls its copies while calls wait for them.
     """
 
     link: Link
@@ -149,13 +154,12 @@ class HostEngine(HeadlessEngine):
     _polls = True
 
     def settle(self) -> None:
-        """Do what vLLM does while no call is left: submit the last stores, and note ended copies.
-
-        The clock does not move.
+        """Submit the last stores, and note the copies that have ended, as vLLM does when no call is
+        left. The clock does not advance.
         """
         self._polls = False
         try:
-            for _ in range(3):  # a store is scheduled, then submitted; then its end is noted
+            for _ in range(3):  # to schedule a store, to submit it, and to note its end
                 self.step()
         finally:
             self._polls = True
@@ -186,7 +190,7 @@ class HostEngine(HeadlessEngine):
 
 
 def with_host(scheduler: Any, memory: HostMemory, **engine: Any) -> HostEngine:
-    """Return an engine of a scheduler that was made with `transfer_config`.
+    """Return an engine for a scheduler whose configuration contains `transfer_config`.
 
     ``engine`` are the other arguments of `HeadlessEngine`.
     """

@@ -1,4 +1,4 @@
-"""The size of host memory behind a virtual engine's KV cache, and the cost of copies."""
+"""The size of the host memory to which a virtual engine offloads, and the cost of copies."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from agentrt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Host memory for KV cache that the GPU evicts. Times are in seconds.
+    """Host memory for blocks that the GPU's KV cache evicts. Times are in seconds.
 
-    ``size`` is its size as a multiple of the KV cache. A copy of one token occupies the link, in
-    its direction, for ``token_s``; the copy ends ``latency_s`` after its last token has left the
-    link. Each token whose copy begins in a step lengthens this step, by ``load_step_s`` or
-    ``store_step_s``, because the engine submits the copies and its memory serves them.
+    ``size`` is the size of the host memory as a multiple of the KV cache. A copy of one token
+    occupies one direction of the link for ``token_s``. The copy ends ``latency_s`` after its last
+    token has left the link. Each token whose copy begins in a step makes this step longer, by
+    ``load_step_s`` or ``store_step_s``, because the engine must submit the copies, and the copies
+    use the bandwidth of the GPU's memory.
 
-    The defaults are those of an 8B model (128 KiB a token) on an H100 or H200 with vLLM 0.19. The
-    costs for steps were fitted to two published runs (``benchmarks.external``). The runs do not
-    determine the bandwidth, here half of what PCIe 5.0 has nominally, or the latency: with half of
-    this bandwidth the seconds of the run that loads the most grow by 0.5%.
+    The defaults are for an 8B model (128 KiB per token) on an H100 or H200 with vLLM 0.19. The
+    costs for steps were fitted to two published runs (``benchmarks.external``). The bandwidth is
+    half of the nominal bandwidth of PCIe 5.0. The published runs determine neither the bandwidth
+    nor the latency: with half of this bandwidth, the run that loads the most tokens takes only 0.5%
+    longer.
     """
 
     size: float
@@ -41,5 +43,5 @@ class HostMemory:
                 )
 
     def blocks(self, kv_blocks: int) -> int:
-        """Return its size in blocks, for a KV cache of ``kv_blocks`` blocks."""
+        """Return the size in blocks, for a KV cache of ``kv_blocks`` blocks."""
         return max(1, round(self.size * kv_blocks))

@@ -1,8 +1,8 @@
-"""Measures every call from outside the scheduler, for any scheduler class.
+"""The probe, which measures every call from outside the scheduler, for any scheduler class.
 
-vLLM's own scheduler reports little about a call, and not its CPU time. A `Probe` wraps the methods
-of a scheduler while it is attached, and changes no decision. Measuring vLLM's scheduler and ours
-with the same probe makes the results comparable.
+vLLM's own scheduler reports little about a call, and does not report CPU time. While a `Probe` is
+attached, it wraps the methods of a scheduler without changing any decision. vLLM's scheduler and
+agentrt's are measured with the same probe, so that the results are comparable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 UTILITY = "agentrt_probe"
-"""The name of the utility by which a client calls `answer` in the engine core."""
+"""The name by which a client calls `answer` in the engine core."""
 _WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
 
 
@@ -47,8 +47,8 @@ class _CallAccount:
     recomputed_tokens: int = 0
 
     def began(self, cached: int, now: float) -> None:
-        """Record that the call was admitted, for the first time or again. ``cached`` tokens of it
-        were computed already.
+        """Record that the call started, for the first time or again. ``cached`` of its tokens were
+        in the cache.
         """
         self.waiting_s += now - self.waiting_since
         if self.cached_tokens is None:
@@ -57,7 +57,9 @@ class _CallAccount:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
     def report(self, now: float) -> CallReport:
-        """Return the report, with two spans: until the first token, and after it."""
+        """Return the report of the call. It has two spans: the time until the first token, and the
+        time after it.
+        """
         request, first_s = self.request, now if self.first_s is None else self.first_s
         spans = [[PREFILL, first_s - self.arrived_s, 0, 0.0, 0, ()]]
         if now > first_s:
@@ -78,11 +80,12 @@ class _CallAccount:
 
 
 class Probe:
-    """Measures the calls of ``scheduler`` from `attach` to `detach`, in seconds of ``clock``.
+    """A probe that measures the calls of ``scheduler`` from `attach` to `detach`, in seconds of
+    ``clock``.
 
-    ``cpu_ns`` is the CPU time of the calling thread in ``schedule`` and ``update_from_output``,
-    over ``steps`` steps. With ``keep_steps``, ``samples`` has the work and the seconds of each
-    step.
+    ``cpu_ns`` is the total CPU time that the calling thread spent in ``schedule`` and
+    ``update_from_output``, and ``steps`` is the number of steps. With ``keep_steps``, ``samples``
+    has the work and the seconds of each step.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Probe:
         self.samples: list[tuple[int, int, int, float]] = []
 
     def attach(self) -> None:
-        """Start measuring. Calls that exist already are not measured."""
+        """Start measuring. Calls that the scheduler already has are not measured."""
         stands = (self._adding, self._scheduling, self._updating, self._preempting)
         for name, stand in zip(_WATCHED, stands, strict=True):
             # An attribute of the instance hides the method of the class until it is deleted.
@@ -115,7 +118,9 @@ class Probe:
             delattr(self._scheduler, name)
 
     def take(self, call_id: str) -> CallReport:
-        """Remove and return the report of a finished call, by the id that its client gave it."""
+        """Remove and return the report of a finished call. ``call_id`` is the id that the client
+        sent.
+        """
         return self._reports.pop(call_id)
 
     def result(self) -> dict[str, Any]:
@@ -185,8 +190,8 @@ class Probe:
                 watched.began(computed[name], now)
 
     def _charge(self, output: SchedulerOutput, dispatched: float) -> None:
-        """Charge the time of a step to every call in it. Steps in flight overlap, so a step counts
-        from the end of the previous one.
+        """Charge the time of a step to every call in it. Steps in flight overlap, so the time of a
+        step begins at the end of the previous step.
         """
         now = self._clock()
         seconds = now - max(dispatched, self._last_update)
@@ -216,7 +221,7 @@ class Probe:
                 self._reports[watched.name] = watched.report(now)
 
 
-_probes: dict[int, Probe] = {}  # by the scheduler's id; an engine core has one scheduler
+_probes: dict[int, Probe] = {}  # by the id of the scheduler; an engine core has one scheduler
 
 
 def answer(scheduler: Scheduler, op: str, keep_steps: Any = None) -> Any:

@@ -1,8 +1,8 @@
 """The schedulers of the laboratory's engines, for the engine core's process.
 
-vLLM imports the module of its scheduler class. Importing this module installs the utility by which
-a client starts a probe (`agentrt.lab.engine.probe`), and makes the process end with its parent.
-vLLM's own classes are re-exported unchanged.
+The engine core imports the module of its scheduler class. Importing this module installs the
+function by which a client starts a probe (`agentrt.lab.engine.probe`), and makes the process end
+when its parent ends. vLLM's own classes are re-exported unchanged.
 """
 
 from __future__ import annotations

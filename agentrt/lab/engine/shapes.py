@@ -1,7 +1,8 @@
 """Model shapes: configurations of models, for which vLLM makes up the weights.
 
-Such a model has the speed and the memory needs of the real one, but its output is noise. It is used
-for benchmarks where weights are not available, and to configure engines without a model.
+A model with such weights has the speed and the memory needs of the real model, but its output is
+noise. It is used for benchmarks where weights are not available, and to configure engines without a
+model.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Hugging Face configurations by name. ``llama-8b`` is the shape of Llama 3.1 8B.
 
-On a CPU core, 60 prompt tokens take ``small`` as long as a whole decode step. The time that
-``tiny`` takes for them is negligible.
+On a CPU core, ``small`` needs as much time for 60 prompt tokens as for a whole decode step.
+``tiny`` needs almost no time for them.
 """
 
 FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init")

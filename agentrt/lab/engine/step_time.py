@@ -1,8 +1,8 @@
 """A linear model of the time that an engine step takes.
 
-The seconds of a step are a base, plus a coefficient for each computed prompt token, for each call
-that decodes, and for each token of context that these calls attend to. The four coefficients are
-fitted to steps that a `Probe` measured; none is negative.
+The seconds of a step are the sum of a base, and of a coefficient for each computed prompt token,
+for each call that decodes, and for each token of context that the calls attend to. The four
+coefficients are fitted to steps that a `Probe` measured. No coefficient is negative.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from agentrt.errors import ConfigError
 from agentrt.files import read_json
 
 _OUTLIER = 4.0
-"""Steps whose error is more than this many times the median error are left out of the fit, because
-something else on the machine disturbed them.
+"""Factor for the median error. Steps with a larger error are left out of the fit, because other
+work on the machine disturbed them.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of one step. An average step may have fractions.
+    """The work of one step, or of an average step; then the numbers may be fractions.
 
-    A call that computes one token decodes; a call that computes more is in prefill.
-    ``context_tokens`` is the sum over all calls of their tokens up to and including this step.
+    A call that computes one token in the step decodes; a call that computes more tokens is in
+    prefill. ``context_tokens`` is the sum, over all calls in the step, of the tokens that were
+    computed up to and including this step.
     """
 
     prefill_tokens: float = 0
@@ -57,11 +58,12 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """The coefficients of the model, in seconds. The made-up defaults resemble an 8B model on a
-    large GPU.
+    """The coefficients of the model, in seconds. The default values are made up; they are similar
+    to those of an 8B model on a large GPU.
 
-    ``error`` is the median relative error over the ``samples`` measured steps; None if nothing was
-    measured. ``model``, ``hardware`` and ``engine`` name what was measured.
+    ``error`` is the median relative error over the ``samples`` measured steps; None if no steps
+    were measured. ``model``, ``hardware`` and ``engine`` are the names of the measured model,
+    hardware and engine.
     """
 
     base_s: float = 6e-3
@@ -104,10 +106,11 @@ class StepTimeModel:
         )
 
     def alone_s(self, cached: int, prompt: int, output: int, chunk: int) -> float:
-        """Return the seconds that a call takes with an engine to itself.
+        """Return the seconds that a call takes if it runs alone on an engine.
 
         ``cached`` of the ``prompt`` tokens are in the prefix cache. A step computes at most
-        ``chunk`` of the others; the last of them yields the first of the ``output`` tokens.
+        ``chunk`` of the remaining prompt tokens. The last step of the prefill yields the first of
+        the ``output`` tokens.
         """
         seconds, done = 0.0, cached
         while done < prompt:
@@ -146,10 +149,12 @@ class Sample:
 
 
 def fit(samples: Sequence[Sample], **about: Any) -> StepTimeModel:
-    """Fit a model with the least squared relative error. ``about`` sets its other fields.
+    """Fit a model with the least squared relative error. ``about`` has values for the other fields
+    of the model.
 
-    Steps far from a first fit were disturbed by something else on the machine. A second fit leaves
-    them out, but ``error`` includes them. Raises `ConfigError` for fewer than 8 usable samples.
+    Steps that are far from a first fit were disturbed by other work on the machine. A second fit
+    leaves these steps out, but ``error`` includes them. Raises `ConfigError` for fewer than 8
+    usable samples.
     """
     usable = [sample for sample in samples if not sample.work.empty and sample.seconds > 0]
     if len(usable) < 8:
@@ -178,8 +183,8 @@ def _error(model: StepTimeModel, sample: Sample) -> float:
 def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, float]:
     """Solve the non-negative least squares problem by trying every set of non-zero coefficients.
 
-    The best non-negative solution equals the unconstrained solution on its non-zero coefficients,
-    and four coefficients have only fifteen non-empty subsets.
+    For the right set, the unconstrained solution with only these coefficients is the best
+    non-negative solution. Four coefficients have only fifteen non-empty subsets.
     """
     import numpy as np
 
@@ -207,14 +212,14 @@ def _row(work: StepWork) -> tuple[float, float, float, float]:
 # -- from recorded reports of calls --------------------------------------------------------
 
 Account = Mapping[str, Any]
-"""A `CallReport` as a journal records it, without fields that have their default."""
+"""A `CallReport` as a journal records it, without the fields that have their default values."""
 
 
 def step_time(accounts: Iterable[Account]) -> StepTimeModel | None:
-    """Fit a step-time model to the reports of calls; None if there are too few.
+    """Fit a step-time model to the reports of calls; None if there are too few reports.
 
-    The model is scaled so that the total time of all calls is the recorded one, including the time
-    of disturbances.
+    The model is scaled so that the total time of all calls equals the recorded total, which
+    includes the time of disturbances.
     """
     engines = defaultdict[str, list[Account]](list)
     for account in accounts:
@@ -234,7 +239,7 @@ def step_time(accounts: Iterable[Account]) -> StepTimeModel | None:
 
 
 def _averages(accounts: Sequence[Account]) -> list[Sample]:
-    """Return the average step of each call, with the work of all calls that ran at the same time.
+    """Return the average step of each call. Its work includes all calls that ran at the same time.
 
     A call is assumed to compute its prompt in its first step, and one token in each later step.
     """

@@ -1,8 +1,8 @@
 """A virtual engine: vLLM's real scheduler in virtual time, without a model.
 
-Our scheduler class, or vLLM's own, decides step by step which calls are in the batch, with vLLM's
-real KV-cache manager. Prefix caching, chunked prefill, preemption and eviction are vLLM's. A
-`StepTimeModel` says how long each step takes.
+agentrt's scheduler class, or vLLM's own, decides in each step which calls are in the batch, with
+vLLM's real KV-cache manager. Prefix caching, chunked prefill, preemption and eviction are done by
+vLLM's code. A `StepTimeModel` determines how long each step takes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from agentrt.lab.engine.probe import Probe
 
 _STOP = 2**41
-"""The token with which a call stops before its limit. It occurs in no text: see `tokens`."""
+"""The token with which a call stops before its limit. No text of `tokens` contains it."""
 _STUCK_STEPS = 64
 """Number of empty steps in a row after which an engine counts as stuck."""
 _RETRIED = 1
-"""Number of empty steps in a row after which the next step may still have calls: those that were
-preempted in the empty step.
+"""Number of empty steps in a row after which the next step may still have calls, because calls that
+were preempted in the empty step may start again.
 """
 
 StockPolicy = Literal["fcfs", "priority"]
@@ -61,9 +61,9 @@ class PrioritizedCall(Call):
 class VirtualOptions:
     """The sizes of an engine, named as in vLLM.
 
-    The KV cache has ``kv_blocks`` blocks of ``block_size`` tokens, of which vLLM reserves one.
-    ``in_flight`` is the number of steps that are scheduled at a time; 2 is async scheduling.
-    ``host`` is the host memory to which vLLM offloads; None without offloading.
+    The KV cache has ``kv_blocks`` blocks of ``block_size`` tokens. vLLM reserves one of the blocks.
+    ``in_flight`` is the number of steps that are scheduled at a time; 2 means async scheduling.
+    ``host`` is the host memory to which vLLM offloads; None means no offloading.
     """
 
     max_num_seqs: int = 64
@@ -90,10 +90,11 @@ class VirtualOptions:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """The number of steps, and the usage of finished calls.
+    """The number of an engine's steps, and the usage of its finished calls.
 
-    ``cpu_us`` is the scheduler's CPU time over all steps in microseconds; None if it was not
-    measured. ``loaded_tokens`` were copied from host memory, and ``stored_tokens`` to it.
+    ``cpu_us`` is the scheduler's CPU time over all steps, in microseconds; None if it was not
+    measured. ``loaded_tokens`` is the number of tokens that were copied from host memory, and
+    ``stored_tokens`` the number of tokens that were copied to host memory.
     """
 
     steps: int = 0
@@ -126,11 +127,12 @@ def sum_counts(each: Iterable[EngineCounts]) -> EngineCounts:
 class VirtualEngine:
     """An engine that is driven step by step. Times are seconds of virtual time.
 
-    ``scheduling`` is the settings of our scheduler, or a policy of vLLM's own scheduler, which then
-    runs unchanged. With policy ``fcfs``, our scheduler decides exactly as vLLM's. With
-    ``kv_events``, it publishes the contents of its prefix cache, and ``events`` are those of the
-    last step. ``scheduler_cls`` is a subclass to use in place of our scheduler. ``policy`` replaces
-    the policy that ``scheduling`` names. ``busy_s`` is the total time of all steps.
+    ``scheduling`` has the settings of agentrt's scheduler, or is a policy of vLLM's own scheduler,
+    which then runs unchanged. With the policy ``fcfs``, agentrt's scheduler makes the same
+    decisions as vLLM's. With ``kv_events``, the engine publishes the changes of its prefix cache,
+    and ``events`` has the changes in the last step. ``scheduler_cls`` is a subclass that replaces
+    agentrt's scheduler class. ``policy`` replaces the policy that ``scheduling`` names. ``busy_s``
+    is the total time of all steps.
     """
 
     def __init__(
@@ -182,9 +184,9 @@ class VirtualEngine:
 
     @property
     def stands_until(self) -> float | None:
-        """The next moment at which calls may be admitted that wait for a point in time.
+        """The next moment at which waiting calls may be admitted because time has passed.
 
-        None if the engine is idle, has calls to run, or is stuck.
+        None if the engine is idle, if it has calls that can run, or if it is stuck.
         """
         core = getattr(self.scheduler, "core", None)  # vLLM's own scheduler has no core
         admission = None if core is None else core.admission
@@ -194,7 +196,9 @@ class VirtualEngine:
         return None if moment == math.inf else moment
 
     def wait_until(self, now: float) -> None:
-        """Advance the clock of an engine that is idle, or whose calls wait for a point in time."""
+        """Advance the clock of an engine that is idle, or whose calls all wait until a point in
+        time.
+        """
         if self.busy and self.stands_until is None:
             raise InvariantError("a virtual engine that has something to do cannot wait")
         self._engine.now = max(self.now, now)
@@ -204,8 +208,9 @@ class VirtualEngine:
     def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
         """Return the call as a request of vLLM, with the hashes of its blocks.
 
-        By default it generates exactly the call's ``max_tokens``. With the argument ``max_tokens``,
-        which is another limit, pass to `submit` the number of tokens after which the model stops.
+        By default, the request generates exactly ``max_tokens`` of the call's spec. The argument
+        ``max_tokens`` sets another limit; then pass to `submit` the number of tokens after which
+        the model stops.
         """
         return make_request(
             call.call_id,
@@ -221,10 +226,11 @@ class VirtualEngine:
     def submit(
         self, request: Request, output: Sequence[int] = (), stops_after: int | None = None
     ) -> None:
-        """Submit a request that `prepare` made, of this engine or an equal one.
+        """Submit a request that `prepare` of this engine, or of an equal engine, has made.
 
-        It generates the tokens ``output``, or tokens of its own (`output_token`). The model stops
-        after ``stops_after`` tokens; with None, at the request's limit.
+        The request generates the tokens ``output``. If ``output`` is empty, it generates tokens
+        that are unique to the call (`output_token`). The model stops after ``stops_after`` tokens;
+        with None, it stops at the request's limit.
         """
         if output:
             self._outputs[request.request_id] = output
@@ -329,16 +335,18 @@ def _offloading(
 
 
 def output_token(call_id: str, index: int) -> int:
-    """Return the token at ``index`` of a call's output. No two calls have a token in common."""
+    """Return the token at ``index`` of a call's output. No two calls generate the same token."""
     return _first_token(f"output of {call_id}") + index
 
 
 def tokens(name: str, start: int, end: int) -> list[int]:
-    """Return the token ids ``start`` to ``end`` of an endless text that is unique to ``name``."""
+    """Return the token ids from ``start`` to ``end`` of an endless text. Each ``name`` has its own
+    text.
+    """
     first = _first_token(name)
     return list(range(first + start, first + end))
 
 
-@lru_cache(maxsize=4096)  # enough for all running calls, which ask for each of their tokens
+@lru_cache(maxsize=4096)  # enough for all running calls; it is called for each of their tokens
 def _first_token(name: str) -> int:
     return int.from_bytes(sha256(name.encode()).digest()[:5])

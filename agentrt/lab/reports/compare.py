@@ -1,4 +1,4 @@
-"""Compares runs: measures, their ratios to a baseline, cells of tables, and JSON."""
+"""Comparing runs: measures, their ratios to a baseline, cells of tables, and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ PLAIN = {
     "tool_share": ("in tools", "in tools, share of all time"),
     "preemptions": ("preemptions", "preemptions"),
 }
-"""The compared fields of `Summary`, each with the head of its column and a text with its unit."""
+"""The compared fields of `Summary`. Each has the head of its column, and a longer text with the
+unit.
+"""
 MEASURES = {name: text for name, (_, text) in PLAIN.items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that are shown as percentages."""
@@ -36,7 +38,8 @@ SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 class Series:
     """The runs of one policy, or of a router over ``replicas``, under one setting.
 
-    ``summaries`` are by seed. ``baseline`` are the summaries of the policy to compare with.
+    ``summaries`` has a summary for each seed. ``baseline`` has the summaries of the policy with
+    which this policy is compared.
     """
 
     setting: Setting
@@ -55,9 +58,11 @@ class Series:
         return [math.nan if value is None else float(value) for value in values]
 
     def ratios(self, measure: str, to: Series | None = None) -> list[float]:
-        """Return the ratios of a measure to the baseline's, or that of ``to``, for each seed.
+        """Return, for each seed, the ratio of a measure to the same measure of the baseline, or of
+        the series ``to``.
 
-        Leaves out seeds that were not run with both, and ratios with an unknown or zero value.
+        Seeds that were not run with both are left out, and so are ratios with an unknown value or
+        with a divisor of zero.
         """
         base = self.baseline if to is None else to.summaries
         pairs = [
@@ -79,7 +84,9 @@ class Series:
 def cells(
     results: Iterable[RunResult], settings: Sequence[Setting], names: Sequence[str], baseline: str
 ) -> list[Series]:
-    """Return the finished runs as a series for each setting and policy, in the requested order."""
+    """Return a series of the finished runs for each setting and each name, in the order of
+    ``settings`` and ``names``.
+    """
     series: dict[tuple[Setting, str], Series] = {}
     for result in results:
         key = (result.spec.setting, result.spec.contender.name)
@@ -109,8 +116,8 @@ def value(cell: Series, measure: str) -> str:
 def ratio(cell: Series, measure: str) -> str:
     """Return the ratio of a measure to the same measure of the baseline, as text.
 
-    There is one ratio for each seed. The text has the median ratio, the least and the greatest; it
-    is "-" if there is no ratio.
+    There is one ratio for each seed. The text has the median, the smallest and the largest ratio;
+    it is "-" if there is no ratio.
     """
     ratios = cell.ratios(measure)
     if not ratios:
@@ -122,7 +129,9 @@ def ratio(cell: Series, measure: str) -> str:
 
 
 def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> list[dict[str, Any]]:
-    """Return each series as JSON values, in all and by seed; None is unknown."""
+    """Return each series as JSON values: each measure over all seeds, and for each seed. None means
+    unknown.
+    """
     names = tuple(measures)
     return [
         {
@@ -139,7 +148,7 @@ def as_dicts(cells: Sequence[Series], measures: Iterable[str] = MEASURES) -> lis
 
 
 def by_seed(cell: Series, measure: str) -> list[float | None]:
-    """Return a measure for each seed, in order; None is unknown."""
+    """Return a measure for each seed, in order; None means unknown."""
     return [None if math.isnan(value) else value for value in cell.values(measure)]
 
 
@@ -153,7 +162,9 @@ def _measured(cell: Series, measure: str) -> dict[str, float | None]:
 
 
 def _spread(values: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:
-    """Return the median, least and greatest value under these names; None without values."""
+    """Return the median, the smallest and the largest value under the three ``names``; None for
+    each of them if there are no values.
+    """
     if not values:
         return dict.fromkeys(names)
     return dict(zip(names, (median(values), min(values), max(values)), strict=True))

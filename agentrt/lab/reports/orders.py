@@ -1,5 +1,6 @@
-"""Reports a comparison of stock's and agentrt's order of calls, as text, as JSON values, and as an
-SVG drawing that CSS animates. Without animation, the drawing shows the end.
+"""The report of `agentrt compare`, which compares the order of calls of stock vLLM and of agentrt:
+as text, as JSON values, and as an animated SVG drawing. Without animation, the drawing shows its
+last state.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def report_text(comparison: Comparison) -> str:
 
 
 def _history_text(learned: ComparedHistory) -> str:
-    """Say which history the comparison started from, and where it is saved."""
+    """Return a text that says which history the comparison started with, and where the history is
+    saved.
+    """
     if not learned.known:
         saved = "no history is saved" if learned.file is None else f"{learned.file} has it now"
         return f"before, there was no history of these programs; {saved}"
@@ -70,7 +73,9 @@ def _listed(types: Sequence[str]) -> str:
 
 
 def _line(program: ProgramRun) -> tuple[float, float, str]:
-    """Return the time of a program, its waiting time, and the program that it waited for most."""
+    """Return the latency of a program, its waiting time, and the program for which it waited the
+    longest.
+    """
     waits = [share for share in shares_of(program.pieces()) if share.reason in _WAITS]
     blames = sorted((blame for share in waits for blame in share.by), key=lambda by: by.seconds)
     name = blames[-1].program if blames else ""

@@ -1,4 +1,4 @@
-"""Compares policies for people: a description of the runs, and tables of their measures."""
+"""The text of a comparison of policies: a description of the runs, and tables of their measures."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ def about_engine(machine: Machine) -> str:
 
 
 def about_seeds(seeds: Sequence[int]) -> str:
-    """Say over which seeds the medians are."""
+    """Return a text that says over which seeds the medians are computed."""
     if len(seeds) == 1:
         return f"Seed {seeds[0]}"
     return f"{len(seeds)} seeds ({seeds[0]}-{seeds[-1]}): medians (least-most)"
 
 
 def about_hints(specs: Sequence[RunSpec]) -> str:
-    """Say how well size hints correlate with the true sizes; "" if no policy gets hints."""
+    """Return a text about the correlation of size hints with the true sizes; "" if no policy gets
+    hints.
+    """
     hints = next((h for spec in specs if (h := spec.contender.hints) is not None), None)
     if hints is None:
         return ""
@@ -63,7 +65,7 @@ def values_table(cells: Sequence[Series]) -> str:
 
 
 def ratios_table(cells: Sequence[Series], baseline: str) -> str:
-    """Return a table of the ratios of the other policies' measures to the baseline's."""
+    """Return a table of the ratios of each other policy's measures to the baseline's measures."""
     cells = [cell for cell in cells if cell.name != baseline]
     rows = [
         [text, *(ratio(cell, measure) for cell in cells)]

@@ -1,4 +1,4 @@
-"""Compares a recording with its replays: tables, JSON values, and a drawing.
+"""Comparing a recording with its replays: tables, JSON values, and a drawing.
 
 The first run is always the recording itself.
 """
@@ -16,12 +16,12 @@ from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.replays import RECORDED, Replayed, same_order
 
 _SHOWN = 40
-"""Maximum number of programs with a line in the table."""
+"""Maximum number of programs that the table shows."""
 
 
 def replay_tables(runs: Sequence[Replayed]) -> str:
-    """Return a table with a row for each run, and a table with a row for each of the first
-    programs.
+    """Return a table with a row for each run, and a table with a row for each program, for at most
+    `_SHOWN` programs.
     """
     summaries = [run.summary for run in runs]
     ratios = [summary.mean_s / summaries[0].mean_s for summary in summaries]

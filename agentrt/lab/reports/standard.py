@@ -1,9 +1,9 @@
 """The metrics of every comparison of programs, with the names that vLLM uses.
 
-The metrics of calls are those of ``vllm bench serve`` (TTFT, TPOT, E2EL, throughput, goodput),
-measured at the engine; aiperf calls them time to first token, inter token latency and request
-latency. A job is a program from its arrival to its end. Names end in their unit. Unknown metrics
-are left out.
+The metrics of calls are the metrics of ``vllm bench serve``, measured at the engine: TTFT, TPOT,
+E2EL, throughput and goodput. aiperf calls TTFT time to first token, TPOT inter token latency, and
+E2EL request latency. A job is a program from its arrival to its end. The name of a metric ends in
+its unit. Unknown metrics are left out.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SHORT = {
     "slowdown_small": "slowdown: small",
     "slowdown_large": "large",
 }
-"""The metrics that tables show, with their heads. JCT is the job completion time."""
+"""The metrics that tables show, with the heads of their columns. JCT is the job completion time."""
 _SHARES = ("prefix_cache_hit_rate", "infinite_cache_hit_rate")
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputLimits:
-    """The limits, in milliseconds, that a call and a job must keep to count for goodput."""
+    """The limits, in milliseconds, that a call or a job must not exceed to count for goodput."""
 
     ttft: float = 2_000.0
     tpot: float = 100.0
@@ -68,7 +68,7 @@ Limits = GoodputLimits
 
 
 def standard(jobs: Sequence[Outcome], limits: GoodputLimits | None = None) -> dict[str, float]:
-    """Return the metrics of ended jobs; empty without jobs."""
+    """Return the metrics of ended jobs; an empty dict if there are no jobs."""
     if not jobs:
         return {}
     limits = limits or GoodputLimits()
@@ -119,8 +119,8 @@ def _of_calls(
 
 
 def _fairness(jobs: Sequence[Outcome]) -> Iterator[tuple[str, float]]:
-    """Yield the mean and the maximum slowdown (time divided by the ideal time), and the mean
-    slowdown of the small, medium and large third of the jobs by ideal time.
+    """Yield the mean and the maximum slowdown (latency divided by ideal latency). Then sort the
+    jobs by ideal latency, and yield the mean slowdown of the small, the medium and the large third.
     """
     ordered = [job.latency_s / job.ideal_s for job in sorted(jobs, key=lambda job: job.ideal_s)]
     yield "slowdown", fmean(ordered)
@@ -144,9 +144,10 @@ def short_table(
     columns: Mapping[str, Sequence[str]] | None = None,
     first: str = "contender",
 ) -> str:
-    """Return a table with a row for each contender: medians over the seeds (least-greatest).
+    """Return a table with a row for each contender. Each cell has the median over the seeds, and in
+    parentheses the smallest and the largest value.
 
-    ``columns`` are further columns by their heads, with a text for each row. ``first`` is the head
+    ``columns`` maps the heads of further columns to the texts of their rows. ``first`` is the head
     of the first column.
     """
     known = {name for by_seed in runs.values() for metrics in by_seed for name in metrics}

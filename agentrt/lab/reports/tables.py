@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median, the least and the greatest of some values."""
+    """The median, the smallest and the largest of several values."""
 
     median: float
     least: float
@@ -42,7 +42,9 @@ def in_digits(spread: Spread, unit: str = "") -> str:
 
 
 def digits(value: float) -> str:
-    """Return a number with three significant digits, or with all digits before the point."""
+    """Return a number as text with three significant digits; from 100 on, with all digits before
+    the decimal point.
+    """
     if not math.isfinite(value):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

@@ -1,4 +1,6 @@
-"""Compares programs in vLLM's own order and in agentrt's, on an engine or in virtual time."""
+"""Comparing runs of programs in the order of stock vLLM and in the order of agentrt, on an engine
+or in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,16 @@ from agentrt.scheduler.config import SchedulerConfig
 STOCK = SchedulerConfig("fcfs")
 GAIN, LOSS, NOTHING = "gain", "loss", "nothing"
 Tokens = Mapping[str, tuple[Sequence[int], Sequence[int]]]
-"""The token ids of prompts and outputs, by the ids of calls."""
+"""The token ids of the prompt and of the output of each call, by the id of the call."""
 Call = tuple[float, float, CallReport]
-"""The arrival and the end of a call, in seconds after the start of the run, and its report."""
+"""The arrival and the end of a call, in seconds since the start of the run, and the call's report.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """One program in a run. Its ``calls`` are by their indices in ``shape``. Times are in seconds
-    after the start of the run.
+    """One program in a run. ``calls`` has the program's calls by their indices in ``shape``. Times
+    are seconds since the start of the run.
     """
 
     shape: ProgramShape
@@ -56,12 +59,14 @@ class ProgramRun:
         return Outcome.of(self.shape, self.began, self.ended, reports)
 
     def pieces(self) -> list[WallInterval]:
-        """Return the time along the critical path with reasons, as in `agentrt journal why`."""
+        """Return the pieces of the program's time along the critical path, each with its reason, as
+        in `agentrt journal why`.
+        """
         return [piece for piece in self._back() if piece.until > piece.since][::-1]
 
     def _back(self) -> Iterator[WallInterval]:
-        """Yield the pieces, the last first. The time between two calls is that of a tool, if there
-        is one.
+        """Yield the pieces from the last to the first. The time between two calls is the time of a
+        tool or a human if the shape names one, and otherwise the time of the program's own code.
         """
         at, reason = self.ended, OWN
         index = max(self.calls, key=self._end_of, default=None)
@@ -98,7 +103,8 @@ class ComparedHistory:
 class Comparison:
     """Pairs of runs of the same programs.
 
-    ``ours`` ran after agentrt had seen the programs; ``first`` ran only with the history in
+    ``stock`` are the runs in the order of stock vLLM. ``ours`` are runs in agentrt's order after it
+    had seen the programs; ``first`` are runs in agentrt's order with only the history in
     ``learned``. ``off`` is the relative error of replaying stock's order; 0 without a replay.
     """
 
@@ -109,7 +115,8 @@ class Comparison:
     learned: ComparedHistory = ComparedHistory()
 
     def both_ratios(self, of: str = "mean_jct_s") -> tuple[list[float], list[float]]:
-        """Return the ratio of our value to stock's for each pair of runs, and for each first run.
+        """Return the ratio of agentrt's value to stock's value for each pair of runs, and for each
+        run in ``first``.
 
         ``of`` is the name of a standard metric.
         """
@@ -120,7 +127,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """The ratio of our mean time to stock's, for each pair of runs."""
+        """The ratio of agentrt's mean time to stock's mean time, for each pair of runs."""
         return self.both_ratios()[0]
 
     @property
@@ -133,7 +140,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Gain or loss, if every pair has it by more than the error of the replay; else nothing."""
+        """``gain`` or ``loss`` if every pair of runs shows it by more than the error of the replay;
+        otherwise ``nothing``.
+        """
         if max(self.ratios) < 1 - self.off:
             return GAIN
         return LOSS if min(self.ratios) > 1 + self.off else NOTHING
@@ -189,7 +198,7 @@ def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> Program
 
 
 def fitted(run: Sequence[ProgramRun]) -> StepTimeModel:
-    """Fit a step-time model to the calls of a run. Raises `ConfigError` if there are too few."""
+    """Fit a step-time model to the calls of a run. Raises `ConfigError` for too few calls."""
     reports = [report for program in run for _, _, report in program.calls.values()]
     if (times := step_time(map(asdict, reports))) is None:
         raise ConfigError(
@@ -223,10 +232,11 @@ def replay(
     repeat: int = 0,
     learned: Any = None,
 ) -> tuple[Sequence[ProgramRun], Any]:
-    """Run the programs in virtual time. Return the run, and the history that the order has then.
+    """Run the programs of ``run`` in virtual time, with the scheduling ``order``. Return the new
+    run, and the history that the scheduler has learned at its end.
 
-    The order starts with the history ``learned``. In each ``repeat`` other than 0, the first calls
-    arrive in another order.
+    The scheduler starts with the history ``learned``. If ``repeat`` is not 0, it is the seed by
+    which the arrival times of the programs are shuffled.
     """
     coming = [program.shape for program in run]
     firsts = [shape.arrives_s + shape.calls[0].gap_s for shape in coming]

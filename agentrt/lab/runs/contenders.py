@@ -1,4 +1,4 @@
-"""The contenders of comparisons, by name: our policies, stock vLLM, and registered rivals."""
+"""The contenders of comparisons, by name: agentrt's policies, stock vLLM, and registered rivals."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _STOCKS = {
     "priority-path": Stock("path"),
 }
 HINTED, AMPLE, OFFLOADED = "hints", "ample", "offload"
-"""Suffixes of a name after a plus: with size hints, with much more memory, and with vLLM's offload
-to host memory.
+"""Suffixes of a contender's name after a plus sign. They mean: with size hints, with much more
+memory, and with vLLM's offload to host memory.
 """
 DEFAULT_HINTS = 0.5
 """Default correlation between size hints and true sizes: see `with_hints`."""
@@ -63,9 +63,10 @@ def _named(config: SchedulerConfig) -> dict[str, Any]:
 class Contender:
     """A way to schedule an engine, with an optional gate and a factor for the engine's memory.
 
-    ``hints`` is the correlation between size hints and true sizes; None for no hints. ``gate``
-    makes the gate in front of an engine of a given size. ``scheduler`` names a subclass of our
-    scheduler to use in its place (``module:class``). ``host`` is host memory to offload to.
+    ``hints`` is the correlation between size hints and true sizes; None means no hints. ``gate`` is
+    a function that makes a gate for an engine with these sizes. ``scheduler`` names a subclass that
+    replaces agentrt's scheduler class (``module:class``). ``memory`` is the factor for the size of
+    the KV cache. ``host`` is the host memory to which vLLM offloads.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Contender:
         return replace(options, kv_blocks=self.memory * options.kv_blocks, host=self.host)
 
     def make_gate(self, options: VirtualOptions) -> Gate | None:
-        """Return the gate in front of an engine of this size; None for no gate."""
+        """Return the gate for an engine with these sizes; None if the contender has no gate."""
         return None if self.gate is None else self.gate(options)
 
     def run(
@@ -116,10 +117,10 @@ class Contender:
 
 
 class Rival(NamedTuple):
-    """A rival's policy. ``shown`` is its name in help texts.
+    """A policy of a rival system. ``shown`` is the policy's name in help texts.
 
-    ``make`` makes the contender from the whole name and the part after the colon, and returns None
-    for an invalid name.
+    ``make`` is a function of a contender's whole name and of the part after the colon. It returns
+    the contender, or None for an invalid name.
     """
 
     shown: str
@@ -135,8 +136,8 @@ RIVALS: dict[str, Rival] = {}
 def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS) -> Contender:
     """Return the contender with this name.
 
-    ``ours`` are the other settings of our policies, and ``hints`` is the correlation of size
-    hints. Raises `ConfigError` for an unknown name.
+    ``ours`` has the other settings for agentrt's policies. ``hints`` is the correlation of size
+    hints with the true sizes. Raises `ConfigError` for an unknown name.
     """
     first, *suffixes = name.split("+")
     is_hinted, ample = (_taken(suffixes, [suffix]) for suffix in (HINTED, AMPLE))
@@ -186,8 +187,8 @@ def check_on_engines(contenders: Iterable[Contender]) -> None:
 
 
 def check_on_one_engine(contenders: Sequence[Contender]) -> None:
-    """Raise `ConfigError` for a contender that a real engine cannot run, or that needs an engine of
-    its own.
+    """Raise `ConfigError` for a contender that a real engine cannot run, or that cannot share an
+    engine with the other contenders.
     """
     check_on_engines(contenders)
     if ample := next((each.name for each in contenders if each.memory > 1), None):

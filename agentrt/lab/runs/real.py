@@ -1,8 +1,9 @@
-"""Replays the programs of a journal on real engines in real time, under one policy after the other.
+"""Replaying the programs of a journal on real engines in real time, under one policy after the
+other.
 
-All policies do the work of the recording. Prompts are the recorded ones, rendered by the engine's
-own front end, and outputs have as many tokens as recorded. In later prompts, the new outputs stand
-in place of the recorded ones, so that they are in the prefix cache.
+All policies do the same work as the recording. The recorded prompts are rendered by the engine's
+own front end, and outputs have as many tokens as recorded. In later prompts, the recorded outputs
+are replaced by the new outputs, so that these tokens are in the prefix cache.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ _FLAGS = {
 
 @dataclass(slots=True)
 class RealReplay:
-    """The runs of all ``contenders``. ``results`` has the finished runs, also after an error.
+    """The runs of all ``contenders``. ``results`` has the finished runs, even after an error.
 
-    ``progress`` is called with the number of programs that have ended in all runs, and a message.
+    ``progress`` is called with a message, and with the number of programs that have ended in all
+    runs together.
     """
 
     recording: Recording
@@ -129,11 +131,11 @@ async def _prompt(call: RecordedCall, front: Frontend) -> list[int]:
 def _extended(
     shape: CallShape, ids: list[int], recorded: Sequence[CallShape], done: Sequence[CallShape]
 ) -> int | None:
-    """Return the longest earlier call whose prompt and output this call's prompt begins with; None
-    if there is none.
+    """Return the index of the earlier call that this call extends: the longest call with whose
+    prompt and output this call's prompt begins. Return None if there is no such call.
 
-    The prompts must agree both as recorded texts, which the ids of ``recorded`` shapes represent,
-    and as tokens of the engine.
+    The prompts must agree both as recorded texts, which the ids in ``recorded`` represent, and as
+    the engine's token ids.
     """
     recorded_ids, extended, longest = list(chain(*shape.prompt_ids)), None, 0
     for index, real in enumerate(done):
@@ -149,7 +151,7 @@ def _extended(
 
 
 def _first_call(program: ProgramShape) -> ProgramShape:
-    """Return the program with its first call only and without gaps, for a warm-up."""
+    """Return the program with only its first call and without gaps, for a warm-up."""
     first = replace(program.calls[0], after=(), gap_s=0.0)
     return replace(program, calls=(first,), tail_s=0.0)
 
@@ -166,8 +168,8 @@ def measure(
 ) -> tuple[str, dict[str, Any], list[Replayed], StoppedError | None]:
     """Replay the recording on a real engine under all contenders.
 
-    Return a description of the engine as text, the engine's settings as a dict, the runs that have
-    finished, and the error of the signal that ended the replay early (None without a signal).
+    Return a description of the engine as text, the engine's settings as a dict, and the finished
+    runs. If a signal ended the replay early, the last value is its error; otherwise it is None.
     """
     check_on_one_engine(contenders)
     if spec.machine.replicas > 1:

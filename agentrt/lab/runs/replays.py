@@ -19,22 +19,26 @@ _PLAIN = ("lru", "off")
 
 @dataclass(frozen=True, slots=True)
 class Replayed(RunResult):
-    """The recording itself, or a run of its programs. ``outcomes`` are those of the programs that
-    ended in the recording, in the order of their ends.
+    """The recording itself, or a run of its programs. ``outcomes`` has the outcomes of the programs
+    that had ended in the recording, in the order in which they ended in this run.
     """
 
     outcomes: tuple[Outcome, ...] = ()
 
 
 def replay(spec: RunSpec) -> Replayed:
-    """Run the programs of the journal that the spec's source names, with their arrival times."""
+    """Run the programs of the journal that the spec's source names, at their recorded arrival
+    times.
+    """
     assert spec.setting.source.path is not None
     recording = read_recording(spec.setting.source.path)
     return ended_of(recording, spec, run(spec, recording.programs))
 
 
 def ended_of(recording: Recording, spec: RunSpec, ran: RunOutcome) -> Replayed:
-    """Return a run of the recorded programs, with only those that ended in the recording."""
+    """Return a run of the recorded programs, without the programs that had not ended in the
+    recording.
+    """
     known = {outcome.program_id for outcome in recording.outcomes}
     ended = tuple(outcome for outcome in ran.outcomes if outcome.program_id in known)
     return Replayed(spec, summarize(ended, ran.counts, ran.busy_s), outcomes=ended)
@@ -53,10 +57,10 @@ def as_recorded(recording: Recording, spec: RunSpec) -> Replayed:
 
 
 def policies(recording: Recording, names: Sequence[str]) -> list[Contender]:
-    """Return the contenders of a replay: first the recorded policy, if it is known.
+    """Return the contenders of a replay. The recorded policy comes first, if it is known.
 
-    The other policies get its other settings, such as quanta. Raises `ConfigError` for an unknown
-    policy.
+    The other policies get the recorded values of all other settings, such as quanta. Raises
+    `ConfigError` for an unknown policy.
     """
     if "scheduler" not in recording.engine:
         return contenders(names)
@@ -68,8 +72,8 @@ def policies(recording: Recording, names: Sequence[str]) -> list[Contender]:
 
 
 def same_order(recorded: Sequence[Outcome], replayed: Sequence[Outcome]) -> float:
-    """Return the share of pairs of programs that end in the same order in both; 1 for fewer than
-    two programs.
+    """Return the share of pairs of programs that end in the same order in both runs; 1 for fewer
+    than two programs.
     """
     places = {outcome.program_id: place for place, outcome in enumerate(replayed)}
     seen, same = list[int](), 0

@@ -1,6 +1,6 @@
-"""Arrival times of programs: Poisson, in bursts, over a day, or at once; and loads.
+"""Arrival times of programs (Poisson, in bursts, over a day, or all at once), and loads.
 
-All functions of arrivals return the programs in the same order with ``arrives_s`` set.
+All functions that make arrivals return the programs in the same order, with ``arrives_s`` set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def poisson(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> l
 HIGH, LOW = 1.9, 0.1
 """The loads between which bursts alternate."""
 _PERIOD = 1000.0
-"""Mean number of programs in a burst and the lull after it: enough for a backlog of hundreds."""
+"""Mean number of programs in a burst and the quiet phase after it. It is large enough for a backlog
+of hundreds of programs.
+"""
 
 
 def bursts(
@@ -44,10 +46,10 @@ def bursts(
 ) -> list[ProgramShape]:
     """Return Poisson arrivals whose rate alternates between two values, with mean ``rate_per_s``.
 
-    ``rate_per_s`` corresponds to ``load``; the rates of the two phases correspond to the loads
-    `HIGH` and `LOW`. Both phases together are a period of ``period_programs / rate_per_s`` seconds,
-    in which ``period_programs`` programs arrive on average. The high phase is the share
-    (load - LOW) / (HIGH - LOW) of the period. Time 0 is a random moment of a period.
+    ``rate_per_s`` is the rate at the load ``load``. In the two phases, the rates are those at the
+    loads `HIGH` and `LOW`. Both phases together are a period of ``period_programs / rate_per_s``
+    seconds, in which ``period_programs`` programs arrive on average. The high phase takes the share
+    (load - LOW) / (HIGH - LOW) of the period. The first period starts at a random phase.
     """
     rng = Random(f"bursts/{seed}")
     share = (load - LOW) / (HIGH - LOW)
@@ -63,13 +65,13 @@ def bursts(
 
 
 SWING = 0.8
-"""Amplitude of a day's rate, as a share of its mean."""
+"""Amplitude of the arrival rate over a day, as a share of the mean rate."""
 
 
 def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
     """Return Poisson arrivals whose rate follows one sine wave, with mean ``rate_per_s``.
 
-    The day lasts as long as all programs take to arrive on average.
+    The period of the wave is the time in which all programs arrive on average.
     """
     day_s = len(programs) / rate_per_s
     due = _unit_poisson(Random(f"daily/{seed}"))
@@ -80,8 +82,8 @@ def _hour(due: float) -> float:
     """Return the time of the day, from 0 to 1, at which a share ``due`` of the day's programs has
     arrived on average.
 
-    The share that has arrived is a linear function of the time, minus a sine. This function
-    inverts it by bisection.
+    The share that has arrived is a linear function of the time, minus a sine. The inverse of this
+    function is computed by bisection.
     """
     low, high = due - SWING, due + SWING
     for _ in range(50):
@@ -129,7 +131,7 @@ def _unit_poisson(rng: Random) -> Iterator[float]:
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
-    # Not strict, because the times never end.
+    # There are more times than programs, because the times never end.
     return [program.arriving(at_s) for program, at_s in zip(programs, times, strict=False)]
 
 
@@ -142,17 +144,17 @@ _HOW = "give a share of capacity such as 0.9, or b0.8 for a mean load in bursts"
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """A way for programs to arrive.
+    """The way in which programs arrive, by ``kind``:
 
     - ``load``: a Poisson process at ``value`` times the engine's capacity.
-    - ``bursts``: the same mean load, in bursts between the loads 1.9 and 0.1. A burst and the lull
-      after it have 1000 programs on average, or all if there are fewer.
+    - ``bursts``: a mean load of ``value``, in phases with the loads 1.9 and 0.1. Two phases
+      together have 1000 programs on average, or all programs if there are fewer.
     - ``rate``: a Poisson process with ``value`` programs per second.
     - ``at-once``: all programs at second 0.
-    - ``recorded``: the times of the trace.
+    - ``recorded``: the times in the trace.
 
-    A load counts the work that arrives. Programs that pause between their calls bring the same work
-    as others, but later (`share_in_time`).
+    A load is computed from the work of the arriving programs. Programs that pause between their
+    calls bring their work later than other programs (`share_in_time`).
     """
 
     kind: Kind
@@ -161,7 +163,7 @@ class Pressure:
     @classmethod
     def parse(cls, text: str) -> Pressure:
         """Parse a load such as ``0.9``, or a mean load in bursts such as ``b0.8``. Raises
-        `ConfigError` for anything else.
+        `ConfigError` for any other text.
         """
         bursty = text.startswith("b")
         value = _number(text.removeprefix("b"))
@@ -216,12 +218,12 @@ class Pressure:
 
 
 def share_in_time(programs: Sequence[ProgramShape], token_s: float) -> float:
-    """Return the share of the output that is generated before the last program arrives, if no call
-    waits. ``token_s`` is the seconds for a token.
+    """Return the share of all output tokens that is generated before the last program arrives, if
+    no call waits. ``token_s`` is the time per token in seconds.
 
     A load is an average over a long time. Programs that pause between their calls bring their work
-    later. In a run with few programs, much of it comes after the last arrival, so the engine gets
-    only about this share of the load.
+    later. In a run with few programs, much of the work comes after the last arrival, so the engine
+    gets only about this share of the load.
     """
     last_s = max(program.arrives_s for program in programs)
     made_s = 0.0

@@ -1,15 +1,16 @@
-"""Reads BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
+"""Reading BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
 
-It reads two kinds of files of the package ``bfcl-eval``:
+Two kinds of files of the package ``bfcl-eval`` can be read:
 
 * results that ``bfcl generate`` wrote for a model (``BFCL_v4_*_result.json``, model_handler/
   base_handler.py), with ``input_token_count`` and ``output_token_count`` of each step of each turn;
 * the questions (``data/BFCL_v4_multi_turn_*.json``), with the correct answers in the folder
-  ``possible_answer`` beside them. Each function of an answer becomes a call, and one more call with
-  `CLOSING` tokens ends the turn. The prompt begins with the functions of the involved classes
-  (``multi_turn_func_doc``). The result of a function counts as `RESULT` tokens.
+  ``possible_answer`` next to them. Each function call of an answer becomes an LLM call, and one
+  more LLM call with `CLOSING` output tokens ends the turn. The prompt begins with the descriptions
+  of the functions of the involved classes (``multi_turn_func_doc``). The result of a function
+  counts as `RESULT` tokens.
 
-The files have no times: a function is taken to need one second, and a human no time.
+The files have no times. It is assumed that a function takes one second, and a human no time.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def read(
 
 
 def _counted(entry: LocatedFields) -> list[list[Turn]]:
-    """Return the steps of each turn as a model made them."""
+    """Return the steps of each turn that a model has made."""
     result = entry.read(_Result)
     prompts, outputs = result.input_token_count, result.output_token_count
     if [*map(len, prompts)] != [*map(len, outputs)]:
@@ -106,7 +107,7 @@ def _counted(entry: LocatedFields) -> list[list[Turn]]:
 
 
 def _answered(entry: LocatedFields, notes: Notes, count: Counter) -> list[list[Turn]]:
-    """Return the steps of each turn for a model that gives the correct answer."""
+    """Return the steps of each turn that a model makes if it gives the correct answer."""
     file = entry.file
     question = entry.read(_Question)
     answer = _answers(file.parent / "possible_answer" / file.name).get(question.id)

@@ -1,7 +1,7 @@
-"""Reads execution DAGs that ``agentrt run --dag FILE.json`` wrote, as programs to run again.
+"""Reading execution DAGs, which ``agentrt run --dag FILE.json`` writes, as programs to run again.
 
-Tools, humans and calls without a result (failed or cancelled) become the gap before the calls that
-waited for them: the time from the end of the last earlier call until this call was emitted. A call
+Tools, humans, and calls without a result (failed or cancelled) become gaps. The gap before a call
+is the time from the end of the last call on which it depends until the call was emitted. A call
 extends the longest earlier call whose prompt was in the prefix cache.
 """
 
@@ -16,7 +16,9 @@ from agentrt.lab.workloads.replay import ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _BLOCK = 16
-"""Tokens in a block of the prefix cache. The cached part of a prompt may be shorter by a block."""
+"""Number of tokens in a block of the prefix cache. The cached part of a prompt may be up to one
+block shorter than the prompt that was cached.
+"""
 
 UNREADABLE = "programs that cannot be read, left out"
 NO_CALLS = "programs without a call that ended, left out"
@@ -56,10 +58,11 @@ class _Dag(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A node that was read, with the calls that it stands for.
+    """A node that was read. ``calls`` are the calls that become parents of a call after this node.
 
-    A call stands for itself, and an interrupt for the calls before it. ``human`` says whether one
-    of the interrupts since these calls is a human's, and ``tool`` names a tool among them.
+    For a call, this is the call itself; for an interrupt, these are the calls before it. ``human``
+    is True if one of the interrupts since these calls is a question to a human, and ``tool`` is the
+    name of a tool among them.
     """
 
     calls: tuple[int, ...]
@@ -70,7 +73,7 @@ class _Seen:
 def read(
     entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes
 ) -> list[ProgramShape]:
-    """Return a program for each DAG, of the type that the DAG names."""
+    """Return a program for each DAG. Its type is the type in the DAG, or by default ``type``."""
     began: list[float] = []
     programs: list[ProgramShape] = []
     for entry in entries:
@@ -163,8 +166,8 @@ def _extended(report: _Report, before: Sequence[int], reports: Sequence[_Report]
 
 
 def _was_cached(earlier: _Report, report: _Report) -> bool:
-    """Return whether the earlier prompt was cached for this call, whose prompt is long enough to
-    contain it and its output.
+    """Return whether the earlier prompt was in the cache for this call, and this call's prompt is
+    long enough to contain the earlier prompt and output.
     """
     begin, cached = earlier.prompt_tokens, report.cached_tokens or 0.0
     is_cached = cached > 0 and cached + _BLOCK > begin

@@ -1,6 +1,6 @@
-"""Reads JSON documents and JSON lines of other programs, and checks them against models.
+"""Reading JSON documents and JSON lines of other software, and checking them against models.
 
-Every fault is a `ConfigError` that names the file, the line and the field. `Notes` counts the
+Every fault raises a `ConfigError` that names the file, the line and the field. `Notes` counts the
 objects that are left out because of a fault.
 """
 
@@ -30,7 +30,7 @@ NO_OBJECT = "lines or entries that are not JSON objects, left out"
 Number = Annotated[float, Field(ge=0, lt=1e18)]
 """A finite number of at least 0, such as seconds."""
 Tokens = Annotated[int, Field(ge=0, lt=1e18)]
-"""A count of tokens."""
+"""A number of tokens, as in a JSON file."""
 
 
 class Record(BaseModel):
@@ -51,8 +51,8 @@ class Notes(Counter[str]):
 
     @contextmanager
     def leaving_out(self, label: str) -> Iterator[None]:
-        """Run the body. If it raises `ConfigError`, count its object under ``label``, and drop the
-        other notes that the body made.
+        """Run the body, which reads one object. If the body raises `ConfigError`, count the object
+        under ``label``, and drop all other notes that the body made.
         """
         before = dict(self)
         try:
@@ -65,14 +65,18 @@ class Notes(Counter[str]):
             self[label] += 1
 
     def explained(self) -> dict[str, int]:
-        """Return the counts by label. A label ends with the first error that it counts, if any."""
+        """Return the counts by label. If a label counts errors, its text includes the first error.
+        This explains to people why objects were left out.
+        """
         return {
             f"{label} (first: {self._reasons[label]})" if label in self._reasons else label: count
             for label, count in self.items()
         }
 
     def only_reason(self) -> str | None:
-        """Return the error if the only note is a single object left out for it; else None."""
+        """Return the error for which a single object was left out, if that is the only note; else
+        None.
+        """
         return self._reasons.get(next(iter(self))) if self.total() == 1 else None
 
 
@@ -143,7 +147,9 @@ def read_objects(path: Path, notes: Notes) -> list[LocatedFields]:
 
 
 def _lines(path: Path, text: str, whole: ValueError, notes: Notes) -> list[LocatedFields]:
-    """Return the objects in the lines of a file. ``whole`` is the error of parsing all of it."""
+    """Return the objects in the lines of a file. ``whole`` is the error of parsing the whole file
+    as one document.
+    """
     lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
         parse_json(lines[0][1])

@@ -1,8 +1,8 @@
-"""Reads journals of `agentrt run` and `agentrt serve` as programs to run again.
+"""Reading journals of `agentrt run` and `agentrt serve` as programs to run again.
 
-The nodes of a program are read as its execution DAG (`agentrt.lab.workloads.dagfile`): the
-dependencies of calls, the times of tools, humans and the program's own code between them, and the
-work of each call. A journal with contents also shows which prompts have a common beginning
+The nodes of a program are read as its execution DAG (`agentrt.lab.workloads.dagfile`). The DAG has
+the dependencies of calls, the times of tools, humans and the program's own code between calls, and
+the work of each call. A journal with texts also shows which prompts have a common beginning
 (`agentrt.lab.workloads.texts`).
 """
 
@@ -46,8 +46,8 @@ PAUSED = "programs that were stopped or parked and resumed, with the pause as a 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call that ended: its node function, its report (``account``), and its request and
-    reply, which are empty if they were not recorded.
+    """A recorded call that has ended. ``node`` is its node function, and ``account`` its report.
+    ``request`` and ``reply`` are empty if they were not recorded.
     """
 
     program: str
@@ -61,9 +61,11 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The programs of a journal, and the outcomes of those that ended, in the order of their ends.
+    """The programs of a journal, and the outcomes of the programs that have ended, in the order in
+    which they ended.
 
-    ``engines`` are the recorded engines, the last one first; empty if none was recorded.
+    ``engines`` are descriptions of the recorded engines, the last engine first; empty if no engine
+    was recorded.
     """
 
     programs: tuple[ProgramShape, ...]
@@ -131,7 +133,9 @@ def _recorded(path: Path, scales: Scales) -> tuple[Recording, Notes]:
 
 
 def _engines(store: ReadingStore) -> tuple[Mapping[str, Any], ...]:
-    """Return the recorded engines, the last one first. Older journals have only the last one."""
+    """Return the descriptions of the recorded engines, the last engine first. Older journals have
+    only the last engine.
+    """
     rows = store.query("SELECT value FROM agentrt_journal WHERE key LIKE 'engine%' ORDER BY key")
     return tuple(map(json.loads, dict.fromkeys(text for (text,) in rows)))
 
@@ -153,7 +157,7 @@ class _RecordedDag:
         ):
             notes.update([label] * applies)
         for place, node in history.nodes.items():
-            # Earlier nodes are those of the program that this one was forked from.
+            # Nodes that started earlier belong to the program from which this program was forked.
             if node.start.kind in _KINDS and node.start.started >= self.began:
                 self._add(place, node)
 
@@ -180,8 +184,8 @@ class _RecordedDag:
         self.nodes += [{"id": node_id, **value} for node_id in self._ids[place]]
 
     def _parents(self, node: PastNode) -> list[int]:
-        """Return the parents of a node. If they are not recorded, as for a failed node, the node
-        that ended last before this one counts as its parent.
+        """Return the parents of a node. If the parents are not recorded, as for a failed node, the
+        node that ended last before this node is also a parent.
         """
         named = node.end.parents.split() if node.end is not None else []
         parents = {parent for name in named for parent in self._ids.get(name, ())}
@@ -192,7 +196,9 @@ class _RecordedDag:
         return sorted(parents)
 
     def _calls(self, node: PastNode) -> Iterator[RecordedCall]:
-        """Yield the call of a node; for a request with ``n``, a call for each choice."""
+        """Yield the call of a node. For a request of several answers (``n``), yield a call for each
+        of them.
+        """
         start, end = node.start, node.end
         account = json.loads(end.account) if end is not None and end.account else {}
         if end is None or start.kind != "call" or not account.get("output_tokens"):
@@ -206,8 +212,8 @@ class _RecordedDag:
             )
 
     def completed(self, shape: ProgramShape, scale: float) -> ProgramShape:
-        """Return the shape with the time after its last call, and with the node functions of its
-        calls as in the scheduler.
+        """Return the shape with the time after the last call, and with the names of node functions
+        that the scheduler gets.
         """
         pairs = zip(shape.calls, self.calls, strict=True)
         shape = replace(
@@ -222,7 +228,7 @@ class _RecordedDag:
         return replace(shape, tail_s=scale * max(0.0, self.ended - last), tail_tool=name)
 
     def outcome(self, shape: ProgramShape) -> Outcome:
-        """Return the outcome of the program, with times as in its shape."""
+        """Return the recorded outcome of the program, with times on the clock of ``shape``."""
         assert self.ended is not None
         reports = {at: _report(call) for at, call in enumerate(self.calls)}
         ended_s = shape.arrives_s + self.ended - self.began

@@ -1,10 +1,10 @@
-"""Reads conversations as lists of messages: chats of ShareGPT and trajectories of coding agents.
+"""Reading conversations as lists of messages: chats of ShareGPT and trajectories of coding agents.
 
 An object has ``messages``, each with a ``role`` and a ``content``. Each message of the assistant is
-a call, whose prompt is everything before it.
+read as a call, whose prompt consists of all messages before it.
 
 * ``sharegpt``: the output of vLLM's ``benchmarks/multi_turn/convert_sharegpt_to_openai.py``: a list
-  of objects with ``id`` and ``messages``. It does not have the times that humans took.
+  of objects with ``id`` and ``messages``. The file does not say how long humans took.
 * ``swe``: trajectories of SWE-smith (data set SWE-bench/SWE-smith-trajectories: ``messages`` as
   text, ``instance_id``, ``traj_id``) and of mini-swe-agent (``*.traj.json``: agents/default.py,
   ``serialize``). mini-swe-agent has the token counts of the model's server in
@@ -64,10 +64,10 @@ def read(
     count: Counter,
     tools: bool,
 ) -> list[ProgramShape]:
-    """Return a program of this type for each conversation. Between calls there are ``tools``, or
-    else humans.
+    """Return a program of this type for each conversation. With ``tools``, the gaps between calls
+    are tools, and otherwise humans.
 
-    Conversations with the same system prompt as the first one share it.
+    Conversations with the system prompt of the first conversation share this prompt as a prefix.
     """
     programs: list[ProgramShape] = []
     system: str | None = None
@@ -115,7 +115,7 @@ def _gap(answer: _Message, last: _Message, notes: Notes, *, tools: bool) -> floa
 
 
 def _listed(entry: LocatedFields) -> LocatedFields:
-    """Return the entry with its messages as a list. SWE-smith has them as text."""
+    """Return the entry with its messages as a list. SWE-smith stores the list as JSON text."""
     text = entry.values.get("messages")
     if not isinstance(text, str):
         return entry

@@ -35,9 +35,11 @@ UNSCALED = Scales()
 
 
 class ScaledCalls:
-    """The scaled calls of one program so far. ``notes`` counts everything that had to be changed.
+    """The scaled calls of one program, to which `add` adds a call. ``notes`` counts the values that
+    had to be changed.
 
-    With ``exact``, a prompt is never lengthened to contain the whole output before it.
+    By default, a prompt becomes longer if it would be shorter than the earlier prompt and output
+    that it extends. With ``exact``, prompts keep their scaled lengths.
     """
 
     def __init__(self, scales: Scales, notes: Counter[str], *, exact: bool = False) -> None:
@@ -61,8 +63,8 @@ class ScaledCalls:
         return len(self.calls) - 1
 
     def system_tokens(self, recorded: int) -> int:
-        """Return the scaled length of a recorded shared prefix, at most that of the shortest prompt
-        that begins with it.
+        """Return the scaled length of a recorded shared prefix. It is at most the length of the
+        shortest prompt that begins with the prefix.
         """
         least = min(call.prompt_tokens for call in self.calls if call.extends is None)
         return min(round(recorded * self._scales.context), least)
@@ -84,8 +86,8 @@ class ScaledCalls:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A call of a chain: its whole prompt, its output, and the seconds since the previous call
-    ended.
+    """A call of a chain: the tokens of its whole prompt and of its output, and the seconds since
+    the previous call ended.
     """
 
     prompt_tokens: int
@@ -95,8 +97,8 @@ class Turn:
 
 
 def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledCalls:
-    """Return the calls of a chain. Each turn waits for the previous one, and extends it unless its
-    own prompt is shorter.
+    """Return the calls of a chain. Each turn waits for the previous turn, and extends it, unless
+    its prompt is shorter than the previous prompt.
     """
     replay, before = ScaledCalls(scales, notes, exact=True), 0
     for index, turn in enumerate(turns):
@@ -118,7 +120,7 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledC
 
 
 def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
-    """Return a program with scaled tokens and gaps, as for a trace."""
+    """Return a program whose tokens and gaps are scaled in the same way as those of a trace."""
     replay = ScaledCalls(scales, Counter(), exact=exact)
     for call in program.calls:
         replay.add(call)

@@ -1,23 +1,31 @@
-"""Reads sessions of coding agents: one JSON object in each line, with token counts and times.
+"""Reading sessions of coding agents from files with a JSON object in each line, with token counts
+and times.
 
-A session has ``id``, ``start`` (seconds after the first session), ``tool_tokens``,
-``system_tokens`` and ``calls``. A call has ``t`` (its start, in seconds after the session's),
-``in`` and ``out`` (tokens), ``blk`` and ``hit_blk`` (blocks of its prompt, and leading blocks equal
-to the previous prompt's), ``stop``, ``gap`` (seconds since the previous call's end) and ``api``
-(seconds that it took). An entry with ``sub`` is a subagent with ``calls`` of its own; its ``t`` is
-the time of its **end**, ``dur_ms`` after its start.
+A session has ``id``, ``start`` (seconds since the start of the first session), ``tool_tokens``,
+``system_tokens`` and ``calls``. A call has these fields:
+
+- ``t``: the start of the call, in seconds since the start of the session
+- ``in`` and ``out``: prompt and output tokens
+- ``blk``: blocks of the prompt
+- ``hit_blk``: leading blocks that are equal to the blocks of the previous prompt
+- ``stop``: the stop reason
+- ``gap``: seconds since the end of the previous call
+- ``api``: seconds that the call took
+
+An entry with ``sub`` is a subagent, which has ``calls``, too. Its ``t`` is the time of its **end**,
+which is ``dur_ms`` milliseconds after its start.
 
 Weka's files have the same data under other names (``requests``, ``api_time``, ``think_time``,
 ``type``), and the hashes of blocks, ``hash_ids`` (callanjfox/kv-cache-tester,
 docs/trace_replay_tester.md; ``aiperf``, dataset/loader/weka_trace_models.py). They are read by the
-rules of ``aiperf``'s scenario ``inferencex-agentx-mvp``: prompts and outputs have the recorded
-lengths, sessions share no prefix, and no gap is longer than `IDLE_S`. AgentX shortens the times in
-which no session has a call; here each gap is shortened.
+rules of the scenario ``inferencex-agentx-mvp`` of ``aiperf``: prompts and outputs have the recorded
+lengths, sessions share no prefix, and no gap is longer than `IDLE_S`. This scenario shortens the
+times in which no session has a call; here, each gap is shortened instead.
 
-The calls of a session are a chain. Subagents between two calls are parallel branches that begin
-when the first call ends, and that the second call waits for. A gap after ``end_turn`` is a human's.
-A subagent that cannot be read is left out of its session; after any other fault, the whole session
-is left out.
+The calls of a session are a chain. Subagents between two calls are parallel branches: they begin
+when the first call ends, and the second call waits for them. A gap after the stop reason
+``end_turn`` is the time of a human. A subagent that cannot be read is left out of its session;
+after any other fault, the whole session is left out.
 """
 
 from __future__ import annotations
@@ -33,10 +41,12 @@ from agentrt.lab.workloads.replay import REWRITTEN, ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _KEPT = 0.9
-"""A prompt that begins with this share of the previous prompt's blocks extends that prompt."""
+"""Share of the previous prompt's blocks. A prompt that begins with at least this share extends the
+previous prompt.
+"""
 _WHOLE_SECONDS = 1.0
-"""Tolerance in seconds for comparing a call's start with an earlier end, because starts are rounded
-to whole seconds, and ends are not.
+"""Tolerance, in seconds, for comparing the start of a call with the end of an earlier branch. It is
+needed because starts are rounded to whole seconds, and ends are not.
 """
 
 UNREADABLE = "sessions that cannot be read, left out"
@@ -82,7 +92,7 @@ class _SessionsHead(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """An ended subagent: its last call, and its end in seconds after the session's start."""
+    """An ended subagent: its last call, and its end in seconds since the start of the session."""
 
     last: int
     ended_s: float
@@ -160,7 +170,9 @@ class _Session:
         self._branches: list[_Branch] = []
 
     def own_call(self, call: _OwnCall) -> None:
-        """Add a call of the agent itself. It waits for the previous one and the subagents since."""
+        """Add a call of the agent itself. It waits for the agent's previous call, and for the
+        subagents that were added since then.
+        """
         joined = self._joined(call.t)
         after = [] if self._main is None else [self._main]
         gap_s = self._gap(call, self._before)
@@ -224,7 +236,9 @@ class _Session:
         return call.gap or 0.0
 
     def _until(self, started_s: float) -> float:
-        """Return the seconds from the end of the agent's last call; 0 if the end is unknown."""
+        """Return the seconds from the end of the agent's last call to ``started_s``; 0 if the end
+        is unknown.
+        """
         if self._before is None:
             return started_s
         if self._before.api is None:
@@ -233,7 +247,9 @@ class _Session:
         return max(0.0, started_s - self._before.t - self._before.api)
 
     def _joined(self, now_s: float) -> list[_Branch]:
-        """Return the subagents since the last call that have ended by ``now_s``, and forget all."""
+        """Return the subagents since the agent's last call that have ended by ``now_s``. Then drop
+        all subagents from the state.
+        """
         joined = [branch for branch in self._branches if branch.ended_s <= now_s + _WHOLE_SECONDS]
         if len(joined) < len(self._branches):
             self._notes[DETACHED] += len(self._branches) - len(joined)

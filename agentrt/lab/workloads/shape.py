@@ -19,19 +19,21 @@ from agentrt.errors import ConfigError
 class CallShape:
     """One LLM call of a program.
 
-    It arrives ``gap_s`` seconds after all calls in ``after`` (indices of earlier calls) have ended,
-    or after the program's arrival if there are none. With ``human``, the gap is a human's;
-    otherwise ``tool`` names the tool that took the time, if it is known.
+    The call arrives ``gap_s`` seconds after all calls in ``after`` (indices of earlier calls) have
+    ended. If ``after`` is empty, it arrives ``gap_s`` seconds after the program's arrival. With
+    ``human``, the gap is the time of a human; otherwise ``tool`` is the name of the tool that took
+    the time, if it is known.
 
-    ``prompt_tokens`` is the length of the whole prompt. It begins with the prompt and the output of
-    the call that it ``extends``, or else with the program's shared `ProgramShape.system_tokens`. If
-    the common parts of prompts are known exactly, ``prompt_ids`` are the token ids of the prompt,
-    in parts, and ``output_ids`` those of the output. On a real engine, calls with different
-    ``cache_salt`` share no cache; in virtual time, they have different ids instead.
+    ``prompt_tokens`` is the length of the whole prompt. If ``extends`` is the index of an earlier
+    call, the prompt begins with the prompt and the output of that call; otherwise it begins with
+    the `ProgramShape.system_tokens`. If the common parts of prompts are known exactly,
+    ``prompt_ids`` are the token ids of the prompt, in parts, and ``output_ids`` are the token ids
+    of the output. On a real engine, calls with different ``cache_salt`` share no cached blocks; in
+    virtual time, their token ids differ instead.
 
     ``max_tokens`` is the limit that the client sets. If it is above ``output_tokens``, the model
-    stops before the limit; only virtual engines simulate this. Elsewhere, and with None, the limit
-    is ``output_tokens``.
+    stops before the limit; only virtual engines simulate this. On other engines, and with None, the
+    limit is ``output_tokens``.
     """
 
     output_tokens: int
@@ -55,12 +57,13 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
-    """One program: its calls, parents before children, and its arrival time in seconds.
+    """One program: its calls and its arrival time in seconds. In ``calls``, parents come before
+    children.
 
-    The first ``system_tokens`` tokens of prompts are the same in all programs of its type.
-    ``hint_tokens`` is an estimate, known when the program starts, of its total output tokens. It
-    ends ``tail_s`` seconds after its last call; ``tail_tool`` names the tool that takes this time,
-    "" for none.
+    The first ``system_tokens`` tokens of prompts are the same in all programs of the type.
+    ``hint_tokens`` is an estimate of the program's total output tokens that is known when the
+    program starts. The program ends ``tail_s`` seconds after its last call. ``tail_tool`` is the
+    name of the tool that takes this time; "" if no tool does.
     """
 
     program_id: str
@@ -118,8 +121,8 @@ class ProgramShape:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Limits for programs: the number of ``calls``, and the ``tokens`` of prompt and output of each
-    call. None is no limit.
+    """Limits for programs. ``calls`` is the maximum number of calls, and ``tokens`` the maximum of
+    the prompt and output tokens of each call. None means no limit.
     """
 
     calls: int | None = None
@@ -153,7 +156,7 @@ class Cut:
 
 
 WHOLE = Cut()
-"""No limits."""
+"""A cut without limits, which leaves programs unchanged."""
 
 
 def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
@@ -166,10 +169,11 @@ def with_hints(
 ) -> list[ProgramShape]:
     """Return the same programs with ``hint_tokens`` set.
 
-    The logarithms of hints and of true sizes (output tokens of the whole program) have about this
-    correlation over ``programs``, and the same mean and standard deviation. With 1 the hints are
-    exact, with 0 worthless. 0.5 represents the knowledge of a server: the length of the prompt, a
-    user's budget, or an earlier run of the same thread.
+    ``correlation`` is about the correlation, over ``programs``, between the logarithm of the hint
+    and the logarithm of the true size (the output tokens of the whole program). Both logarithms
+    have the same mean and standard deviation. With 1, the hints are exact; with 0, they are
+    worthless. 0.5 represents the knowledge of a server: the length of the prompt, a user's budget,
+    or an earlier run of the same thread.
     """
     logs = [math.log(program.output_tokens) for program in programs]
     mean, noise = fmean(logs), pstdev(logs) * math.sqrt(1 - correlation**2)
@@ -192,8 +196,8 @@ def prompt_tokens(call: CallShape) -> int:
 
 
 def cached_tokens(program: ProgramShape, call: CallShape) -> int:
-    """Return how many tokens of a call's prompt can be cached at most: its prefix, without the last
-    token, which an engine always computes.
+    """Return the maximum number of prompt tokens that can be in the cache: the prefix that the
+    prompt shares with earlier calls. An engine always computes the last token of a prompt.
     """
     shared = program.system_tokens
     if call.extends is not None:

@@ -1,8 +1,9 @@
 """Token counts and token ids for recorded texts, such that equal beginnings have equal ids.
 
-A journal has the text of a prompt and its number of tokens, but not its token ids. All texts are
-added to a prefix tree, in the order of the calls. The new part of a text gets new token ids, spread
-evenly over its characters. So an output has the recorded number of tokens in later prompts, too.
+A journal has the text of a prompt and the number of its tokens, but not the token ids. All texts
+are added to a prefix tree, in the order of the calls. The new part of a text gets new token ids,
+which are spread evenly over its characters. So an output that occurs in a later prompt has the
+recorded number of tokens there, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from agentrt.errors import ConfigError
 
 _FIRST = 1 << 41
-"""The first id. It is above all ids of `agentrt.lab.engine.virtual.tokens`."""
+"""The first token id. It is greater than all token ids of `agentrt.lab.engine.virtual.tokens`."""
 
 
 class _Edge:
@@ -106,7 +107,7 @@ CHARACTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts the tokens of a text. ``rule`` describes the method for people."""
+    """A counter of the tokens of a text. ``rule`` describes for people how tokens are counted."""
 
     rule: str
     count: Callable[[str], int]
@@ -116,7 +117,8 @@ class Counter:
 
 
 def counter(tokenizer: str = "") -> Counter:
-    """Return a counter with a model's tokenizer, or without one with `CHARACTERS` per token.
+    """Return a counter that uses a model's tokenizer. Without a tokenizer, the counter assumes
+    `CHARACTERS` characters per token.
 
     Raises `ConfigError` if the tokenizer cannot be loaded.
     """

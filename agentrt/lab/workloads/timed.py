@@ -1,4 +1,4 @@
-"""Reads timed requests with the hashes of their prompts' blocks: traces of Mooncake and of vLLM.
+"""Reading timed requests with the hashes of their prompts' blocks: traces of Mooncake and of vLLM.
 
 A line is a request with ``timestamp``, ``input_length``, ``output_length``, and ``hash_ids``, which
 has an id for each block of the prompt; the last block may be incomplete. Blocks with equal ids are
@@ -8,10 +8,10 @@ equal in all requests. There are two formats:
 * ``timed``: seconds, blocks of 16 tokens: the defaults of ``vllm bench serve --dataset-name
   timed_trace`` (vllm/benchmarks/datasets, ``TimedTrace``).
 
-The files do not say which requests belong to one conversation. A request counts as the next turn of
-an earlier request if it has the last whole block of that request, and no request before that had
-this block. The gap between two turns is the time between their timestamps. It includes the time of
-the first call, which is not recorded.
+The files do not say which requests belong to the same conversation. A request counts as the next
+turn of an earlier request if its prompt contains the last whole block of the earlier request, and
+no request before the earlier request had this block. The gap between two turns is the time between
+their timestamps. It includes the duration of the first call, which is not recorded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 MOONCAKE, TIMED = (1e-3, 512), (1.0, 16)
-"""The seconds of a time unit, and the tokens of a block."""
+"""The seconds of a time unit, and the number of tokens in a block, for each format."""
 _FIRST, _STRIDE = 1 << 42, 2_000_003
-"""The first token id, above all ids of other modules, and the difference between two blocks."""
+"""The first token id, which is greater than all token ids of other modules, and the difference
+between the first token ids of two blocks.
+"""
 
 UNREADABLE = "requests that cannot be read, left out"
 TURNS = "requests taken as the next turn of an earlier one, by their blocks"
@@ -59,7 +61,7 @@ def read(
     *,
     units: tuple[float, int] = MOONCAKE,
 ) -> list[ProgramShape]:
-    """Return a program for each conversation. It arrives with its first request."""
+    """Return a program for each conversation. It arrives at the time of its first request."""
     unit_s, size = units
     conversations: list[_Conversation] = []
     tips: dict[tuple[int, int], _Conversation | None] = {}
@@ -92,7 +94,8 @@ def _place(
 ) -> None:
     """Add a request to the conversation that it continues, or to a new one.
 
-    ``tips`` has the conversation that ends with a block, by blocks; None for all other blocks.
+    ``tips`` maps the last whole block of each conversation to the conversation, and each other
+    block to None. A block is its position in the prompt and its id.
     """
     blocks = list(enumerate(request.hash_ids[: request.input_length // size]))
     conversation = next((tip for block in reversed(blocks) if (tip := tips.get(block))), None)
@@ -119,8 +122,8 @@ def _calls(
 
 
 def _with_ids(call: CallShape, blocks: Sequence[int], size: int) -> CallShape:
-    """Return the call with the ids of its prompt: ``size`` ids for each block, and the rest for the
-    last block.
+    """Return the call with token ids for its prompt. Each of the ``blocks`` gets ``size`` ids, and
+    the last block gets as many as are left of the prompt.
     """
     left = call.prompt_tokens - size * (len(blocks) - 1)
     parts = [

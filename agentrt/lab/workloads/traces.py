@@ -1,4 +1,4 @@
-"""Reads traces: recorded programs of agents, as shapes that can be run again.
+"""Reading traces, which are recorded programs of agents, as shapes that can be run again.
 
 A trace is a journal, or a file of JSON or JSON lines in one of the `FORMATS`, gzipped or not, or a
 folder with such files. Programs that cannot be read are left out and reported.
@@ -22,8 +22,9 @@ from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
 
 Reader = Callable[[Sequence[LocatedFields], str, Scales, Notes], list[ProgramShape]]
-"""Returns the programs in the objects of a file, with a given type and scales. The last argument
-counts what was left out, changed or guessed.
+"""A function that reads the programs of one file. Its arguments are the objects of the file, the
+type that the programs get, the scales, and the notes, which count what was left out, changed or
+guessed.
 """
 
 JOURNAL = "journal"
@@ -40,8 +41,8 @@ FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
     "sharegpt": (frozenset({"messages"}),),
     "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
-"""The JSON formats with the fields that identify them; the first format that fits is used. The
-module of each format says where it is defined.
+"""For each JSON format, sets of fields. A file has the first format with a set of which it has all
+fields. The module of each format says where the format is defined.
 """
 KNOWN = (*FORMATS, JOURNAL)
 
@@ -49,8 +50,8 @@ KNOWN = (*FORMATS, JOURNAL)
 def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
     """Return the format ("" if it is not named) and the file of ``FORMAT:FILE`` or ``FILE``.
 
-    None for a text that is no file, such as one of the ``known`` names. Raises `ConfigError` for a
-    file that does not exist.
+    Returns None if the text does not name a file, as each of the ``known`` names. Raises
+    `ConfigError` for a file that does not exist.
     """
     name, colon, rest = text.partition(":")
     if colon and name in KNOWN:
@@ -117,8 +118,8 @@ def read_programs(
     tokenizer: str = "",
     scales: Scales = UNSCALED,
 ) -> Trace:
-    """Read the programs of a file or a folder, in their order there, and multiply their tokens and
-    gaps (the pauses between calls) by ``scales``.
+    """Read the programs of a file or a folder, in its order, and multiply their numbers of tokens
+    and their gaps (the pauses between calls) by ``scales``.
 
     ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
     model whose tokenizer counts the tokens of texts.
@@ -162,8 +163,8 @@ def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManage
 def _of_one_format(
     objects: Sequence[LocatedFields], name: str, notes: Notes
 ) -> tuple[str, list[LocatedFields]]:
-    """Return the named format, or that of the first entry with a known one, and the entries that
-    have this format.
+    """Return the format and the entries that have it. The format is ``name``, or by default the
+    format of the first entry whose format is known.
     """
     entries = []
     for entry in objects:

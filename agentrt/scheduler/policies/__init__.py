@@ -39,7 +39,7 @@ BUILT_IN: dict[str, type[Policy]] = {
 
 
 def policy_names() -> list[str]:
-    """Return the names of all available policies, first agentrt's own."""
+    """Return the names of all available policies. The policies of agentrt come first."""
     theirs = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
     return [*BUILT_IN, *sorted(theirs - set(BUILT_IN))]
 
@@ -70,7 +70,7 @@ _NEEDED = {
 def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
     """Raise `ConfigError` for the first setting that has no effect with this configuration.
 
-    ``names`` are the names of the settings that the user has set, to any value.
+    ``names`` are the names of the settings that the user has set, even if to their defaults.
     """
     reads = policy_class(config.policy).settings
     for name in names:

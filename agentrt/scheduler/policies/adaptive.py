@@ -1,12 +1,12 @@
 """The policy ``adaptive``: the program with the least expected remaining service runs first.
 
-This policy is agentrt's own. The expected remaining service is a mean residual life
+This policy does not come from a paper. The expected remaining service is a mean residual life
 (`agentrt.scheduler.learned`) by tenant and program type, refined by the size hint, and by the node
-and the turn that the program has reached. Its prior is the visible service: what the program's
-calls in the engine still need for the new parts of their prompts and for outputs of the usual
-length (or of their maximum length, before any call has ended). If the engine reports neither, the
-prior is the mean service of all ended programs, or the service on the program's own critical path
-if that is more.
+and the turn that the program has reached. Its prior is the *visible service*: the service that the
+program's calls in the engine still need for the new parts of their prompts and for outputs of the
+usual length (or of their maximum length, before any call has ended). If the engine reports neither
+prompts nor lengths, the prior is the mean service of all ended programs, or the service on the
+program's own critical path if that is more.
 
 Programs whose expected service is within a factor of 1.4 share a level. Within a level, programs
 with the smaller total size go first (rounded to a factor of two), then programs that arrived
@@ -35,10 +35,11 @@ from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 
-_ALL, _FIRST = ("", "", ""), -sys.maxsize  # the kind of all programs; the level before all others
+# The kind of the statistics of all programs, and a level that precedes all other levels.
+_ALL, _FIRST = ("", "", ""), -sys.maxsize
 _QUANTA_OF_LIFE = 8.0
 """A quantum is one eighth of the service that the program has had or is expected to need, whichever
-is more.
+is more, and at least the quantum of Q_1.
 """
 
 
@@ -57,8 +58,9 @@ class Adaptive(Policy):
         super().__init__(config)
         self._least_quantum_s = config.level_quanta[0]
         self._visits: dict[EngineProgram, dict[tuple[Kind, int], float]] = {}
-        """For each live program: its attained service when its model was first asked about a kind
-        at an age.
+        """For each live program: the kinds and ages by which its remaining service was estimated,
+        each with the attained service at the first such estimate. At the program's end, its true
+        remaining service is added to these statistics.
         """
 
     def promoter(self, slots: int) -> Promoter | None:
@@ -87,9 +89,9 @@ class Adaptive(Policy):
     def _visible_s(self, row: EngineProgram) -> float:
         """Return the seconds of service that a program's calls in the engine are expected to need.
 
-        That is the time for their outputs (`Learned.output_within`) and for the new parts of their
-        prompts, minus the service that they have had. 0 if the engine reports neither limits nor
-        outputs.
+        This is the time for the outputs of the calls (`Learned.output_within`) and for the new
+        parts of their prompts, minus the service that the calls have had. The result is 0 if the
+        engine reports neither limits nor outputs.
         """
         output_within, costs, kind = self.learned.output_within, self.learned.costs, row.kind
         step_s, token_s = costs.decode_s or RESOLUTION_S, costs.token_s
@@ -116,8 +118,9 @@ class Adaptive(Policy):
             kin = at((tenant, type, ""), 0)
             n = 0.0 if kin is None else kin.left_s.n
             if expected and not n:
-                # Programs of other types have ended and none of this type: its calls say little of
-                # how many will follow, and what it has had is the least that it may need again.
+                # Programs of other types have ended, but no program of this type. The visible calls
+                # say little about how many calls will follow. So assume that the program needs at
+                # least as much service again as it has had.
                 expected = max(expected, path_s)
             weight = n / (n + DOUBT) if expected else 1.0
             expected += (max(known.left_s.value, path_s) - expected) * weight
@@ -153,8 +156,8 @@ def _place(finished_calls: int, node: str) -> str:
 
 
 def _hint(row: EngineProgram) -> tuple[str, ...]:
-    """Return a name for the size hint, rounded to a factor of two; nothing if the hint is not a
-    positive number.
+    """Return a name for the size hint, rounded to a factor of two; an empty tuple if the hint is
+    not a positive number.
     """
     hint: object = row.size_hint
     if isinstance(hint, int | float) and 0.0 < hint < math.inf:
@@ -166,14 +169,14 @@ class AgeingShare(Promoter):
     """A promoter that reserves a share of the batch for the oldest programs, first come, first
     served.
 
-    It limits the longest waiting times of a policy that prefers short programs: whatever arrives
-    later, the oldest program whose calls may run is served at least at this rate. The share is a
-    token bucket of slot-seconds. It fills at ``lane * slots`` per second, and the share's calls
-    draw on it, so that a share of less than one slot works, too. A call keeps its promotion until
-    it ends.
+    The share limits the longest waiting times of a policy that prefers short programs: whatever
+    arrives later, the oldest programs whose calls may run are served at least at this rate. The
+    share is a token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and
+    the service of promoted calls is taken out of it. So a share of less than one slot works, too. A
+    call keeps its promotion until it ends.
 
-    An unused share saves at most two quanta of Q_1, at its own rate or at one slot, whichever is
-    more. This is why a promoted call's quantum is half a quantum of Q_1.
+    The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
+    This is why a promoted call's quantum is half a quantum of Q_1.
     """
 
     keeps: ClassVar[bool] = True
@@ -190,8 +193,8 @@ class AgeingShare(Promoter):
         self._line: Heap[QueuedCall] = Heap()
 
     def waits(self, call: QueuedCall) -> None:
-        # Leave out streaming sessions: they may last as long as the client likes, and would block
-        # the share for others.
+        # Leave out streaming sessions: they last for as long as the client likes, and would keep
+        # the share from all other calls.
         if not (call.promoted or call.resumable) and call not in self._line:
             self._line.put(call, (call.program.started_at, call.key[2]))
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class AttainedService(Policy):
-    """The base class of policies with levels and quanta. A rank, in seconds of attained service,
-    decides the first level of a call.
+    """The base class of policies with levels and quanta. The level of a new call depends on its
+    rank, in seconds of attained service.
 
     A call whose quantum is used up is demoted by one level.
     """

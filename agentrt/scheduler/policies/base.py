@@ -24,13 +24,13 @@ class Policy(ABC):
 
     - ``levelled``: False if the policy serves calls in the engine's own order, first come, first
       served.
-    - ``starving``: True if calls are promoted by the paper's anti-starvation rule; False if
-      something else limits their waiting.
+    - ``starving``: True if waiting calls are promoted by the anti-starvation rule of Agentix.
     - ``learns``: True if the policy uses statistics of ended programs. ``learned`` holds this
       engine's statistics.
     - ``follows_program``: True if the waiting calls of a program get a new priority whenever one of
       its calls ends.
-    - ``settings``: the fields of `SchedulerConfig` that this policy uses and some others do not.
+    - ``settings``: the fields of `SchedulerConfig` that this policy uses, among the fields that
+      only some policies use.
     """
 
     revision: int = 0
@@ -60,8 +60,8 @@ class Policy(ABC):
         """Return the rank of a call that waits outside the engine, among its tenant's calls; less
         is better.
 
-        It is computed once, from the call's p(c) of Eq. 2 (None if its parents are unknown) and
-        its program's service in seconds.
+        The rank is computed only once per call, from ``path_s``, the call's p(c) of Eq. 2 (None if
+        the call's parents are unknown), and from the service of the call's program, in seconds.
         """
         return program_service_s if path_s is None else path_s
 
@@ -74,8 +74,8 @@ class Policy(ABC):
         return self.priority(call, now)
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
-        """Handle that a call left the queue for the first time. Return the waiting calls that must
-        be ranked again because of it.
+        """Handle the first time that a call leaves the queue. Return the waiting calls whose
+        priority changes because of it.
         """
         return ()
 

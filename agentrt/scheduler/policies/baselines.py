@@ -1,4 +1,4 @@
-"""Baseline policies to compare with: by arrival, in turns, and by the length of the prompt.
+"""Baseline policies, which order calls by arrival, in turns, or by the length of the prompt.
 
 ``srtf`` and ``two-level`` are from the vLLM thesis, §4.5.2 and §4.5.3. ``round-robin`` is
 start-time fair queueing (Goyal et al. 1996) with equal weights.
@@ -45,9 +45,8 @@ class Fcfs(Policy):
 class ProgramFcfs(Policy):
     """First come, first served among programs. A running call is never preempted for a slot.
 
-    Late calls of an early program do not wait behind later programs, but later programs still wait
-    behind early ones. No other order has a fairer tail, so `adaptive` reserves a share of the batch
-    for this order.
+    The calls of a program precede all calls of programs that started later. No other order keeps
+    the longest waiting times shorter, so `adaptive` reserves a share of the batch for this order.
     """
 
     name: ClassVar[str] = "program-fcfs"
@@ -65,7 +64,7 @@ class ProgramFcfs(Policy):
 class Srtf(Policy):
     """Shortest remaining time to the next token first. Long prompts can starve, as the thesis says.
 
-    A running call is one token away from its next output, so it precedes all waiting calls. Waiting
+    A running call needs only one step to its next token, so it precedes all waiting calls. Waiting
     calls are ordered by the number of prompt tokens that must be computed.
     """
 
@@ -78,10 +77,11 @@ class Srtf(Policy):
 
 
 class TwoLevel(Policy):
-    """First come, first served into a small staging queue, and shortest prompt first out of it.
+    """A policy with two queues: calls enter a small staging queue in the order of their arrival,
+    and leave it with the shortest prompt first.
 
-    The staging queue limits the cost of comparing prompts, and how often a long prompt is
-    overtaken.
+    The small staging queue limits the cost of comparing prompts, and how often a call with a long
+    prompt is overtaken.
     """
 
     name: ClassVar[str] = "two-level"
@@ -109,11 +109,12 @@ class TwoLevel(Policy):
 
 
 class RoundRobin(Policy):
-    """Programs take turns of one quantum each. The rounds are the levels.
+    """A policy in which programs take turns of one quantum each. The level of a call is the number
+    of its program's next round.
 
-    A program's turn follows from its total service over all its calls, so a program gains nothing
-    by splitting into many or short calls. A program that is new or returns starts in the current
-    round.
+    The round of a program depends on its total service over all its calls, so a program gains
+    nothing by splitting its work into many or short calls. A program that is new, or that makes a
+    call after a pause, starts in the current round.
     """
 
     name: ClassVar[str] = "round-robin"
@@ -133,14 +134,15 @@ class RoundRobin(Policy):
     def priority(self, call: QueuedCall, now: float) -> Priority:
         program = call.program
         turns = program.attained_s / self._quantum
-        # A program does not save the turns that it missed while it had no call.
+        # A program cannot catch up on turns that it missed while it had no call.
         offset = max(self._offsets.get(program.program_id, -math.inf), self._round - turns)
         self._offsets[program.program_id] = offset
         turn = math.floor(offset + turns + _EPSILON)
         return Priority(turn, self._quantum * (turn + 1 - offset - turns))
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
-        # Running calls are in the best rounds, so theirs is the current round.
+        # The calls of the earliest round run first, so the round of a running call is the current
+        # round.
         self._round = max(self._round, int(call.level))
         return self.priority(call, now)
 

@@ -139,8 +139,8 @@ def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Source]:
     """Return the named generators and traces, scaled by the factors in ``options``.
 
-    The files of traces are read here already, not when a run starts, and a report of each file is
-    printed to stderr. Raises `ConfigError`.
+    The files of traces are read here and not when a run starts. A report of each file is printed to
+    stderr. Raises `ConfigError`.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
     sources = [Source.named(name, scales=scales) for name in names]
@@ -162,8 +162,8 @@ def read_loads(texts: Sequence[str]) -> list[Pressure]:
 
 
 def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
-    """Print a warning to stderr for traces from which the engine gets less than the requested
-    load.
+    """Print a warning to stderr for each trace whose programs pause so long that the engine gets
+    less than the requested load.
     """
     for setting in settings:
         if setting.source.path is None or not setting.pressure.paced:
@@ -174,8 +174,8 @@ def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
 
 
 _FULL = 0.75
-"""Share of the work that must be done before the last arrival. It cannot be 1, because even without
-gaps some work is left when the last program arrives.
+"""Share of the work that must arrive before the last program, or a warning is printed. It is less
+than 1, because even without gaps some work is left when the last program arrives.
 """
 
 _SLEEPERS = (
