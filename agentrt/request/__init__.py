@@ -166,7 +166,9 @@ class Usage:
     ``cached_tokens`` of the prompt were prefix cache hits. ``recomputed_tokens`` were computed
     again after a preemption. Earlier calls of the program had computed the first
     ``returned_tokens`` of the prompt; ``lost_tokens`` of these were no longer in the cache, and
-    were recomputed.
+    were recomputed. ``loaded_tokens`` were loaded from host memory or another engine in place of
+    being computed; those of the prompt are also among the ``cached_tokens``. The load of
+    ``unused_loaded_tokens`` was of no use, because it failed, or the call ended before it ran.
     """
 
     prompt_tokens: int = 0
@@ -175,6 +177,8 @@ class Usage:
     recomputed_tokens: int = 0
     returned_tokens: int = 0
     lost_tokens: int = 0
+    loaded_tokens: int = 0
+    unused_loaded_tokens: int = 0
     preemptions: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -185,6 +189,8 @@ class Usage:
             recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
             returned_tokens=self.returned_tokens + other.returned_tokens,
             lost_tokens=self.lost_tokens + other.lost_tokens,
+            loaded_tokens=self.loaded_tokens + other.loaded_tokens,
+            unused_loaded_tokens=self.unused_loaded_tokens + other.unused_loaded_tokens,
             preemptions=self.preemptions + other.preemptions,
         )
 

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 STARTING, QUEUED, ADMISSION, PREEMPTED = "starting", "queued", "admission", "preempted"
-RECOMPUTE, PREFILL, DECODE = "recompute", "prefill", "decode"
-REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, RECOMPUTE, PREFILL, DECODE)
+LOADING, RECOMPUTE, PREFILL, DECODE = "loading", "recompute", "prefill", "decode"
+REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, DECODE)
 """The reasons of spans:
 
 - ``starting``: the call waited only for the engine's next step, or for its grammar.
 - ``queued``: the call waited behind the calls of the programs ``by``.
 - ``admission``: its program was not admitted, because the programs ``by`` used the cache.
 - ``preempted``: the call was preempted for the programs ``by``.
+- ``loading``: the call waited for KV cache that the programs ``by`` had evicted, and that was
+  loaded from host memory (or another engine) in place of being computed again.
 - ``recompute``: tokens were recomputed, because the programs ``by`` took their blocks.
 - ``prefill``: other tokens were computed before the next output.
 - ``decode``: the output was computed.
@@ -47,7 +49,8 @@ class Span(NamedTuple):
 
     At its beginning, the call was at queue level ``level``, and its program had attained
     ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens computed in a
-    ``recompute`` or ``prefill``, and of output tokens in a ``decode``.
+    ``recompute`` or ``prefill``, of tokens that a ``loading`` replaced, and of output tokens in a
+    ``decode``.
     """
 
     reason: str

@@ -15,6 +15,7 @@ from typing import Any
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    LOADING,
     MOST,
     PREEMPTED,
     PREFILL,
@@ -26,9 +27,10 @@ from agentrt.scheduler.records import QueuedCall
 
 Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
-ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, _MADE = range(8)
+ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, LOADS, LOADED, _MADE = range(10)
 """The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
-level, was preempted, ended; and notes that have already been turned into spans.
+level, was preempted, ended, began to load KV cache, has loaded it; and notes that have already been
+turned into spans.
 """
 Note = Sequence[Any]
 """A note: its kind, its time, the call's level, its program's attained service, and the further
@@ -68,12 +70,13 @@ class _Making:
     The current span began at ``since``, for ``reason``; the call was at ``level``. A running call
     started with ``cached`` tokens in the cache and ``outputs`` output tokens. ``missing`` tokens
     must be computed before its next output; the first ``lost`` of them had been computed before.
+    A call that loads KV cache loads ``loads`` tokens.
     """
 
     def __init__(self) -> None:
         self.spans: list[Plain] = []
         self.since = self.attained_s = 0.0
-        self.level = self.cached = self.missing = self.lost = self.outputs = 0
+        self.level = self.cached = self.missing = self.lost = self.outputs = self.loads = 0
         self.reason, self.filling = QUEUED, False
         self.by: list[Plain] = []
         self.held_by: list[Plain] = []
@@ -98,6 +101,14 @@ class _Making:
         self, now: float, begun: Sequence[Any], held_by: list[Plain], ahead: list[Plain]
     ) -> None:
         self._close_wait(now, begun, ADMISSION, held_by)
+        self.reason, self.by = QUEUED, ahead
+
+    def _loads(self, now: float, begun: Sequence[Any], tokens: int, lost_to: list[Plain]) -> None:
+        self._close_wait(now, begun, self.reason, [])
+        self.reason, self.by, self.loads = LOADING, lost_to, tokens
+
+    def _loaded(self, now: float, failed: bool, ahead: list[Plain]) -> None:
+        self._close(now, LOADING, 0 if failed else self.loads, self.by)
         self.reason, self.by = QUEUED, ahead
 
     def _began(self, now: float, begun: Sequence[Any], *counts: Any) -> None:
@@ -130,6 +141,8 @@ class _Making:
     ) -> None:
         if begun is None:
             self._close_run(now, computed, outputs)
+        elif self.reason == LOADING:  # its blocks arrive for nothing
+            self._close(now, LOADING, 0, self.by)
         else:
             self._close_wait(now, begun, ADMISSION if outside else self.reason, held_by)
 
@@ -195,5 +208,7 @@ _TAKEN: tuple[Callable[..., None], ...] = (
     _Making._moved,
     _Making._stopped,
     _Making._ended,
+    _Making._loads,
+    _Making._loaded,
 )
 """The method for each kind of note."""

@@ -22,6 +22,7 @@ from agentrt.journal.analysis.wall import (
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    LOADING,
     PREEMPTED,
     PREFILL,
     QUEUED,
@@ -34,6 +35,7 @@ WORDS = {
     QUEUED: "waiting for a slot, behind",
     ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
+    LOADING: "loaded from host memory, pushed out by",
     RECOMPUTE: "computed again, pushed out by",
     PREFILL: "prefill",
     DECODE: "decode",

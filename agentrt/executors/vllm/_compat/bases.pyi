@@ -15,8 +15,12 @@ KVCacheBlock: TypeAlias = Any
 
 class AsyncScheduler:
     block_size: int
+    connector: Any
+    failed_recving_kv_req_ids: set[str]
+    finished_recving_kv_req_ids: set[str]
     kv_cache_config: Any
     kv_cache_manager: Any
+    kv_holding_waiting: RequestQueue
     cache_config: Any
     current_step: int
     lora_config: Any
