@@ -137,7 +137,7 @@ class HostSide:
         self.stores += len(metadata.store_jobs)
         self.connector.handle_preemptions(metadata)
         self.connector.bind_connector_metadata(metadata)
-        self.connector.start_load_kv(None)  # type: ignore[arg-type]  # it is not used
+        self.connector.start_load_kv(None)  # the forward context is not used
 
     def after(self, output: Any, requests: dict[str, Any]) -> KVConnectorOutput:
         """Return the copies that have ended, after the step's model ran."""
@@ -172,7 +172,7 @@ class HostSide:
 def host_config(plan: EnginePlan, retention: str) -> KVTransferConfig:
     """Return vLLM's settings for the host memory of a plan, as the product makes them."""
     config = transfer_config(plan.host, {} if retention == "lru" else HOST_TIER)
-    config.kv_load_failure_policy = plan.host_fails or "fail"  # type: ignore[assignment]
+    config.kv_load_failure_policy = plan.host_fails or "fail"
     return config
 
 
