@@ -229,6 +229,31 @@ def test_a_scheduler_that_is_wrong_is_found(cls: type[Any], invariant: str) -> N
     assert outcome.invariant == invariant, outcome.report
 
 
+class Overwrites(ProgramScheduler):
+    """Does not wait for the stores of blocks that it gives to other calls."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        if output.kv_connector_metadata is not None:
+            output.kv_connector_metadata.jobs_to_flush = set()
+        return output
+
+
+class Unlearns(ProgramScheduler):
+    """Does not hear that copies have ended."""
+
+    def update_from_output(self, output: Any, result: Any) -> Any:
+        if result.kv_connector_output is not None:
+            result.kv_connector_output.kv_connector_worker_meta = None
+        return super().update_from_output(output, result)
+
+
+@pytest.mark.parametrize(("cls", "invariant"), [(Overwrites, "memory"), (Unlearns, "progress")])
+def test_a_scheduler_that_is_wrong_about_copies_is_found(cls: type[Any], invariant: str) -> None:
+    plans = [draw_case(seed, always=("offload",)) for seed in range(12)]
+    assert invariant in [run_case(case, cls).invariant for case in plans]
+
+
 def test_a_pause_that_does_not_hold_is_found() -> None:
     paused = replace(USUAL, disturbances=(Disturbance(0.05, "all", 1.0),))
     assert not run_case(paused).invariant, run_case(paused).report
