@@ -109,6 +109,7 @@ def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
         "tokens out": "output_tokens",
         "recomputed tokens": "recomputed_tokens",
         "tokens lost in gaps": "lost_tokens",
+        "loaded tokens": "loaded_tokens",
         "preemptions": "preemptions",
     }
     for label, name in rows.items():

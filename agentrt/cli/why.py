@@ -35,8 +35,9 @@ def why(file: str, program: str | None, as_json: bool) -> None:
 
     Each second of the wall time along the program's critical path gets one reason.
     The reasons for calls come from the engine's scheduler: which programs ran before
-    them, and which programs evicted their blocks from the prefix cache. A list of
-    cache misses follows: calls whose prompts were computed again although the cache
+    them, which programs evicted their blocks from the prefix cache, and whether the
+    blocks were loaded from host memory or computed again. A list of cache misses
+    follows: calls whose prompts were computed again although the cache
     had held them, or would have held them if the prompt had not changed.
     """
     with read_journal_at(file) as store:

@@ -172,7 +172,10 @@ class Usage:
     ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
     ``returned_tokens`` is the number of leading prompt tokens that earlier calls of the program had
     computed. ``lost_tokens`` is the part of the ``returned_tokens`` that had been evicted from the
-    cache and was recomputed.
+    cache and was recomputed. ``loaded_tokens`` is the number of tokens that
+    were loaded from host memory or another engine in place of being computed; those of the prompt
+    are also among the ``cached_tokens``. ``unused_loaded_tokens`` is the number of tokens whose
+    load was of no use, because the load failed, or because the call ended before it ran.
     """
 
     prompt_tokens: int = 0
@@ -181,6 +184,8 @@ class Usage:
     recomputed_tokens: int = 0
     returned_tokens: int = 0
     lost_tokens: int = 0
+    loaded_tokens: int = 0
+    unused_loaded_tokens: int = 0
     preemptions: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -191,6 +196,8 @@ class Usage:
             recomputed_tokens=self.recomputed_tokens + other.recomputed_tokens,
             returned_tokens=self.returned_tokens + other.returned_tokens,
             lost_tokens=self.lost_tokens + other.lost_tokens,
+            loaded_tokens=self.loaded_tokens + other.loaded_tokens,
+            unused_loaded_tokens=self.unused_loaded_tokens + other.unused_loaded_tokens,
             preemptions=self.preemptions + other.preemptions,
         )
 

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 STARTING, QUEUED, ADMISSION, PREEMPTED = "starting", "queued", "admission", "preempted"
-RECOMPUTE, PREFILL, DECODE = "recompute", "prefill", "decode"
-REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, RECOMPUTE, PREFILL, DECODE)
+LOADING, RECOMPUTE, PREFILL, DECODE = "loading", "recompute", "prefill", "decode"
+REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, DECODE)
 """The reasons of spans:
 
 - ``starting``: the call waited only for the engine's next step, or for its grammar.
 - ``queued``: the call waited behind the calls of the programs ``by``.
 - ``admission``: the call's program was not admitted, because the programs ``by`` used the cache.
 - ``preempted``: the call was preempted for the programs ``by``.
+- ``loading``: the call waited for KV cache that had been evicted for the programs ``by``, and that
+  was loaded from host memory (or another engine) in place of being computed again.
 - ``recompute``: tokens were recomputed that had been computed before, because the programs ``by``
   took their blocks.
 - ``prefill``: tokens were computed for the first time, before the next output.
@@ -49,7 +51,8 @@ class Span(NamedTuple):
 
     At the beginning of the span, the call was at queue level ``level``, and its program had
     attained ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens that were
-    computed in a ``recompute`` or ``prefill`` span, or of output tokens in a ``decode`` span.
+    computed in a ``recompute`` or ``prefill`` span, of tokens that were loaded in a ``loading``
+    span, or of output tokens in a ``decode`` span.
     """
 
     reason: str

@@ -54,6 +54,8 @@ class RunReport:
     recomputed_tokens: int
     returned_tokens: int
     lost_tokens: int
+    loaded_tokens: int
+    unused_loaded_tokens: int
     preemptions: int
     first_step: int
     last_step: int

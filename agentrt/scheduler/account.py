@@ -15,6 +15,7 @@ from typing import Any
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    LOADING,
     MOST,
     PREEMPTED,
     PREFILL,
@@ -26,10 +27,11 @@ from agentrt.scheduler.records import QueuedCall
 
 Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
-ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, _MADE = range(8)
+ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, LOADS, LOADED, _MADE = range(10)
 """The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
-level, was preempted, or ended. The last kind, ``_MADE``, holds earlier notes that were already
-turned into spans, so that a long call does not collect too many notes.
+level, was preempted, ended, began to load KV cache, or had loaded it. The last kind, ``_MADE``,
+holds earlier notes that were already turned into spans, so that a long call does not collect too
+many notes.
 """
 Note = Sequence[Any]
 """A note: its kind, its time, the call's level, the attained service of the call's program, and
@@ -69,13 +71,14 @@ class _Making:
     ``since``, ``reason`` and ``level`` are the start time of the current span, its reason, and the
     call's level in it. A running call started with ``cached`` tokens in the cache and ``outputs``
     output tokens. ``missing`` tokens must be computed before the call's next output token; the
-    first ``lost`` of these tokens had been computed before, and were evicted.
+    first ``lost`` of these tokens had been computed before, and were evicted. A call
+    that loads KV cache loads ``loads`` tokens.
     """
 
     def __init__(self) -> None:
         self.spans: list[Plain] = []
         self.since = self.attained_s = 0.0
-        self.level = self.cached = self.missing = self.lost = self.outputs = 0
+        self.level = self.cached = self.missing = self.lost = self.outputs = self.loads = 0
         self.reason, self.filling = QUEUED, False
         self.by: list[Plain] = []
         self.held_by: list[Plain] = []
@@ -100,6 +103,14 @@ class _Making:
         self, now: float, begun: Sequence[Any], held_by: list[Plain], ahead: list[Plain]
     ) -> None:
         self._close_wait(now, begun, ADMISSION, held_by)
+        self.reason, self.by = QUEUED, ahead
+
+    def _loads(self, now: float, begun: Sequence[Any], tokens: int, lost_to: list[Plain]) -> None:
+        self._close_wait(now, begun, self.reason, [])
+        self.reason, self.by, self.loads = LOADING, lost_to, tokens
+
+    def _loaded(self, now: float, failed: bool, ahead: list[Plain]) -> None:
+        self._close(now, LOADING, 0 if failed else self.loads, self.by)
         self.reason, self.by = QUEUED, ahead
 
     def _began(self, now: float, begun: Sequence[Any], *counts: Any) -> None:
@@ -132,6 +143,8 @@ class _Making:
     ) -> None:
         if begun is None:
             self._close_run(now, computed, outputs)
+        elif self.reason == LOADING:  # its blocks arrive for nothing
+            self._close(now, LOADING, 0, self.by)
         else:
             self._close_wait(now, begun, ADMISSION if outside else self.reason, held_by)
 
@@ -201,5 +214,7 @@ _TAKEN: tuple[Callable[..., None], ...] = (
     _Making._moved,
     _Making._stopped,
     _Making._ended,
+    _Making._loads,
+    _Making._loaded,
 )
 """The method for each kind of note."""

@@ -21,6 +21,8 @@ from agentrt.scheduler.events import (
     CallEvent,
     CallFinished,
     CallListener,
+    CallLoaded,
+    CallLoading,
     CallPreempted,
     CallReranked,
     CallStarted,
@@ -38,7 +40,15 @@ from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Promoter
 from agentrt.scheduler.queues import CallQueue
-from agentrt.scheduler.records import ENDED, RUNNING, UNQUEUED, WAITING, EngineProgram, QueuedCall
+from agentrt.scheduler.records import (
+    ENDED,
+    LOADING,
+    RUNNING,
+    UNQUEUED,
+    WAITING,
+    EngineProgram,
+    QueuedCall,
+)
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _EPSILON_S = 1e-9
@@ -128,6 +138,8 @@ class SchedulerCore:
         self.learned = learned = self.policy.learned
         self.table = ProcessTable(EngineProgram) if table is None else table
         self.calls: dict[str, QueuedCall] = {}
+        self.loading: dict[QueuedCall, None] = {}
+        """The calls whose KV cache is being loaded, or that were loaded and have not started."""
         keeps = config.retention == "cost" or config.admission == "memory"
         self.learns = self.policy.learns or keeps
         self.owners = BlockOwners(learned if keeps else None)
@@ -163,6 +175,17 @@ class SchedulerCore:
                 if self.policy.follows_program and len(call.program.queued) > 1:
                     self._rank_again(call.program.queued.values(), now)
                 self._tell(event)
+            case CallLoading(call, _, _, tokens):
+                call.change_state(LOADING)
+                call.loading_tokens = tokens
+                self.loading[call] = None
+                self._tell(event)
+            case CallLoaded(call, _, failed):
+                if failed:
+                    self._drop_load(call)
+                    del self.loading[call]
+                    call.change_state(UNQUEUED)
+                self._tell(event)
             case CallStarted(call, now, cached_tokens):
                 self._start(call, now)
                 self.promoter.started(call, now)
@@ -188,6 +211,7 @@ class SchedulerCore:
             case CallFinished(call, now):
                 if self.calls.pop(call.call_id, None) is None:
                     return
+                self._drop_load(call)  # if it has not started since its load began
                 self._tell(event)
                 self._remove(call, now)
                 self.table.call_ended(
@@ -277,6 +301,8 @@ class SchedulerCore:
         """
         admitted: list[QueuedCall] = []
         admission = self.admission
+        # A call that loads holds blocks and runs soon, so an engine that only loads is not idle.
+        running += len(self.loading)
         while admission and (calls := admission.admit(now, running + self.queue.startable)):
             for call in calls:
                 self.queue.offer(call)
@@ -399,8 +425,17 @@ class SchedulerCore:
             call.program.resident = True
         self.calls[call.call_id] = call.program.queued[call.call_id] = call
 
+    def _drop_load(self, call: QueuedCall) -> None:
+        """Count the tokens of a call's load as loaded for nothing."""
+        call.unused_loaded_tokens += call.loading_tokens
+        call.loading_tokens = 0
+
     def _start(self, call: QueuedCall, now: float) -> None:
         call.change_state(RUNNING)
+        if call in self.loading:
+            del self.loading[call]
+            call.loaded_tokens += call.loading_tokens
+            call.loading_tokens = 0
         assert call.since is not None
         call.waited_s += now - call.since
         call.since, call.began_at = None, now
@@ -439,6 +474,7 @@ class SchedulerCore:
         calls.
         """
         self.queue.discard(call)
+        self.loading.pop(call, None)
         if call.since is not None:
             call.waited_s += now - call.since
             call.since = None

@@ -37,6 +37,27 @@ class CallArrived(NamedTuple):
     now: float
 
 
+class CallLoading(NamedTuple):
+    """A call that was taken from the queue waits while KV cache of its first ``tokens`` tokens is
+    loaded, from host memory or another engine. It holds the blocks for them.
+
+    ``cached_tokens`` is the number of its tokens that were in the KV cache already.
+    """
+
+    call: QueuedCall
+    now: float
+    cached_tokens: int
+    tokens: int
+
+
+class CallLoaded(NamedTuple):
+    """The load of a call has ended, or has ``failed``. The call waits for a slot."""
+
+    call: QueuedCall
+    now: float
+    failed: bool = False
+
+
 class CallStarted(NamedTuple):
     """A call that was taken from the queue starts, for the first time or after a preemption.
 
@@ -131,6 +152,8 @@ class CallReranked(NamedTuple):
 
 CallEvent = (
     CallArrived
+    | CallLoading
+    | CallLoaded
     | CallStarted
     | FirstToken
     | CallPreempted

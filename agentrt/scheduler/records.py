@@ -141,17 +141,22 @@ class CallState(StrEnum):
     """The call cannot start yet, because an engine step from before its preemption is in flight, or
     because its grammar is being compiled.
     """
+    LOADING = "loading"
+    """KV cache of the call is being loaded from host memory or another engine, or was loaded, and
+    the call waits for a slot. It holds blocks.
+    """
     RUNNING = "running"
     ENDED = "ended"
 
 
 # Module constants, because looking up a member of an enumeration is slow.
-UNQUEUED, WAITING, NOT_ADMITTED, DEFERRED, RUNNING, ENDED = CallState
+UNQUEUED, WAITING, NOT_ADMITTED, DEFERRED, LOADING, RUNNING, ENDED = CallState
 TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
-    UNQUEUED: frozenset({WAITING, NOT_ADMITTED, DEFERRED, RUNNING, ENDED}),
+    UNQUEUED: frozenset({WAITING, NOT_ADMITTED, DEFERRED, LOADING, RUNNING, ENDED}),
     WAITING: frozenset({UNQUEUED}),
     NOT_ADMITTED: frozenset({UNQUEUED, WAITING}),
     DEFERRED: frozenset({UNQUEUED}),
+    LOADING: frozenset({UNQUEUED, RUNNING, ENDED}),
     RUNNING: frozenset({UNQUEUED, ENDED}),
     ENDED: frozenset(),
 }
@@ -246,6 +251,12 @@ class QueuedCall:
     """The tokens that had to be recomputed after the call's last start."""
     recomputed_tokens: int = 0
     """The tokens that had to be recomputed after all starts of the call together."""
+    loading_tokens: int = 0
+    """The tokens of a load that is in flight, or that has ended before the call has started."""
+    loaded_tokens: int = 0
+    """The tokens that were loaded in place of being computed, before the starts of the call."""
+    unused_loaded_tokens: int = 0
+    """The tokens of loads that failed, or after which the call ended without starting."""
     adds: int = 0
     """The tokens that the call adds to its program's context (admission ``memory``)."""
     holds: int = 0

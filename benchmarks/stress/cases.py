@@ -68,6 +68,7 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames))
         fault = Violation("survives", f"{type(error).__name__}: {error} ({places})")
+    watch.count_copies()
     watch.figures.tokens = engine.computed_tokens
     digest = hashlib.sha256(repr(watch.events).encode()).hexdigest()[:16]
     outcome = Outcome(plan.seed, plan.policy, digest, watch.figures)
@@ -127,13 +128,17 @@ def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
 
 
 def run_seeds(
-    seeds: Iterable[int], *, twice: int = 0, without: Collection[str] = ()
+    seeds: Iterable[int],
+    *,
+    twice: int = 0,
+    without: Collection[str] = (),
+    always: Collection[str] = (),
 ) -> Iterator[Outcome]:
     """Run the case of each seed. Every ``twice``-th case runs again and must be equal."""
     for seed in seeds:
-        outcome = run_case(draw_case(seed, without))
+        outcome = run_case(draw_case(seed, without, always))
         if twice and seed % twice == 0 and not outcome.invariant:
-            again = run_case(draw_case(seed, without))
+            again = run_case(draw_case(seed, without, always))
             if again.digest != outcome.digest:
                 detail = f"two runs differ: {outcome.digest}, {again.digest}"
                 outcome = Outcome(
@@ -143,17 +148,24 @@ def run_seeds(
 
 
 def run_cases(
-    seeds: range, jobs: int, *, twice: int = 0, without: Collection[str] = ()
+    seeds: range,
+    jobs: int,
+    *,
+    twice: int = 0,
+    without: Collection[str] = (),
+    always: Collection[str] = (),
 ) -> Iterator[Outcome]:
     """Run the cases of all seeds in ``jobs`` processes. With one process, outcomes are in order."""
-    run = partial(_run_piece, twice=twice, without=without)
+    run = partial(_run_piece, twice=twice, without=without, always=always)
     if jobs == 1:
-        yield from run_seeds(seeds, twice=twice, without=without)
+        yield from run_seeds(seeds, twice=twice, without=without, always=always)
         return
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
     for outcomes in run_all(pieces, jobs, run):
         yield from outcomes
 
 
-def _run_piece(seeds: range, twice: int, without: Collection[str]) -> list[Outcome]:
-    return list(run_seeds(seeds, twice=twice, without=without))
+def _run_piece(
+    seeds: range, twice: int, without: Collection[str], always: Collection[str]
+) -> list[Outcome]:
+    return list(run_seeds(seeds, twice=twice, without=without, always=always))

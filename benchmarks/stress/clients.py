@@ -137,6 +137,8 @@ class Clients:
                 continue
             if self.watch.step() or engine.busy:
                 tick_s = _FIRST_TICK_S
+            elif engine.host is not None and engine.host.copying:
+                self._idle(self.plan.engine.base_s)  # vLLM polls its copies
             else:
                 self._idle(tick_s)
                 tick_s = min(2 * tick_s, _LONGEST_TICK_S)
@@ -383,7 +385,8 @@ class Clients:
         self.watch.note(plan.name, f"ends: {reason}, {len(call.tokens)} tokens")
         if plan.kind == "stream":
             return
-        lost = plan.kind == "wait" and self.plan.engine.connector == "fail"
+        engine = self.plan.engine
+        lost = (plan.kind == "wait" and engine.connector == "fail") or engine.host_fails == "fail"
         well = reason in ("stop", "length")
         if not (well or lost or plan.grammar_ends) or (well and plan.grammar_ends):
             raise Violation("output", f"ends with {reason!r}", plan.name)

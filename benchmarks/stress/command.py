@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import NamedTuple
 
 import click
 
@@ -20,7 +21,7 @@ from benchmarks.cells import check_names
 from benchmarks.harness import run_shown, show
 from benchmarks.stress.cases import Outcome, run_cases
 from benchmarks.stress.cases import shrink as shrink_case
-from benchmarks.stress.plans import FEATURES, describe, draw_case
+from benchmarks.stress.plans import FEATURES, CasePlan, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
@@ -52,6 +53,11 @@ Examples:
     help="Kinds of requests and disturbances to leave out, of "
     f"{', '.join(FEATURES)}. This changes the case of a seed.",
 )
+@many(
+    "--always",
+    metavar="NAME,…",
+    help="Kinds of requests and disturbances that every case has. This changes the case of a seed.",
+)
 @click.pass_context
 def stress(
     ctx: click.Context,
@@ -61,6 +67,7 @@ def stress(
     show_all: bool,
     shrink: bool,
     without: tuple[str, ...],
+    always: tuple[str, ...],
 ) -> int | None:
     """Run random programs, requests and engines on vLLM's real scheduler, in virtual time.
 
@@ -73,15 +80,18 @@ def stress(
     if ctx.invoked_subcommand is not None:
         return None
     check_names("--without", without, FEATURES)
+    check_names("--always", always, FEATURES)
+    kinds = _Kinds(without, always)
     silence_vllm()
     done = _Cases()
 
     async def work() -> None:
-        for outcome in run_cases(range(seed, seed + cases), jobs, twice=_TWICE, without=without):
+        seeds = range(seed, seed + cases)
+        for outcome in run_cases(seeds, jobs, twice=_TWICE, without=without, always=always):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
-                note(f"{outcome.report}\n    again: {_line(outcome.seed, without)}")
+                note(f"{outcome.report}\n    again: {kinds.line(outcome.seed)}")
             if outcome.invariant and shrink:
-                _show_shrunk(outcome.seed, without)
+                _show_shrunk(draw_case(outcome.seed, without, always))
                 break
             if done.number % 500 == 0:
                 note(f"{done.number} of {cases} cases, {done.failed.total()} failed")
@@ -114,14 +124,21 @@ class _Cases:
         return markdown(["invariant", "cases", "first seed"], rows)
 
 
-def _line(seed: int, without: tuple[str, ...]) -> str:
-    """Return the command that runs a case again."""
-    options = "".join(f" --without {feature}" for feature in without)
-    return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
+class _Kinds(NamedTuple):
+    """The kinds of requests and disturbances that no case has, and those that every case has."""
+
+    without: tuple[str, ...]
+    always: tuple[str, ...]
+
+    def line(self, seed: int) -> str:
+        """Return the command that runs a case again."""
+        options = "".join(f" --without {feature}" for feature in self.without)
+        options += "".join(f" --always {feature}" for feature in self.always)
+        return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
 
 
-def _show_shrunk(seed: int, without: tuple[str, ...]) -> None:
-    plan, outcome = shrink_case(draw_case(seed, without))
+def _show_shrunk(case: CasePlan) -> None:
+    plan, outcome = shrink_case(case)
     note("\n".join(("the smallest case with the same failure:", *describe(plan), outcome.report)))
 
 

@@ -22,7 +22,9 @@ from agentrt.lab.engine.headless import (
     make_scheduler,
 )
 from agentrt.lab.engine.step_time import StepWork
+from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.stress.connector import Elsewhere, Load
+from benchmarks.stress.host import HostSide, host_config, host_side
 from benchmarks.stress.plans import LAYERS, WINDOW, EnginePlan
 from benchmarks.stress.runner import ModelRunner
 
@@ -56,6 +58,9 @@ class StressEngine(HeadlessEngine):
         self._rng = random.Random(f"transfers {seed}")
         self._settled: dict[int, int] = {}
         self._coming: dict[str, Load] = {}
+        self.host: HostSide | None = None
+        if plan.host:
+            self.host = host_side(scheduler, plan, self.runner, seed)
 
     @property
     def busy(self) -> bool:
@@ -79,9 +84,14 @@ class StressEngine(HeadlessEngine):
         self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
     ) -> None:
         self.now = max(self.now, ends_at)
+        self.runner.leave(output)
+        if self.host is not None:
+            self.host.before(output)
         sampled, pooled = self.runner.execute(output, self._settled.pop(id(output)))
         beside: dict[str, Any] = {"pooler_output": pooled}
-        if (connector := self.scheduler.connector) is not None:
+        if self.host is not None:
+            beside["kv_connector_output"] = self.host.after(output, self.scheduler.requests)
+        elif (connector := self.scheduler.connector) is not None:
             begun = getattr(output.kv_connector_metadata, "begun", ())
             self._coming.update({load[0]: load for load in begun})
             beside["kv_connector_output"] = self._transfers(connector)
@@ -118,7 +128,7 @@ def make_engine(
         kinds=_kinds(plan.layers),
         kv_events=plan.kv_events,
         settings=settings,
-        vllm=_vllm(plan),
+        vllm=_vllm(plan, settings or {}),
         max_num_batched_tokens=plan.step_tokens,
         long_prefill_token_threshold=plan.long_prefill,
         scheduler_reserve_full_isl=plan.whole_prompt_fits,
@@ -152,7 +162,7 @@ def _kinds(layers: str) -> tuple[Any, ...]:
     return tuple(map(kind, _WINDOWS[layers]))
 
 
-def _vllm(plan: EnginePlan) -> dict[str, Any]:
+def _vllm(plan: EnginePlan, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of vLLM's configuration."""
     fields: dict[str, Any] = {}
     if plan.connector is not None:
@@ -162,6 +172,9 @@ def _vllm(plan: EnginePlan) -> dict[str, Any]:
             kv_connector_module_path=Elsewhere.__module__,
             kv_load_failure_policy=plan.connector,
         )
+    elif plan.host:
+        retention = str(settings.get("retention", SchedulerConfig().retention))
+        fields["kv_transfer_config"] = host_config(plan, retention)
     if plan.drafts:
         config = base_config()
         fields["speculative_config"] = SpeculativeConfig(

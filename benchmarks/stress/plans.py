@@ -26,9 +26,11 @@ WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
 FEATURES = (
     *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
-    *("pauses", "resets", "aborts", "stall", "messages"),
+    *("pauses", "resets", "aborts", "stall", "messages", "offload"),
 )
 """Kinds of requests and of disturbances. Each is in a part of the cases only."""
+OFFLOAD, CONNECTOR = "offload", "connector"
+"""Two features that exclude each other, because an engine has at most one KV connector."""
 _SOMETIMES = 0.25
 """The probability that a case has a given feature."""
 
@@ -38,7 +40,10 @@ class EnginePlan:
     """The sizes of an engine, and the time that its steps take.
 
     ``connector`` says what happens to KV cache that fails to arrive (``fail`` or ``recompute``);
-    None is an engine without a connector. ``stalled`` is the number of a step that takes a minute.
+    None is an engine without a connector. ``host`` is the number of blocks in host memory, to which
+    vLLM offloads KV cache; 0 for none. ``host_fails`` says what happens to a call whose load from
+    there fails (``fail`` or ``recompute``); None if no load fails. ``stalled`` is the number of a
+    step that takes a minute.
     ``active_slots`` is the number of batch slots that calls may hold; None for all.
     """
 
@@ -54,6 +59,8 @@ class EnginePlan:
     whole_prompt_fits: bool = True
     drafts: int = 0
     connector: str | None = None
+    host: int = 0
+    host_fails: str | None = None
     loras: int = 0
     base_s: float = 0.02
     token_s: float = 1e-4
@@ -250,12 +257,12 @@ def _call_line(call: CallPlan) -> str:
 # -- random cases ----------------------------------------------------------------------
 
 
-def draw_case(seed: int, without: Collection[str] = ()) -> CasePlan:
-    """Draw the case of a seed, ``without`` the given features of `FEATURES`.
+def draw_case(seed: int, without: Collection[str] = (), always: Collection[str] = ()) -> CasePlan:
+    """Draw the case of a seed, ``without`` some features of `FEATURES`, and ``always`` with others.
 
     Consecutive seeds have consecutive combinations of settings.
     """
-    return _Draw(seed, without).case()
+    return _Draw(seed, without, always).case()
 
 
 class _Draw:
@@ -263,11 +270,19 @@ class _Draw:
     that a failed case has few of them.
     """
 
-    def __init__(self, seed: int, without: Collection[str]) -> None:
+    def __init__(self, seed: int, without: Collection[str], always: Collection[str]) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"case {seed}")
-        drawn = [feature for feature in FEATURES if rng.random() < _SOMETIMES]
-        self.has = set(drawn) - set(without)
+        # Host memory has random numbers of its own, so that cases without it are those of before.
+        self._host = random.Random(f"host {seed}")
+        drawn = {
+            feature for feature in FEATURES if feature != OFFLOAD and rng.random() < _SOMETIMES
+        }
+        if self._host.random() < _SOMETIMES and CONNECTOR not in drawn:
+            drawn.add(OFFLOAD)
+        if OFFLOAD in always:
+            drawn.discard(CONNECTOR)
+        self.has = (drawn | set(always)) - set(without)
         self.engine = self._engine()
         self._numbers = count(1)
         self._types = [f"type{n}" for n in range(rng.randint(1, 3))]
@@ -294,9 +309,10 @@ class _Draw:
         order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"
         base_s = rng.choice((0.005, 0.02, 0.1, 0.4))
         slots = rng.randint(1, 6)
+        blocks = groups * rng.choice((rng.randint(9, 16), rng.randint(12, 40), 120)) + 1
         return EnginePlan(
             slots=slots,
-            blocks=groups * rng.choice((rng.randint(9, 16), rng.randint(12, 40), 120)) + 1,
+            blocks=blocks,
             step_tokens=rng.choice((48, 64, 128, 2048)),
             max_model_len=rng.choice((256, 512)),
             in_flight=rng.choice((1, 2)),
@@ -310,6 +326,8 @@ class _Draw:
             long_prefill=rng.choice((0, 0, 0, 32)),
             drafts=rng.randint(1, 3) if "drafts" in has else 0,
             connector=rng.choice(("fail", "recompute")) if "connector" in has else None,
+            host=round(blocks * self._host.choice((0.2, 1.0, 4.0))) if OFFLOAD in has else 0,
+            host_fails=self._host.choice((None, None, "fail", "recompute")),
             loras=rng.randint(1, 2) if "lora" in has else 0,
             base_s=base_s,
             token_s=base_s * rng.choice((0.002, 0.01, 0.05)),
@@ -465,7 +483,7 @@ class _Draw:
         drawn: list[Disturbance] = []
         kinds = [("pauses", ("new", "all", "drain")), ("messages", ("messages", "configure"))]
         # vLLM cannot restart running calls while steps or transfers of KV cache are in flight.
-        whole = self.engine.in_flight == 1 and self.engine.connector is None
+        whole = self.engine.in_flight == 1 and not (self.engine.connector or self.engine.host)
         kinds.append(("resets", ("reset", "restart") if whole else ("reset",)))
         for feature, names in kinds:
             if feature in self.has:

@@ -83,21 +83,26 @@ class ModelRunner:
         self.pooling: set[str] = set()
         self.executed = 0
         self._size, self._windows = block_size, tuple(windows)
-        self._memory: list[list[int] | None] = [None] * blocks
+        self.memory: list[list[int] | None] = [None] * blocks
         self._rows: dict[str, _Row] = {}
+
+    def leave(self, output: SchedulerOutput) -> None:
+        """Forget the requests that have ended or were preempted before a step. Their blocks may be
+        overwritten from now on, by the copies of a connector, too.
+        """
+        gone = output.finished_req_ids | (output.preempted_req_ids or set())
+        for name in gone & self._rows.keys():
+            self._check_memory(name, self._rows.pop(name))
 
     def execute(
         self, output: SchedulerOutput, settled: int
     ) -> tuple[dict[str, list[int]], list[Any]]:
-        """Run a step, and return the tokens sampled for each request, and the answers to pooling
-        requests.
+        """Run a step after `leave`, and return the tokens sampled for each request, and the answers
+        to pooling requests.
 
         When the step was scheduled, the scheduler knew the results of the first ``settled`` steps.
         """
         self.executed += 1
-        gone = output.finished_req_ids | (output.preempted_req_ids or set())
-        for name in gone & self._rows.keys():
-            self._check_memory(name, self._rows.pop(name))
         self._load(output)
         before = computed_before(output)
         begun = self._begin(output)
@@ -191,7 +196,7 @@ class ModelRunner:
     def _write(
         self, name: str, tables: Sequence[Sequence[int]], start: int, values: Sequence[int]
     ) -> None:
-        size, memory = self._size, self._memory
+        size, memory = self._size, self.memory
         for table, window in zip(tables, self._windows, strict=True):
             if window is None:
                 continue
@@ -218,7 +223,7 @@ class ModelRunner:
             first = max(0, row.computed - window + 1) if window else 0
             for index in range(first // size, -(-row.computed // size)):
                 start, end = max(first, index * size), min(row.computed, (index + 1) * size)
-                held = self._memory[table[index]]
+                held = self.memory[table[index]]
                 if (
                     held is None
                     or held[start % size : start % size + end - start] != chain[start:end]

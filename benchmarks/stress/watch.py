@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from agentrt.executors.vllm._compat.offloading import policy_of
 from agentrt.executors.vllm._compat.scheduling import started
 from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
 from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
+from benchmarks.stress.host import left_on_host
 
 FRUITLESS = 8
 """The maximum number of times in a row that a call may be preempted for other calls without making
 any progress in between.
 """
 WASTED_STEPS = 8
-"""The number of steps within which a call must begin after running calls were preempted
+"""The number of steps within which a call must begin or load after running calls were preempted
 for others.
 """
 PROMPTS, SLACK_S = 2.0, 2.0
@@ -46,7 +48,9 @@ class Figures:
     preemptions for other calls, and ``for_memory`` those by vLLM. ``idle_slots`` counts the steps
     with a free slot while a call waited that could run, and ``kept_out`` those of them in which
     admission control held a call back. ``idle_s`` is the seconds in which nothing ran although a
-    call could run.
+    call could run. ``loads`` and ``stores`` count copies from and to host memory, ``failed_loads``
+    the loads that failed, ``left_loading`` the calls that ended while they were loading, and
+    ``full_stores`` the stores that host memory had no room for.
     """
 
     seconds: float = 0.0
@@ -59,6 +63,11 @@ class Figures:
     idle_slots: int = 0
     kept_out: int = 0
     idle_s: float = 0.0
+    loads: int = 0
+    stores: int = 0
+    failed_loads: int = 0
+    left_loading: int = 0
+    full_stores: int = 0
 
 
 @dataclass(slots=True)
@@ -251,9 +260,18 @@ class Watch:
     def _check_wasted(self) -> None:
         self._owed.clear()
         slots = len(self.scheduler.running) + self.scheduler.num_waiting_for_streaming_input
-        if slots < self.engine.plan.places:
+        loads = self.core is not None and bool(self.core.loading)
+        if slots < self.engine.plan.places and not loads:
             detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
             raise Violation("preempted in vain", detail)
+
+    def count_copies(self) -> None:
+        """Put the number of copies from and to host memory into the figures."""
+        if (host := self.engine.host) is not None:
+            figures = self.figures
+            figures.loads, figures.stores = host.loads, host.stores
+            figures.failed_loads, figures.left_loading = host.failed, host.aborted
+            figures.full_stores = host.full
 
     # -- waiting calls -------------------------------------------------------------------
 
@@ -262,10 +280,11 @@ class Watch:
 
         The list is empty if a request does not fit into the free blocks, or if vLLM reserves
         further blocks for it, as for KV cache that will arrive: no request may overtake such a
-        request.
+        request. It is also empty while copies from or to host memory are in flight, because calls
+        wait for them.
         """
-        scheduler = self.scheduler
-        if not len(scheduler.waiting):
+        scheduler, host = self.scheduler, self.engine.host
+        if not len(scheduler.waiting) or (host is not None and host.copying):
             return []
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -375,6 +394,8 @@ class Watch:
             admission = self.core.admission
             left["residents"] = 0 if admission is None else len(admission.residents)
             left["protected blocks of ended programs"] = _protected_of_nobody(scheduler)
+        if self.engine.host is not None:
+            left |= left_on_host(scheduler)
         for place, number in left.items():
             if number:
                 raise Violation("left", f"{number} {place}")
@@ -400,6 +421,7 @@ def _protected_of_nobody(scheduler: Any) -> int:
 def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]]:
     """Find the calls and programs that a scheduler's own parts still hold, and where."""
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
+    stack += list(_fields(policy_of(scheduler)))  # the connector, which is vLLM's, holds it
     seen: set[int] = set()
     while stack:
         path, thing = stack.pop()

@@ -31,8 +31,9 @@ from vllm.v1.core.sched.interface import PauseState
 pytestmark = pytest.mark.engine
 
 CASES = 2 * len(COMBINATIONS)
-PIECE = 15
+PIECE, HOSTED = 15, 60
 WORKLOADS = range(100, 103)
+COPIES = ("loads", "stores", "failed_loads", "left_loading", "full_stores")
 
 
 @pytest.mark.parametrize("first", range(0, CASES, PIECE))
@@ -41,6 +42,20 @@ def test_nothing_breaks_in_random_cases(first: int) -> None:
     outcomes = run_seeds(range(first, first + PIECE), twice=PIECE)
     failed = [outcome.report for outcome in outcomes if outcome.invariant]
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("first", range(0, CASES, HOSTED))
+def test_nothing_breaks_with_host_memory(first: int) -> None:
+    """Every policy, retention and admission, on an engine that offloads to host memory.
+
+    Calls are aborted while they load, loads fail, and host memory is full.
+    """
+    seeds = range(first, min(first + HOSTED, CASES))
+    outcomes = [*run_seeds(seeds, twice=PIECE, always=("offload", "aborts"))]
+    failed = [outcome.report for outcome in outcomes if outcome.invariant]
+    assert not failed, "\n".join(failed)
+    sums = [sum(getattr(outcome.figures, name) for outcome in outcomes) for name in COPIES]
+    assert all(sums), dict(zip(COPIES, sums, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(1000, 1060))
@@ -214,6 +229,31 @@ def test_a_scheduler_that_is_wrong_is_found(cls: type[Any], invariant: str) -> N
     assert outcome.invariant == invariant, outcome.report
 
 
+class Overwrites(ProgramScheduler):
+    """Does not wait for the stores of blocks that it gives to other calls."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)
+        if output.kv_connector_metadata is not None:
+            output.kv_connector_metadata.jobs_to_flush = set()
+        return output
+
+
+class Unlearns(ProgramScheduler):
+    """Does not hear that copies have ended."""
+
+    def update_from_output(self, output: Any, result: Any) -> Any:
+        if result.kv_connector_output is not None:
+            result.kv_connector_output.kv_connector_worker_meta = None
+        return super().update_from_output(output, result)
+
+
+@pytest.mark.parametrize(("cls", "invariant"), [(Overwrites, "memory"), (Unlearns, "progress")])
+def test_a_scheduler_that_is_wrong_about_copies_is_found(cls: type[Any], invariant: str) -> None:
+    plans = [draw_case(seed, always=("offload",)) for seed in range(12)]
+    assert invariant in [run_case(case, cls).invariant for case in plans]
+
+
 def test_a_pause_that_does_not_hold_is_found() -> None:
     paused = replace(USUAL, disturbances=(Disturbance(0.05, "all", 1.0),))
     assert not run_case(paused).invariant, run_case(paused).report
@@ -274,7 +314,7 @@ def test_the_command_counts_cases_and_tells_failures_apart(
         outcome = run_case(replace(USUAL, seed=seed))
         return replace(outcome, invariant="output" if seed in (3, 5) else "")
 
-    monkeypatch.setattr("benchmarks.stress.cases.draw_case", lambda seed, without: seed)
+    monkeypatch.setattr("benchmarks.stress.cases.draw_case", lambda seed, *kinds: seed)
     monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
     assert call(["stress", "--seed", "2", "--cases", "2"]) == 1
     assert call(["stress", "--seed", "0", "--cases", "2"]) == 0

@@ -22,11 +22,19 @@ def journal(tmp_path: Path) -> Path:
         lost_tokens=64,
         prompt_tokens=96,
     )
-    made, first = Made(10.0), chat(f"1st You\ud83d {RULES}", "a")  # half of a character
+    loaded = spent(
+        ["loading", 0.5, 0, 0.0, 48, [["main-9", 0, 0.0]]],
+        ["prefill", 0.5, 0, 0.0, 2],
+        prompt_tokens=50,
+        cached_tokens=48,
+        loaded_tokens=48,
+    )
+    made, first = Made(11.0), chat(f"1st You\ud83d {RULES}", "a")  # half of a character
     made.node("0#0", "call", 0.0, 1.0, report=computed(90, 0), asked=first)
     made.node("0#1", "call", 1.0, 4.0, report=report, asked=chat(f"2nd {RULES}", "a"))
     made.node("0#2", "call", 4.0, 6.0, report=again, asked=chat(f"2nd {RULES}", "b"))
     made.node("0#3", "tool", 6.0, 10.0)
+    made.node("0#4", "call", 10.0, 11.0, report=loaded, asked=chat(f"2nd {RULES}", "b", "c"))
     return made.write(tmp_path / "j")
 
 
@@ -48,10 +56,11 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
     assert why(journal) == text
     for words in (
         "p-1 (done)",
-        "waiting for a slot, behind 2.00 20 main-7 2.00 s (ranked before this program; 0.25 s",
-        "computed again, evicted for 2.00 20 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
-        "tools 4.00 40",
-        "total 10.00 100",
+        "waiting for a slot, behind 2.00 18 main-7 2.00 s (ranked before this program; 0.25 s",
+        "loaded from host memory, evicted for 0.50 5 48 main-9 0.50 s (ranked equal, and earlier",
+        "computed again, evicted for 2.00 18 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
+        "tools 4.00 36",
+        "total 11.00 100",
         "node 0#1: 90 of 90 prompt tokens computed, not cached: the prompt has changed",
         "differs from the prompt of node 0#0 after 9 characters",
         "'[system] ' then '1st You",
@@ -62,10 +71,17 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
 
 def test_json(journal: Path, command: Run) -> None:
     found = command("journal", "why", journal, "p-1", "--json").json
-    assert found["wall_s"] == pytest.approx(10.0)
+    assert found["wall_s"] == pytest.approx(11.0)
     seconds = {one["reason"]: one["seconds"] for one in found["reasons"]}
     assert seconds == pytest.approx(
-        {"starting": 1.0, "queued": 2.0, "recompute": 2.0, "prefill": 1.0, "tool": 4.0}
+        {
+            "starting": 1.0,
+            "queued": 2.0,
+            "loading": 0.5,
+            "recompute": 2.0,
+            "prefill": 1.5,
+            "tool": 4.0,
+        }
     )
     assert found["pieces"][1]["by"] == [{"program": "main-7", "level": 0, "attained_s": 0.25}]
     assert [one["verdict"] for one in found["misses"]] == ["evicted", "changed"]

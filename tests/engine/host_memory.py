@@ -26,6 +26,24 @@ class CopyingSpec(CPUOffloadingSpec):
         return CopyingWorker(kv_caches, self.num_chunks)
 
 
+BLOCK = 32
+BLOCK_BYTES = 2 * 2 * 32 * 4 * BLOCK
+"""Keys and values of the tiny model's two layers, 32 floats each."""
+
+
+def copying(chunks: int) -> dict[str, Any]:
+    """The connector's settings for a host memory of so many blocks, behind the tiny model."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": chunks * BLOCK_BYTES,
+            "spec_name": CopyingSpec.__name__,
+            "spec_module_path": CopyingSpec.__module__,
+        },
+    }
+
+
 class CopyingWorker(OffloadingWorker):
     """Copies blocks when it is told to; a chunk is one block."""
 

@@ -16,29 +16,21 @@ import pytest_asyncio
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.engines import EngineOptions, VLLMEngine
 from tests.doubles.tinymodel import tiny_model
-from tests.engine.host_memory import CopyingSpec
+from tests.engine.host_memory import BLOCK, copying
 from tests.engine.lent import Lent
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-BLOCK, BLOCKS, CHUNKS = 32, 32, 36
-CHUNK_BYTES = 2 * 2 * 32 * 4 * BLOCK
-"""Keys and values of two layers, 32 floats each."""
+BLOCKS, CHUNKS = 32, 36
 WORDS, MORE = 370, 710
 KEPT = 12 * BLOCK
 
 
 def flags() -> tuple[str, ...]:
-    extra = {
-        "cpu_bytes_to_use": CHUNKS * CHUNK_BYTES,
-        "spec_name": CopyingSpec.__name__,
-        "spec_module_path": CopyingSpec.__module__,
-    }
-    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     return (
         *("--dtype", "float32", "--max-model-len", "800", "--block-size", str(BLOCK)),
         *("--num-gpu-blocks-override", str(BLOCKS), "--kv-transfer-config"),
-        json.dumps({**connector, "kv_connector_extra_config": extra}),
+        json.dumps(copying(CHUNKS)),
     )
 
 

@@ -7,6 +7,8 @@ meet in a batch depends on how fast the machine is; that both decide alike must 
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from agentrt import Context, Runtime, SchedulerConfig, program
 from agentrt.engines import EngineOptions
 from tests.doubles.tinymodel import tiny_model
+from tests.engine.host_memory import copying
 from tests.lab.engine.recording import RecordedEngine, read
 from tests.lab.engine.replaying import replay
 
@@ -60,9 +63,22 @@ async def quitter(ctx: Context) -> None:
         break
 
 
-async def record_run(path: Path, model: str) -> None:
+@program
+async def returner(ctx: Context, word: str) -> None:
+    """It comes back with its context after a tool."""
+    context = " ".join([word] * 75)
+    for turn in range(3):
+        reply = await ctx.llm(context, max_tokens=6, ignore_eos=True)
+        context += f"{reply.text} {turn}"
+        await ctx.tool(asyncio.sleep, 0.05)
+
+
+async def record_run(
+    path: Path, model: str, scheduler: SchedulerConfig = SCHEDULER, flags: tuple[str, ...] = ()
+) -> None:
     """Programs in waves on a real engine, recorded."""
-    engine = RecordedEngine(EngineOptions(model, 4, scheduler=SCHEDULER, flags=FLAGS))
+    options = EngineOptions(model, 4, scheduler=scheduler, flags=(*FLAGS, *flags))
+    engine = RecordedEngine(options)
     async with Runtime(engine) as runtime:
         await runtime.start(chat, 1).wait()  # what came before must not matter
         await engine.record(path)
@@ -70,6 +86,8 @@ async def record_run(path: Path, model: str) -> None:
         for wave in range(13):
             runs += [runtime.start(chat, 4 + wave % 3), runtime.start(chat, 3)]
             runs += [runtime.start(fan, 5), runtime.start(fan, 2), runtime.start(quitter)]
+            if flags:
+                runs += [runtime.start(returner, f"{word} {wave}") for word in ("cat", "dog")]
             if wave % 2:
                 await runs[-5].wait()
         for run in runs:
@@ -97,3 +115,31 @@ async def test_a_run_of_the_real_engine_is_decided_the_same_again(tmp_path: Path
     assert replay(events, {"quanta": [0.1]}).difference is not None
     events[0] = {**events[0], "engine": {**events[0]["engine"], "blocks": 20}}
     assert replay(events).difference is not None
+
+
+CHUNKS = 40
+"""Blocks of host memory: less than the contexts that are used again."""
+
+
+async def test_a_run_that_offloads_to_host_memory_is_decided_the_same_again(tmp_path: Path) -> None:
+    """Which call is loaded when, and which blocks of host memory are evicted for which."""
+    path = tmp_path / "run.jsonl"
+    scheduler = replace(SCHEDULER, retention="cost", admission="memory")
+    flags = ("--kv-transfer-config", json.dumps(copying(CHUNKS)))
+    await record_run(path, str(tiny_model(tmp_path / "tiny")), scheduler, flags)
+    events = list(read(path))
+    steps = [event for event in events if event["event"] == "schedule"]
+    assert any(step["loads"] for step in steps)
+    stored = [block for step in steps for _, blocks in step["stores"] for block in blocks]
+    assert len(stored) > len(set(stored)) == CHUNKS, "host memory was never full"
+
+    again = replay(path)
+    assert again.difference is None, str(again.difference)
+    assert min(again.loaded_tokens, again.cached_tokens) > 0
+
+    # What finds no difference there finds one where there is one.
+    assert replay(events, {"retention": "lru"}).difference is not None
+    host = events[0]["engine"]["host"]
+    small = {**events[0]["engine"], "host": {**host, "blocks": CHUNKS // 2}}
+    difference = replay([{**events[0], "engine": small}, *events[1:]]).difference
+    assert difference is not None

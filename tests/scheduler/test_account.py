@@ -10,6 +10,7 @@ import pytest
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    LOADING,
     MOST,
     PREEMPTED,
     PREFILL,
@@ -24,6 +25,8 @@ from agentrt.scheduler.account import (
     CAME_IN,
     ENDED,
     FIRST,
+    LOADED,
+    LOADS,
     MOVED,
     STOPPED,
     note,
@@ -69,6 +72,36 @@ def test_an_account_of_every_event_of_a_call() -> None:
         [DECODE, 1.0, 3, 8.0, 6, []],
         [PREEMPTED, 2.0, 4, 9.0, 0, [B]],
         [RECOMPUTE, 1.0, 4, 10.0, 7, [B]],
+    ]
+
+
+def test_a_load_has_its_own_time_its_tokens_and_its_causes() -> None:
+    life = Life()
+    life.note(ARRIVED, 0.0, [A], [])
+    life.note(LOADS, 2.0, [(1.0, B)], 64, [C])
+    life.note(LOADED, 5.0, False, [D])
+    life.note(BEGAN, 6.0, [], 80, 100, 0, 80, [])
+    life.note(FIRST, 8.0)
+    assert life.spans() == [
+        [QUEUED, 2.0, 0, 0.0, 0, [A, B]],
+        [LOADING, 3.0, 0, 0.0, 64, [C]],
+        [QUEUED, 1.0, 0, 0.0, 0, [D]],
+        [PREFILL, 2.0, 0, 0.0, 20, []],
+    ]
+
+
+def test_a_load_that_failed_or_was_left_replaces_no_token() -> None:
+    life = Life()
+    life.note(ARRIVED, 0.0, [], [])
+    life.note(LOADS, 1.0, [], 64, [C])
+    life.note(LOADED, 2.0, True, [])
+    life.note(LOADS, 3.0, [], 64, [C])
+    life.note(ENDED, 4.0, 80, 0, [], False, [])
+    assert life.spans() == [
+        [STARTING, 1.0, 0, 0.0, 0, []],
+        [LOADING, 1.0, 0, 0.0, 0, [C]],
+        [STARTING, 1.0, 0, 0.0, 0, []],
+        [LOADING, 1.0, 0, 0.0, 0, [C]],
     ]
 
 

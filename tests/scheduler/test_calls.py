@@ -42,10 +42,11 @@ from tests.scheduler.harness import Harness
 from tests.scheduler.integrity import check_queues
 
 ALLOWED = {
-    "unqueued": {"waiting", "not admitted", "deferred", "running", "ended"},
+    "unqueued": {"waiting", "not admitted", "deferred", "loading", "running", "ended"},
     "waiting": {"unqueued"},
     "not admitted": {"unqueued", "waiting"},
     "deferred": {"unqueued"},
+    "loading": {"unqueued", "running", "ended"},
     "running": {"unqueued", "ended"},
     "ended": set(),
 }
@@ -74,7 +75,7 @@ def test_a_call_changes_states_only_as_the_table_allows(state: CallState) -> Non
 
 @given(st.lists(st.sampled_from(CallState), max_size=30))
 def test_random_transitions_follow_the_table(wanted: list[CallState]) -> None:
-    """An ended call stays ended, and a running call was taken from its queue before."""
+    """An ended call stays ended, and a running call was taken from its queue before, or loaded."""
     call = a_call()
     walk = [call.state]
     for state in wanted:
@@ -88,7 +89,9 @@ def test_random_transitions_follow_the_table(wanted: list[CallState]) -> None:
     assert CallState.ENDED not in walk[:-1]
     steps = pairwise(walk)
     assert all(
-        before is CallState.UNQUEUED for before, after in steps if after is CallState.RUNNING
+        before in (CallState.UNQUEUED, CallState.LOADING)
+        for before, after in steps
+        if after is CallState.RUNNING
     )
 
 

@@ -21,6 +21,8 @@ from agentrt.scheduler.account import (
     CAME_IN,
     ENDED,
     FIRST,
+    LOADED,
+    LOADS,
     MOVED,
     STOPPED,
     Plain,
@@ -32,6 +34,8 @@ from agentrt.scheduler.events import (
     CallArrived,
     CallEvent,
     CallFinished,
+    CallLoaded,
+    CallLoading,
     CallPreempted,
     CallReranked,
     CallStarted,
@@ -80,6 +84,11 @@ class CallNotes:
                 note(call, ARRIVED, now, ahead, [] if ahead else self._holders(call))
             case CallAdmitted(call, now):
                 note(call, CAME_IN, now, list(self._begun), self._holders(call), self._ahead())
+            case CallLoading(call, now, cached_tokens, tokens):
+                lost_to = self._takers_of(call, cached_tokens, cached_tokens + tokens)
+                note(call, LOADS, now, list(self._begun), tokens, lost_to)
+            case CallLoaded(call, now, failed):
+                note(call, LOADED, now, failed, self._ahead())
             case CallStarted(call, now, cached_tokens):
                 self._started(call, now, cached_tokens or 0)
             case FirstToken(call, now):

@@ -136,9 +136,9 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
 
     A call's ``since`` is the time when its current run or wait began (seconds on the machine's
     monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``held`` says that its
-    program is not admitted. ``free_slots`` is the number of free slots in the batch, and
-    ``needs_blocks`` how many KV-cache blocks the first waiting call needs. ``sizes`` are the
-    engine's sizes on which the scheduler's decisions depend.
+    program is not admitted, and ``loading`` that its KV cache is being loaded. ``free_slots`` is
+    the number of free slots in the batch, and ``needs_blocks`` how many KV-cache blocks the first
+    waiting call needs. ``sizes`` are the engine's sizes on which the scheduler's decisions depend.
     """
     calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
@@ -151,7 +151,10 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],
         "running": [_describe(c) for c in calls.values() if c.since is None],
-        "waiting": [{**_describe(c), "ahead": i} for i, c in enumerate(waiting)],
+        # vLLM starts the calls that load, which hold blocks, before all others.
+        "waiting": [
+            {**_describe(c), "ahead": i} for i, c in enumerate([*scheduler.core.loading, *waiting])
+        ],
         "free_blocks": free,
         "protected_blocks": scheduler.retention.protected,
         "needs_blocks": blocks_needed(scheduler, waiting[0].item, free) if waiting else 0,
@@ -172,6 +175,7 @@ def _describe(call: QueuedCall) -> dict[str, Any]:
         "preemptions": call.preemptions,
         "gave_way_to": call.gave_way_to,
         "held": call.state is CallState.NOT_ADMITTED,
+        "loading": call.state is CallState.LOADING,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,
         "waited_s": call.waited_s,

@@ -51,6 +51,8 @@ def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
         "recomputed_tokens": call.recomputed_tokens,
         "returned_tokens": call.known_tokens if began else 0,
         "lost_tokens": max(0, call.known_tokens - cached) if began else 0,
+        "loaded_tokens": call.loaded_tokens,
+        "unused_loaded_tokens": call.unused_loaded_tokens,
         "level": call.level,
         "notes": noted(call),
     }

@@ -23,6 +23,7 @@ from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
+    cached_tokens,
     context_blocks,
     free_blocks,
     running_needs,
@@ -41,6 +42,8 @@ from agentrt.executors.vllm._compat.scheduling import (
     SchedulerOutput,
     adapter_fits,
     free_slots,
+    load_ended,
+    loading,
     may_preempt,
     paused,
     preempt,
@@ -68,6 +71,8 @@ from agentrt.scheduler.events import (
     CallArrived,
     CallEvent,
     CallFinished,
+    CallLoaded,
+    CallLoading,
     CallPreempted,
     CallReranked,
     CallStarted,
@@ -124,6 +129,8 @@ class ProgramScheduler(AsyncScheduler):
         """Running calls that have produced no output since their start, each with the number of
         output tokens that it had at the start.
         """
+        self._loading: dict[QueuedCall, None] = {}
+        """Calls whose load of KV cache is in flight."""
         self._moved: list[QueuedCall] = []
         """Running calls that may be at a wrong place in vLLM's list ``running``."""
         self.use(self.config)
@@ -172,11 +179,30 @@ class ProgramScheduler(AsyncScheduler):
             self._prepare_step(self.waiting, now)
         output = super().schedule(*args, **kwargs)
         self.notes.settle(output)
+        if self.connector is not None:
+            self._note_loads(now)
         for request_id in started(output):
             self._call_started(request_id, output.num_scheduled_tokens[request_id], now)
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
+
+    def _note_loads(self, now: float) -> None:
+        """Report the calls whose load of KV cache has begun in this step."""
+        for request in loading(self):
+            call = self.core.calls.get(request.request_id)
+            if call is not None and call not in self.core.loading:
+                cached = cached_tokens(self, request)
+                tokens = request.num_computed_tokens - cached
+                self._loading[call] = None
+                self.core.handle(CallLoading(call, now, cached, tokens))
+
+    def _end_loads(self) -> None:
+        """Report the calls whose load of KV cache has ended."""
+        for call in [*self._loading]:
+            if (success := load_ended(self, call.item)) is not None:
+                del self._loading[call]
+                self.core.handle(CallLoaded(call, self.clock(), not success))
 
     def _prepare_step(self, waiting: LevelRequestQueue, now: float) -> None:
         """Sort vLLM's running requests, and apply the core's plan for the next step."""
@@ -201,6 +227,8 @@ class ProgramScheduler(AsyncScheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._prefilling:
             self._end_prefills()
+        if self._loading:
+            self._end_loads()
         if not self.running:
             self._moved.clear()  # nothing is left to sort; a reference would keep the call alive
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
@@ -335,6 +363,7 @@ class ProgramScheduler(AsyncScheduler):
         now = self.clock()
         self.retention.at(now)
         self._prefilling.pop(call, None)
+        self._loading.pop(call, None)
         call.computed_tokens = request.num_computed_tokens
         self.core.handle(CallFinished(call, now))
         if not call.identity.report:

@@ -24,6 +24,7 @@ from agentrt.journal.analysis.wall import (
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
+    LOADING,
     PREEMPTED,
     PREFILL,
     QUEUED,
@@ -36,6 +37,7 @@ WORDS = {
     QUEUED: "waiting for a slot, behind",
     ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
+    LOADING: "loaded from host memory, evicted for",
     RECOMPUTE: "computed again, evicted for",
     PREFILL: "prefill",
     DECODE: "decode",

@@ -144,6 +144,8 @@ class _EngineQueue:
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
         if call.get("held"):
             return "its program is not admitted"
+        if call.get("loading"):
+            return "loading from host memory"
         if call.get("gave_way_to"):
             return "preempted"
         if self._has_slots and self._lacks_blocks:

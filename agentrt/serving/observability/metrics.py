@@ -36,6 +36,11 @@ _SUMS = {
         "recomputed_tokens",
         "Tokens that were computed again.",
     ),
+    "loaded_tokens": (
+        "loaded_tokens",
+        "Tokens loaded from host memory in place of being computed.",
+    ),
+    "unused_loaded_tokens": ("unused_loaded_tokens", "Tokens loaded from host memory for nothing."),
     "service_s": ("service_seconds", "Seconds of service in engines, over calls."),
     "waiting_s": ("waiting_seconds", "Seconds in engines' queues, over calls."),
     "interrupt_s": ("interrupt_seconds", "Seconds in tools and with humans."),

@@ -7,21 +7,25 @@ from __future__ import annotations
 import itertools
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrt.executors.vllm.accounts import EMPTIED
+from agentrt.executors.vllm.options import HOST_TIER
 from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
+from agentrt.lab.engine.host import HostEngine, transfer_config, with_host
+from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.request.spans import (
     ADMISSION,
     DECODE,
     FEW,
+    LOADING,
     MOST,
     PREEMPTED,
     PREFILL,
@@ -42,6 +46,8 @@ SETTINGS = list(
     itertools.product(policy_names(), ("off", "cap", "memory"), ("lru", "ttl", "cost"), (1, 2))
 )
 WAITS = {QUEUED, ADMISSION, PREEMPTED}
+HOST = HostMemory(4.0, token_s=1 / 64, latency_s=0.5, load_step_s=0.0, store_step_s=0.0)
+"""Its times have few binary digits, so that sums of rounded seconds are exact."""
 
 
 def engine(
@@ -53,6 +59,7 @@ def engine(
     slots: int = 2,
     blocks: int = 500,
     tokens: int = 2048,
+    host: HostMemory | None = None,
 ) -> HeadlessEngine:
     values = {
         "policy": policy,
@@ -72,8 +79,16 @@ def engine(
         settings=values,
         max_model_len=160,
         max_num_batched_tokens=tokens,
+        vllm=None if host is None else _offload(host.blocks(blocks), retention),
     )
+    if host is not None:
+        return with_host(scheduler, host, in_flight=in_flight)
     return HeadlessEngine(scheduler, in_flight)
+
+
+def _offload(blocks: int, retention: str) -> dict[str, Any]:
+    own = {} if retention == "lru" else HOST_TIER
+    return {"kv_transfer_config": transfer_config(blocks, own)}
 
 
 def prompt(tokens: int, seed: int = 1) -> list[int]:
@@ -155,7 +170,8 @@ def check(watch: Watch) -> None:
         assert sum(span.seconds for span in spans) == pytest.approx(wall, rel=1e-6, abs=1e-4)
         assert all(span.reason in REASONS and span.seconds > 0 for span in spans)
         assert len(spans) <= MOST + len(REASONS)
-        waited = sum(span.seconds for span in spans if span.reason in WAITS | {STARTING})
+        waits = WAITS | {STARTING, LOADING}
+        waited = sum(span.seconds for span in spans if span.reason in waits)
         assert waited == pytest.approx(report["waiting_s"], abs=1e-4)
         check_tokens(spans, report, whole=call.steps > 0)
         for span in spans:
@@ -174,6 +190,9 @@ def check_tokens(spans: list[Span], report: dict[str, Any], *, whole: bool) -> N
         assert tokens[RECOMPUTE] == report["lost_tokens"]
         computed = report["prompt_tokens"] - report["cached_tokens"]
         assert tokens[RECOMPUTE] + tokens[PREFILL] == computed
+    assert tokens[LOADING] <= report["loaded_tokens"] + report["unused_loaded_tokens"]
+    if whole and report["output_tokens"]:
+        assert tokens[LOADING] == report["loaded_tokens"]
 
 
 def check_causes(watch: Watch, span: Span, since: float, until: float, call: QueuedCall) -> None:
@@ -199,12 +218,18 @@ def check_causes(watch: Watch, span: Span, since: float, until: float, call: Que
     st.integers(11, 40),
     st.integers(0, 2**31),
     st.integers(20, 120),
+    st.sampled_from([None, HOST]),
 )
 def test_each_second_of_a_call_has_one_reason(
-    setting: tuple[str, str, str, int], slots: int, blocks: int, seed: int, acts: int
+    setting: tuple[str, str, str, int],
+    slots: int,
+    blocks: int,
+    seed: int,
+    acts: int,
+    host: HostMemory | None,
 ) -> None:
     policy, admission, retention, in_flight = setting
-    made = engine(policy, admission, retention, in_flight, slots=slots, blocks=blocks)
+    made = engine(policy, admission, retention, in_flight, slots=slots, blocks=blocks, host=host)
     watch = Watch(made)
     storm = Storm(made, seed, min(159, BLOCK_SIZE * (blocks - 1)), alone=False)
     for _ in range(acts):
@@ -284,6 +309,53 @@ def test_who_pushed_a_context_out() -> None:
     assert again.tokens == watch.ended["after"][2]["lost_tokens"]
     assert again.tokens + new.tokens == 112 - watch.ended["after"][2]["cached_tokens"]
     assert again.seconds == pytest.approx(again.tokens / (again.tokens + new.tokens), abs=1e-5)
+
+
+def evicted(host: HostMemory, slots: int = 1) -> tuple[Watch, list[int]]:
+    """An engine on which ``a`` has lost 4 of 6 blocks of a context to ``b``, and that context."""
+    watch = Watch(engine("fcfs", slots=slots, blocks=11, host=host))
+    e, context = watch.engine, prompt(96)
+    for name, words in (("a", context), ("b", prompt(120, 2))):
+        e.add(f"before/{name}", words, 1, of(name))
+        e.run()
+        for _ in range(2):  # the stores begin and end, so that no block waits for its copy
+            cast(HostEngine, e).settle()
+            e.now += 1000.0
+    return watch, context
+
+
+def test_a_load_replaces_tokens_that_another_program_pushed_out() -> None:
+    """1. ``a`` has lost 4 blocks of its context to ``b``. 2. It comes back: these are loaded from
+    host memory, for 1/64 s a token and 0.5 s, and are not computed again.
+    """
+    watch, context = evicted(HOST)
+    e = watch.engine
+    e.add("after", [*context, *prompt(16, 3)], 1, of("a"))
+    e.run()
+    report = watch.ended["after"][2]
+    assert (report["loaded_tokens"], report["unused_loaded_tokens"]) == (64, 0)
+    assert (report["cached_tokens"], report["lost_tokens"]) == (96, 0)
+    assert told(watch, "after") == [
+        ("loading", 64 * HOST.token_s + HOST.latency_s, 64, ["b"]),
+        ("prefill", 1.0, 16, []),
+    ]
+
+
+def test_a_load_of_a_call_that_is_aborted_is_counted_as_useless() -> None:
+    watch, context = evicted(replace(HOST, token_s=1.0), slots=2)
+    e = watch.engine
+    e.add("beside", prompt(4, 9), 8, of("c"))
+    e.add("after", [*context, *prompt(16, 3)], 1, of("a"))
+    for _ in range(4):
+        e.step()
+    assert e.scheduler.control("snapshot")["waiting"][0]["loading"]
+    e.abort("after")
+    e.run()
+    report = watch.ended["after"][2]
+    assert (report["loaded_tokens"], report["unused_loaded_tokens"]) == (0, 64)
+    ((reason, seconds, tokens, _),) = told(watch, "after")
+    assert (reason, tokens) == ("loading", 0)
+    assert seconds == pytest.approx(4.0, abs=0.1)
 
 
 def test_kept_out_by_whom() -> None:

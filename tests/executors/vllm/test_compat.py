@@ -241,6 +241,7 @@ differ, what each has stands behind a bar.
 READ = {
     "scheduling": (
         "running waiting requests max_num_active_reqs num_waiting_for_streaming_input "
+        "kv_holding_waiting failed_recving_kv_req_ids finished_recving_kv_req_ids "
         "max_num_running_reqs prev_step_scheduled_req_ids requires_kv_delivery connector "
         "ec_connector block_size max_model_len scheduler_config vllm_config kv_cache_config "
         "cache_config.enable_prefix_caching kv_cache_config.num_blocks "

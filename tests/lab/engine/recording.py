@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
+from agentrt.executors.vllm.options import HOST_TIER
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.engines import LabEngine
 from agentrt.scheduler.records import EngineProgram
@@ -29,9 +30,10 @@ Event = Mapping[str, Any]
 
 ``start``: the engine's dimensions and the scheduler's settings. ``add``: a request,
 with its prompt's token ids. ``schedule``: what a step runs, {request: tokens}, what of
-it was computed before, who was preempted, and what waits then: each call's state, level and
-promotions, the best first. ``update``: the tokens that came out of
-step ``step``, and who finished. ``finish``: requests aborted. ``control``: a client's
+it was computed before, who was preempted, what waits then: each call's state, level and
+promotions, the best first, and which copies from host memory and to it begin: the call, and their
+blocks there. ``update``: the tokens that came out of step ``step``, who finished, and which copies
+have ended. ``finish``: requests aborted. ``control``: a client's
 message. ``reset``: the prefix cache was emptied. ``stop``: how much there was.
 ``clock`` are the scheduler's clock readings within an event, in seconds.
 """
@@ -138,6 +140,7 @@ class Recorder:
                 [call.call_id, call.state.value, call.level, call.promotions]
                 for call in self._scheduler.core.in_order()
             ],
+            **_copies_begun(output),
         }
 
     def _updated(
@@ -149,6 +152,7 @@ class Recorder:
         return "update", {
             "step": step,
             "sampled": _sampled_tokens(result),
+            "copied": _copies_ended(result),
             "finished": [
                 one.request_id
                 for engine in outputs.values()
@@ -177,6 +181,7 @@ class FileRecorder(Recorder):
         # A replay could not know of cached prefixes, programs, a policy's memory.
         assert not scheduler.requests
         assert scheduler.reset_prefix_cache()
+        assert scheduler.reset_connector_cache()
         scheduler.table = ProcessTable(EngineProgram)
         scheduler.use(scheduler.config)
         self._file = path.open("w", encoding="utf-8")
@@ -237,11 +242,49 @@ def _dimensions(scheduler: ProgramScheduler) -> dict[str, Any]:
         "block_size": scheduler.block_size,
         "max_model_len": scheduler.max_model_len,
         "prefix_caching": scheduler.cache_config.enable_prefix_caching,
+        "host": _host_of(scheduler),
         "scheduler": {
             name: value
             for name, value in settings.items()
             if name != "scheduler_cls" and isinstance(value, bool | int | float | str | None)
         },
+    }
+
+
+def _host_of(scheduler: ProgramScheduler) -> dict[str, Any] | None:
+    """The blocks of host memory, and the settings of its eviction; None without host memory."""
+    if scheduler.connector is None:
+        return None
+    half = scheduler.connector.connector_scheduler
+    settings = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config
+    return {
+        "blocks": half.manager._num_chunks,
+        "settings": {name: settings[name] for name in HOST_TIER if name in settings},
+        "first_copy": half._job_counter,
+    }
+
+
+def _copies_begun(output: SchedulerOutput) -> dict[str, Any]:
+    """The copies that begin with a step: [call, blocks in host memory] for each."""
+    metadata = output.kv_connector_metadata
+    if metadata is None:
+        return {"loads": [], "stores": []}
+    loads, stores = metadata.load_jobs.values(), metadata.store_jobs.values()
+    return {
+        "loads": [[one.req_id, [*map(int, one.src_spec.block_ids)]] for one in loads],
+        "stores": [[one.req_id, [*map(int, one.dst_spec.block_ids)]] for one in stores],
+    }
+
+
+def _copies_ended(result: Any) -> dict[str, Any]:
+    """The calls whose loads ended, and the numbers of all copies that ended."""
+    output = result.kv_connector_output
+    if output is None:
+        return {"received": [], "copies": []}
+    meta = output.kv_connector_worker_meta
+    return {
+        "received": sorted(output.finished_recving or ()),
+        "copies": sorted(() if meta is None else meta.completed_jobs),
     }
 
 

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
+from vllm.v1.outputs import KVConnectorOutput
+
 from agentrt.lab.engine.headless import complete, make_request, make_scheduler
+from agentrt.lab.engine.host import transfer_config
 from tests.lab.engine.recording import Event, Recorder, read
 
 _COMPARED = {
-    "schedule": ("scheduled", "computed", "preempted", "queued"),
+    "schedule": ("scheduled", "computed", "preempted", "queued", "loads", "stores"),
     "update": ("finished",),
 }
 
@@ -43,6 +49,7 @@ class Replay:
     steps: int
     preemptions: int
     cached_tokens: int
+    loaded_tokens: int
     difference: Difference | None
 
 
@@ -70,8 +77,10 @@ class _Replayer:
             max_model_len=engine["max_model_len"],
             prefix_caching=engine["prefix_caching"],
             settings={**start["settings"], **settings},
+            vllm=_offload(engine.get("host")),
             **engine["scheduler"],
         )
+        self._first_copy = (engine.get("host") or {}).get("first_copy", 0)
         self._scheduler.steps = start["steps"]
         self._scheduler.clock = self._read_clock
         self._readings: deque[float] = deque()
@@ -79,7 +88,8 @@ class _Replayer:
         self._outputs: dict[int, Any] = {}
         self._got: list[Event] = []
         self._step = 0
-        self.calls = self.steps = self.preemptions = self.cached_tokens = 0
+        self.calls = self.steps = self.preemptions = 0
+        self.cached_tokens = self.loaded_tokens = 0
         self._kinds: dict[str, Callable[[Event], Any]] = {
             "add": self._add,
             "schedule": self._schedule,
@@ -97,7 +107,8 @@ class _Replayer:
             difference = self._take(event)
             if difference is not None:
                 break
-        return Replay(self.calls, self.steps, self.preemptions, self.cached_tokens, difference)
+        counts = self.cached_tokens, self.loaded_tokens
+        return Replay(self.calls, self.steps, self.preemptions, *counts, difference)
 
     def _take(self, event: Event) -> Difference | None:
         kind = event["event"]
@@ -107,6 +118,8 @@ class _Replayer:
         self._kinds[kind](event)
         got: Event = next((e for e in self._got if e["event"] == kind), {})
         for what in _COMPARED.get(kind, ()):
+            if what not in event:  # older recordings have no copies
+                continue
             recorded, replayed = _ordered(event[what]), _ordered(got.get(what))
             if recorded != replayed:
                 return Difference(self._step, what, recorded, replayed)
@@ -145,16 +158,37 @@ class _Replayer:
         sampled = event["sampled"]
         output = self._outputs.pop(event["step"])
         tokens = {name: sampled.get(name, []) for name in output.num_scheduled_tokens}
-        for one in complete(self._scheduler, output, tokens):
+        for one in complete(self._scheduler, output, tokens, **self._copied(event)):
             if one.finished:
                 report = (one.kv_transfer_params or {}).get("agentrt") or {}
                 self.cached_tokens += report.get("cached_tokens", 0)
+                self.loaded_tokens += report.get("loaded_tokens", 0)
+
+    def _copied(self, event: Event) -> dict[str, Any]:
+        """What the recorded engine's worker told of its copies."""
+        if self._scheduler.connector is None:
+            return {}
+        copied = event["copied"]
+        ended = {number - self._first_copy: 1 for number in copied["copies"]}
+        return {
+            "kv_connector_output": KVConnectorOutput(
+                finished_recving=set(copied["received"]),
+                kv_connector_worker_meta=OffloadingWorkerMetadata(ended),
+            )
+        }
 
     def _finish(self, event: Event) -> None:
         from vllm.v1.request import RequestStatus
 
         for request_id in event["ids"]:
             self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+
+def _offload(host: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of vLLM's configuration for the recorded host memory."""
+    if host is None:
+        return {}
+    return {"kv_transfer_config": transfer_config(host["blocks"], host["settings"])}
 
 
 def _ordered(value: Any) -> Any:

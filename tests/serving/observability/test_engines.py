@@ -37,6 +37,7 @@ def one_engine(
     [
         (a_call("b/0", 1), {}, "queued at Q2 behind Q3"),
         (a_call("b/0", 1, held=True), {}, "its program is not admitted"),
+        (a_call("b/0", 1, loading=True), {}, "loading from host memory"),
         (a_call("b/0", 1), {"levelled": False}, "queued, the batch is full"),
         (a_call("b/0", 1, promoted=True), {}, "queued at Q2 behind Q3"),
         (a_call("b/0", 1, promoted=True), {"levelled": False}, "queued at the lane"),

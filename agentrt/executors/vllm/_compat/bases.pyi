@@ -15,8 +15,12 @@ KVCacheBlock: TypeAlias = Any
 
 class AsyncScheduler:
     block_size: int
+    connector: Any
+    failed_recving_kv_req_ids: set[str]
+    finished_recving_kv_req_ids: set[str]
     kv_cache_config: Any
     kv_cache_manager: Any
+    kv_holding_waiting: RequestQueue
     cache_config: Any
     current_step: int
     lora_config: Any
@@ -43,6 +47,7 @@ class AsyncScheduler:
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool: ...
+    def reset_connector_cache(self) -> bool: ...
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...
     def set_pause_state(self, pause_state: Any) -> None: ...
     def shutdown(self) -> None: ...

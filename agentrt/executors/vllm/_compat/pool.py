@@ -63,6 +63,22 @@ def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
     ]
 
 
+def cached_tokens(scheduler: Scheduler, request: Request) -> int:
+    """Return how many of a request's tokens are in blocks of the prefix cache.
+
+    The blocks of a load that is in flight are not in the prefix cache yet.
+    """
+    manager = scheduler.kv_cache_manager
+    groups = manager.get_blocks(request.request_id).blocks
+    managers = manager.coordinator.single_type_managers
+    return max(
+        (index + 1) * single.block_size
+        for blocks, single in zip(groups, managers, strict=True)
+        for index, block in enumerate([None, *blocks], -1)
+        if block is None or block._block_hash is not None
+    )
+
+
 def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
     """Make vLLM add each block that it evicts from the prefix cache to ``log``: (old key, block
     id).

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import AsyncScheduler, RequestQueue
@@ -17,6 +18,22 @@ else:
     from vllm.v1.core.sched.request_queue import RequestQueue
 
 __all__ = ["AsyncScheduler", "RequestQueue", "Scheduler", "SchedulerOutput"]  # vLLM's own classes
+
+
+def loading(scheduler: Scheduler) -> list[Request]:
+    """Return the requests whose KV cache is being loaded by a connector."""
+    waiting = scheduler.kv_holding_waiting
+    return [request for request in waiting if load_ended(scheduler, request) is None]
+
+
+def load_ended(scheduler: Scheduler, request: Request) -> bool | None:
+    """Return whether a request's load has succeeded or failed; None if it is still in flight."""
+    if request.request_id in scheduler.failed_recving_kv_req_ids:
+        return False
+    waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    if waits and request.request_id not in scheduler.finished_recving_kv_req_ids:
+        return None
+    return True
 
 
 def free_slots(scheduler: Scheduler) -> int:
