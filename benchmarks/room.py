@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from itertools import product
 from statistics import fmean, median
 from typing import Any
@@ -29,6 +30,7 @@ from agentrt.lab.commands.options import (
     policy_option,
     programs_option,
     silence_vllm,
+    text_option,
     workload_option,
 )
 from agentrt.lab.driver import drive
@@ -38,6 +40,7 @@ from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.reports.tables import Spread
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders
+from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
 from benchmarks.harness import Column, Figures, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
@@ -85,6 +88,13 @@ def first_runs(**options: Any) -> None:
 @workload_option(f"Workloads to run.  [default: all: {', '.join(WORKS)}]")
 @load_option(f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]")
 @_POLICIES
+@text_option(
+    "--lane",
+    "X",
+    "Share of the batch that adaptive reserves for the oldest programs; 0: none.  [default: "
+    f"{SchedulerConfig().lane:g}]",
+    type=float,
+)
 @programs_option("Number of programs of each workload.")
 @study_options(5)
 def room(**options: Any) -> None:
@@ -98,7 +108,11 @@ def room(**options: Any) -> None:
     # In this order, an early end leaves finished workloads.
     works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
     cells = cells_of(works, check_policies(options["policy"]), seeds_of(options))
-    _compare(cells, first_run, options, by_load, room_table, loads_as_json)
+    settings = SchedulerConfig()
+    if options["lane"] is not None:
+        settings = replace(settings, lane=options["lane"])
+    figures = partial(first_run, settings=settings)
+    _compare(cells, figures, options, by_load, room_table, loads_as_json)
 
 
 def _compare(
@@ -184,9 +198,9 @@ def check_policies(names: Sequence[str]) -> list[str]:
 # -- runs --------------------------------------------------------------------------------
 
 
-def first_run(load: Load, name: str) -> Figures:
-    """Return the completion times of a run."""
-    return times(load.virtual(contender(name)).outcomes)
+def first_run(load: Load, name: str, settings: SchedulerConfig) -> Figures:
+    """Return the completion times of a run. ``settings`` has what the policy's name leaves open."""
+    return times(load.virtual(contender(name, settings)).outcomes)
 
 
 def first_and_known(load: Load, name: str) -> Figures:

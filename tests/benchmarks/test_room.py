@@ -6,9 +6,16 @@ import json
 
 import pytest
 
+from agentrt.errors import ConfigError
 from agentrt.lab.commands import progress
+from agentrt.lab.outcome import RunOutcome
+from agentrt.lab.runs.contenders import Contender
+from agentrt.scheduler.config import SchedulerConfig
+from benchmarks import room
 from benchmarks.__main__ import call
-from benchmarks.room import Roomy, both_reached, by_load, room_table
+from benchmarks.cells import Load
+from benchmarks.harness import Figures
+from benchmarks.room import Roomy, both_reached, by_load, first_run, room_table
 from tests.cli.conftest import check
 
 
@@ -56,6 +63,29 @@ def test_a_small_cell_through_the_command(capsys: pytest.CaptureFixture[str]) ->
     assert all(cell["by_seed"] == [{"mean": 1.0, "p99": 1.0, "longest": 1.0}] for cell in cells)
 
 
+class Unserved(Load):
+    """A load that names the lane of the policy instead of serving the programs."""
+
+    def virtual(self, contender: Contender) -> RunOutcome:
+        assert contender.config is not None
+        raise ConfigError(f"the lane is {contender.config.lane:g}")
+
+
+@pytest.mark.parametrize(("args", "lane"), [([], "0.05"), (["--lane", "0.3"], "0.3")])
+def test_the_lane_of_the_command_reaches_the_policy(
+    args: list[str],
+    lane: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first(load: Load, name: str, settings: SchedulerConfig) -> Figures:
+        return first_run(Unserved([], load.options, load.times), "default", settings)
+
+    monkeypatch.setattr(room, "first_run", first)
+    line = ["room", "--workload", "bfcl", "--programs", "2", "--seeds", "1", "--jobs", "1"]
+    check(capsys, call([*line, *args]), f"the lane is {lane}")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -64,6 +94,7 @@ def test_a_small_cell_through_the_command(capsys: pytest.CaptureFixture[str]) ->
         (["--load", "much"], ["--load 'much'", "0.6"]),
         (["--load", "0"], ["--load '0'", "positive"]),
         (["--policy", "stock+ample"], ["'stock+ample'", "such as default"]),
+        (["--lane", "1.5"], ["lane must be a share of the batch", "1.5"]),
     ],
 )
 def test_bad_input(
