@@ -175,7 +175,7 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
 
 
 def _placed(error: Any) -> str:
-    """Return jsonschema's message, after the place of the mistake within the value if it has one."""
+    """Return jsonschema's message, after the place of the mistake if that is within the value."""
     place = error.json_path
     return str(error.message) if place == "$" else f"{place}: {error.message}"
 

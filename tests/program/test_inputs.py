@@ -37,9 +37,7 @@ async def numbers(ctx: Context, numbers: list[int]) -> None: ...
 async def colour(ctx: Context, colour: Literal["red", "blue"]) -> None: ...
 async def items(ctx: Context, items: Iterable[int]) -> None: ...
 async def either(ctx: Context, input: str | dict[str, Any]) -> None: ...
-async def untyped(ctx, input): ...  # type: ignore[no-untyped-def]
 async def unknown(ctx: Context, input: Unknown) -> None: ...
-async def unresolved(ctx: Context, input: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 async def without(ctx: Context) -> None: ...
 
 
@@ -58,9 +56,7 @@ async def without(ctx: Context) -> None: ...
         (items, [1, 2], [1, 2]),
         (either, {"a": 1}, {"a": 1}),
         (either, "a", "a"),
-        (untyped, {"a": 1}, {"a": 1}),
         (unknown, "a", "a"),
-        (unresolved, "a", "a"),
         (without, None, None),
     ],
 )
@@ -88,3 +84,10 @@ def test_refused(function: Callable[..., Any], value: Any, words: list[str]) -> 
         Program(function).accept_input(value)
     assert [word for word in words if word not in str(refused.value)] == []
     assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("parameter", ["input", "input: 'Nowhere'"])
+def test_without_a_type_that_is_known_any_input_is_accepted(parameter: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"async def anything(ctx, {parameter}): ...", names)
+    assert Program(names["anything"]).accept_input({"a": 1}) == {"a": 1}

@@ -64,7 +64,7 @@ async def both_orders(
     show: Show = lambda name, runs: None,
 ) -> Rounds:
     """Run the programs once under stock's order, then twice under agentrt's: a first run, and a
-    run that knows both kinds of programs.
+    run that knows both types of programs.
 
     On a ``noisy`` engine, which takes real time, two programs warm it up first. Then these three
     rounds are repeated, and a last round has stock's order, so that stock's order runs both before
@@ -73,7 +73,7 @@ async def both_orders(
     cycle: list[tuple[str, SchedulerConfig | None]] = [
         ("stock vLLM's order", STOCK),
         ("agentrt's order, first run", OURS),
-        ("agentrt's order, kinds known", None),
+        ("agentrt's order, types known", None),
     ]
     orders = [*cycle, *cycle, cycle[0]] if noisy else cycle
     if noisy:

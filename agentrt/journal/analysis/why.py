@@ -30,14 +30,14 @@ from agentrt.request.spans import (
 )
 
 WORDS = {
-    STARTING: "on its way to the engine",
+    STARTING: "on the way to the engine",
     QUEUED: "waiting for a slot, behind",
     ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
     RECOMPUTE: "computed again, pushed out by",
     PREFILL: "prefill",
     DECODE: "decode",
-    ENGINE: "in an engine that says no more",
+    ENGINE: "in an engine that reports no reasons",
     TURN: "waiting for a tool's turn",
     TOOL: "tools",
     HUMAN: "humans",
@@ -45,7 +45,14 @@ WORDS = {
     OWN: "its own code",
     STOPPED: "its process was gone",
 }
-"""The words for each reason."""
+"""The words for each reason. The programs that caused it may follow them."""
+ALONE = WORDS | {
+    QUEUED: "waiting for a slot",
+    ADMISSION: "not admitted, as the KV cache was full",
+    PREEMPTED: "preempted",
+    RECOMPUTE: "computed again after an eviction",
+}
+"""The words for each reason where no program follows them."""
 _FAR = 1 << 32
 
 
