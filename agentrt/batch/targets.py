@@ -62,7 +62,7 @@ class ProgramTarget:
             raise UsageError(
                 f"program {self.name!r} takes no input; add a parameter to it: (ctx, input)"
             )
-        return raw_value
+        return self._program.accept_input(raw_value)
 
     async def start(
         self, runtime: Runtime, raw_value: Any, run_id: str, *, skips: bool, tokens: bool

@@ -74,8 +74,10 @@ class App(LazyGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def hint(self, name: str) -> str:
-        return f"; did you mean 'agentrt run {name}'?" if name.endswith(".py") else ""
+    def hint(self, ctx: click.Context, name: str) -> str:
+        if name.endswith(".py"):
+            return f"; did you mean 'agentrt run {name}'?"
+        return super().hint(ctx, name)
 
 
 def _print_versions(ctx: click.Context, option: click.Parameter, is_set: bool) -> None:

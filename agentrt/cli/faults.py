@@ -38,6 +38,13 @@ UNREAD = 128 + signal.SIGPIPE
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_KINDS = {
+    "a valid integer range": "an integer",
+    "a valid integer": "an integer",
+    "a valid float range": "a number",
+    "a valid float": "a number",
+}
+"""Words of click for kinds of numbers, and ours."""
 _NO_TEMPORARY = "No usable temporary directory"
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 
@@ -230,7 +237,13 @@ def _of_click(error: click.ClickException) -> str:
     help.
     """
     text = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        text = f"no such option {error.option_name!r}"
+        if error.possibilities:
+            text += f"; did you mean {' or '.join(sorted(error.possibilities))}?"
     text = text[:1].lower() + text[1:]
+    for kind, plain in _KINDS.items():
+        text = text.replace(kind, plain)
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context is not None and context.parent:
         text += "; options of vLLM go after --"

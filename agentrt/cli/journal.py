@@ -51,8 +51,8 @@ _dag = click.option(
 
 
 class _Journal(LazyGroup):
-    def hint(self, name: str) -> str:
-        return super().hint(name) or f"; did you mean 'agentrt journal ls {name}'?"
+    def hint(self, ctx: click.Context, name: str) -> str:
+        return super().hint(ctx, name) or f"; did you mean 'agentrt journal ls {name}'?"
 
 
 @click.command(cls=_Journal, lazy=_COMMANDS)

@@ -15,7 +15,7 @@ from agentrt.cli.journals import JournalPlan
 from agentrt.cli.load import load_program
 from agentrt.cli.options import Options, RunCommand, scheduling_options, tool_options
 from agentrt.cli.plan import Plan, Start
-from agentrt.cli.run import check_input, engine_group, human_options, output_group, run_planned
+from agentrt.cli.run import accept_input, engine_group, human_options, output_group, run_planned
 from agentrt.cli.streams import say
 from agentrt.cli.values import read_value
 from agentrt.errors import JournalError, UsageError
@@ -106,7 +106,7 @@ def _planned(
     if options["seed"] is None:
         options["seed"] = old.program.seed
     at, (input_json, answers) = find(old, options["at"]), _sets(old, sets)
-    check_input(code, loads(input_json))
+    accept_input(code, loads(input_json))
     how = {"of": program, "in": old.journal, "at": at, "set": sets}
     how |= {name: options[name] for name in ("model", "policy", "seed")}
     try:

@@ -33,7 +33,8 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
             name = max(option.opts, key=len)
             if times[name] > 1 and getattr(option, "once", False):
                 raise click.UsageError(
-                    f"{name} is set {times[name]} times, but takes one value; set it once", ctx
+                    f"{name} is set {times[name]} times, but takes one value; set it once",
+                    click.Context(command, parent=ctx, info_name=command.name),
                 )
             if times[name] > 1:
                 click.echo(f"{name} is set {times[name]} times; the last value counts", err=True)
@@ -95,16 +96,16 @@ class LazyGroup(click.Group):
             )
             args = [*words, *args[1:]]
         elif not name.startswith("-") and name not in self.lazy:
-            message = f"unknown command {name!r}; available: {', '.join(self.lazy)}"
-            raise click.UsageError(message + self.hint(name), ctx)
+            message = f"unknown command {name!r}; available: {', '.join(self.list_commands(ctx))}"
+            raise click.UsageError(message + self.hint(ctx, name), ctx)
         resolved, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, click.Group):
             rest = _current_args(command, rest, ctx)
         return resolved, command, rest
 
-    def hint(self, name: str) -> str:
+    def hint(self, ctx: click.Context, name: str) -> str:
         """Return a suggestion that ends the error about an unknown name; "" if there is none."""
-        near = get_close_matches(name, self.lazy, n=1)
+        near = get_close_matches(name, self.list_commands(ctx), n=1)
         return f"; did you mean {near[0]!r}?" if near else ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

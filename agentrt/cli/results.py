@@ -31,8 +31,8 @@ _CHANGED = 20
 
 
 class _Results(LazyGroup):
-    def hint(self, name: str) -> str:
-        return super().hint(name) or f"; did you mean 'agentrt results show {name}'?"
+    def hint(self, ctx: click.Context, name: str) -> str:
+        return super().hint(ctx, name) or f"; did you mean 'agentrt results show {name}'?"
 
 
 @click.command(cls=_Results, lazy=_COMMANDS)

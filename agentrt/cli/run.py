@@ -214,8 +214,9 @@ def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
     from agentrt.cli.plan import Plan, Start
 
     if not isinstance(target, LoadedGraph):
-        _check_program(target, value, options)
-        return Plan(repeat(Start(target, value), options["n"]))
+        _refuse_graph_options(target, options)
+        accepted = accept_input(target, value)
+        return Plan(repeat(Start(target, accepted), options["n"]))
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
     from agentrt.errors import UsageError
 
@@ -229,8 +230,8 @@ def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
     return GraphPlan(target, graph_terms(options, value), Invocation(arguments))
 
 
-def _check_program(program: Program, value: Any, options: dict[str, Any]) -> None:
-    """Raise `UsageError` for options of graphs, and for a missing or unused input."""
+def _refuse_graph_options(program: Program, options: dict[str, Any]) -> None:
+    """Raise `UsageError` for options that are for graphs only."""
     from agentrt.errors import UsageError
 
     for key, flag in _GRAPH_FLAGS.items():
@@ -239,17 +240,20 @@ def _check_program(program: Program, value: Any, options: dict[str, Any]) -> Non
                 f"{flag} is for LangGraph graphs, and {program.name!r} is an agentrt program; "
                 "leave it out"
             )
-    check_input(program, value)
 
 
-def check_input(program: Program, value: Any) -> None:
-    """Raise `UsageError` if the input is missing, or if the program takes none."""
+def accept_input(program: Program, value: Any) -> Any:
+    """Return the input of a program, converted to the type that the program expects.
+
+    Raises `UsageError` if the input is missing or has a wrong type, or if the program takes none.
+    """
     from agentrt.errors import UsageError
 
     if program.needs_input and value is None:
         raise UsageError(f"program {program.name!r} needs an input; add --input TEXT")
     if value is not None and not program.takes_input:
         raise UsageError(f"program {program.name!r} takes no input; leave --input out")
+    return program.accept_input(value)
 
 
 def run_job(job: Job, fleet: Fleet, end: End) -> int:

@@ -63,8 +63,8 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
 
 
 def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
-    marked = (f"{glyph}\n{part}" for glyph, part in zip(_GLYPHS, _PARTS, strict=True))
-    table = _table("program", "state", "wall s", *marked, bar=True)
+    marked = (f"{glyph} {part}" for glyph, part in zip(_GLYPHS, _PARTS, strict=True))
+    table = _table("program", "state", "seconds\nwall", *marked, bar=True)
     for run, report in zip(runs, reports, strict=True):
         end = run.started_at if run.ended_at is None else run.ended_at
         shares = split_wall(run.dag, run.started_at, end)
@@ -79,8 +79,8 @@ def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
 
 
 def _work_table(reports: Sequence[RunReport]) -> Table:
-    names = ("program", "calls", "tokens\nin", "cached", "out", "recomputed", "preempted")
-    table = _table(*names, "critical\npath s")
+    tokens = ("tokens\nin", "tokens\ncached", "tokens\nout", "tokens\nrecomputed")
+    table = _table("program", "calls", *tokens, "preempted", "critical\npath s")
     for report in reports:
         counts = (report.calls, report.prompt_tokens, report.cached_tokens, report.output_tokens)
         table.add_row(
@@ -126,9 +126,9 @@ def _table(*columns: str, bar: bool = False) -> Table:
     for index, name in enumerate(columns):
         left = index == 0 or name == "state"
         header = Text(name, f"bold {colours.get(name.split()[-1], '')}")
-        table.add_column(header, justify="left" if left else "right")
+        table.add_column(header, justify="left" if left else "right", no_wrap=index > 0)
     if bar:
-        table.add_column("of wall time")
+        table.add_column("share of\nwall time")
     return table
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import ConfigError, ToolArgumentsError
-from agentrt.interrupts.schema import mistake_in, mistake_in_schema
+from agentrt.interrupts.schema import mistake_in, mistake_in_schema, reason_of
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
 _YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
@@ -51,7 +51,7 @@ class AnswerForm:
             try:
                 return self.convert(value)
             except ValueError as error:
-                wrong = _in_a_line(error)
+                wrong = reason_of(error)
         if wrong is not None:
             raise ToolArgumentsError(f"the answer does not fit: {wrong}")
         return value
@@ -120,12 +120,3 @@ def _is_no_text(value: Any) -> bool:
 def _yes_or_no(text: str) -> list[bool]:
     word = text.strip().lower()
     return [_YES_OR_NO[word]] if word in _YES_OR_NO else []
-
-
-def _in_a_line(error: ValueError) -> str:
-    """Return the first mistake that pydantic reports as one line; for any other error, its text."""
-    mistakes = error.errors(include_url=False) if hasattr(error, "errors") else []
-    if not mistakes:
-        return str(error)[:500]
-    place = ".".join(map(str, mistakes[0]["loc"]))
-    return f"{place}: {mistakes[0]['msg']}"[:500] if place else str(mistakes[0]["msg"])[:500]

@@ -157,9 +157,9 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
     try:
         _validator(json.dumps(schema)).validate(value)
     except SchemaError as error:
-        return f"the schema is no valid JSON schema: {error.json_path}: {error.message}"[:500]
+        return f"the schema is not valid: {_placed(error)}"[:500]
     except ValidationError as error:
-        return f"{error.json_path}: {error.message}"[:500]
+        return _placed(error)[:500]
     except Unresolvable as error:
         return f"the schema has a reference outside of itself: {error}"[:500]
     except RecursionError:
@@ -174,8 +174,23 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
     try:
         _validator(json.dumps(schema))
     except SchemaError as error:
-        return f"{error.json_path}: {error.message}"[:500]
+        return _placed(error)[:500]
     return None
+
+
+def _placed(error: Any) -> str:
+    """Return jsonschema's message, after the place of the mistake if that is within the value."""
+    place = error.json_path
+    return str(error.message) if place == "$" else f"{place}: {error.message}"
+
+
+def reason_of(error: ValueError) -> str:
+    """Return the first mistake that pydantic reports, or else the error's own text."""
+    mistakes = error.errors(include_url=False) if hasattr(error, "errors") else []
+    if not mistakes:
+        return str(error)[:500]
+    place = ".".join(map(str, mistakes[0]["loc"]))
+    return f"{place}: {mistakes[0]['msg']}"[:500] if place else str(mistakes[0]["msg"])[:500]
 
 
 @lru_cache(maxsize=256)

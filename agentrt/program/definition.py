@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints, overload
 
 from agentrt.errors import ConfigError
-from agentrt.interrupts.schema import name_of
+from agentrt.interrupts.schema import name_of, reason_of
 from agentrt.program.context import Context
 from agentrt.tracking import enter_node
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 P = ParamSpec("P")
 T = TypeVar("T")
 ProgramFunction = Callable[..., Awaitable[Any]]
+_SHOWN = 80
+"""Maximum number of characters of an input in an error."""
 
 
 class Program:
@@ -45,7 +51,45 @@ class Program:
         self.name = name or name_of(function)
         self.takes_input = len(parameters) > 1
         self.needs_input = self.takes_input and parameters[1].default is parameters[1].empty
+        self._parameter = parameters[1].name if self.takes_input else ""
         functools.update_wrapper(self, function)
+
+    def accept_input(self, value: Any) -> Any:
+        """Return an input that came as text or as JSON, converted to the type in the function's
+        annotation: the text "3" becomes 3 for an int, an object an instance of a pydantic model.
+
+        The input stays as it is without an annotation, or if pydantic does not know the type; and
+        None stays None, which stands for no input. Raises `ConfigError` for a wrong type.
+        """
+        if value is None or self._input_type is None:
+            return value
+        from pydantic import ValidationError
+
+        try:
+            converted = self._input_type.validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(
+                f"program {self.name!r}: the input is {_shown(value)}, but {self._parameter!r} "
+                f"must be {self._expected}: {reason_of(error)}"
+            ) from error
+        # For an Iterable, pydantic checks the items only while they are read.
+        return value if isinstance(converted, Iterator) else converted
+
+    @cached_property
+    def _input_type(self) -> TypeAdapter[Any] | None:
+        from pydantic import TypeAdapter
+
+        try:
+            hint = get_type_hints(self.function, include_extras=True)[self._parameter]
+            return TypeAdapter(hint)
+        except Exception:  # no annotation, an unknown name in it, a type that pydantic lacks
+            return None
+
+    @property
+    def _expected(self) -> str:
+        """The annotation of the input, as people write it."""
+        hint = get_type_hints(self.function)[self._parameter]
+        return inspect.formatannotation(hint, base_module=self.function.__module__)
 
     async def __call__(self, ctx: Context, input: Any = None) -> Any:
         """Run the function. If the input is None and the function's parameter has a default, use
@@ -57,6 +101,11 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.name}>"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 @overload

@@ -25,6 +25,7 @@ NEEDS = "@program\nasync def needs(ctx, text): return text\n"
 A_MODEL = ["a folder with a config.json", "a hub name such as"]
 ATLAS = ["--policy", "atlas"]
 ADAPTIVE = ["--policy", "adaptive", "--history"]
+TYPED = "@program\nasync def typed(ctx, n: int): return n + 1\n"
 TWO = f"{GOOD}@program\nasync def better(ctx): return 2\n"
 
 
@@ -99,7 +100,10 @@ def test_target(
         (["--input", "@"], ["--input @", "name a file after the @"]),
         (["--input", "tea"], ["'good' takes no input", "leave --input out"]),
         (["--n", "0"], ["'--n'", "x>=1", "run --help"]),
-        (["--n", "two"], ["'--n'", "'two'", "run --help"]),
+        (["--n", "two"], ["'--n'", "'two' is not an integer", "run --help"]),
+        (["--timeout", "soon"], ["'--timeout'", "'soon' is not a number"]),
+        (["--inptu", "3"], ["no such option '--inptu'; did you mean --input", "after --"]),
+        (["--input", "3", "--input", "4"], ["--input is set 2 times", "'agentrt run --help'"]),
         (["--max-num-seqs", "0"], ["'--max-num-seqs'", "x>=1"]),
         (["--timeout", "0"], ["'--timeout'", "x>0"]),
         (["--seed", "x"], ["'--seed'", "'x'"]),
@@ -308,3 +312,28 @@ def test_our_own_bug_says_so(run_program: Run, monkeypatch: pytest.MonkeyPatch) 
     assert ran.code == 70
     assert "Traceback" in ran.err
     assert "bug in agentrt" in ran.said
+
+
+@pytest.mark.parametrize("value", ["three", "3.5", '{"n": 3}', "[3]", ""])
+def test_an_input_of_the_wrong_type_is_refused_before_an_engine_starts(
+    value: str, write: Write, refused: Refused
+) -> None:
+    words = ["'typed'", "'n' must be int"]
+    refused("run", str(write(TYPED)), "--input", value, says=words)
+
+
+def test_text_becomes_the_number_that_the_program_expects(run_program: Run) -> None:
+    assert run_program(TYPED, "--engine", "simulated", "--input", "3").out == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("rnu", ["did you mean 'run'?"]), ("bnech", ["available: demo, run, serve"])],
+)
+def test_an_unknown_command_names_only_commands_that_work(
+    name: str, words: list[str], command: Run
+) -> None:
+    ran = command(name)
+    assert ran.code == 2
+    assert [word for word in words if word not in ran.err] == []
+    assert "bench" not in ran.err.replace("bnech", "")

@@ -104,7 +104,7 @@ async def test_a_bad_answer_is_a_usage_error_and_a_late_one_fails(
     at.runtime.start(chooser)
     [question] = await at.asked()
     assert await at.call("questions", "answer", question, "green") == 2
-    error = "error: the answer does not fit: $: 'green' is not one of ['red', 'blue']\n"
+    error = "error: the answer does not fit: 'green' is not one of ['red', 'blue']\n"
     assert capsys.readouterr().err == error
     assert await at.call("questions", "answer", question, "red") == 0
     capsys.readouterr()

@@ -199,8 +199,8 @@ async def test_wrong_arguments_reach_no_transport() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "wood"}, r"no valid JSON schema: \$.type: 'wood'"),
-        ({"properties": 5}, r"no valid JSON schema: \$.properties: 5 is not"),
+        ({"type": "wood"}, r"the schema is not valid: \$.type: 'wood'"),
+        ({"properties": 5}, r"the schema is not valid: \$.properties: 5 is not"),
         ({"$ref": "#/gone"}, "has a reference outside of itself"),
         ({"$ref": "http://127.0.0.1:1/x"}, "has a reference outside of itself"),
         ({"$ref": "#"}, "nested too deeply"),

@@ -50,7 +50,7 @@ def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bo
 
     Three long programs start, then five short programs. A table shows when each
     program ends under stock's order, in agentrt's first run, and in a run after
-    agentrt has seen both kinds of programs. Below the table is what agentrt's
+    agentrt has seen both types of programs. Below the table is what agentrt's
     order gained or lost.
     """
     from agentrt.cli.demo.comparison import print_comparison
@@ -79,7 +79,7 @@ def _tell_what_is_next(kind: str) -> None:
     again = f"{file}:report {file}:lookup --n 4 --max-num-seqs 4"
     say("\nnext:")
     if kind == "simulated":
-        say("  on a real engine (pip install 'agentrt[engine]'): agentrt demo --engine vllm")
+        say("  on a real engine: agentrt demo --engine vllm")
     else:
         say(f"  with several runs: agentrt compare {again}")
     say("  with programs of your own: agentrt compare mine.py --n 8")

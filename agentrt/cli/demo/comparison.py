@@ -106,7 +106,7 @@ class DemoComparison:
         """Yield the verdicts on the first run and on later runs, and a note about chance."""
         for name, rounds in (
             ("First run, while agentrt knows nothing of these programs", self.first),
-            ("Once agentrt knows both kinds of programs", self.known),
+            ("Once agentrt knows both types of programs", self.known),
         ):
             yield f"{name}: {_verdict(self.change('all', rounds))} {self._parts(rounds)}"
         if len(self.stock) > 1:
@@ -160,7 +160,7 @@ def print_comparison(rounds: Rounds) -> None:
     click.echo(captured.get(), nl=False, color=True)
 
 
-_COLUMNS = ("stock vLLM's\norder", "agentrt,\nfirst run", "agentrt,\nkinds known")
+_COLUMNS = ("stock vLLM's\norder", "agentrt,\nfirst run", "agentrt,\ntypes known")
 
 
 def _table(first: str, *, figures: bool) -> Table:
@@ -184,7 +184,7 @@ def _ends(rounds: Rounds, width: int) -> Table:
 
 
 def _legend() -> Text:
-    text = Text("Seconds from start to end, and how they are spent:  ")
+    text = Text("Seconds from start to end:  ")
     for (mark, colour), name in zip(_MARKS, ("computes", "waits", "uses a tool"), strict=False):
         text.append(mark, colour).append(f" {name}  ")
     text.rstrip()

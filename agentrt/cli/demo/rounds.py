@@ -66,7 +66,7 @@ async def both_orders(
     show: Show = lambda name, runs: None,
 ) -> Rounds:
     """Run the programs once under stock's order, then twice under agentrt's: a first run, and a
-    run that knows both kinds of programs.
+    run that knows both types of programs.
 
     A ``noisy`` engine takes real time. On such an engine two programs warm the engine up first.
     Then the three rounds run twice. A last round has stock's order, so that stock's order runs both
@@ -75,7 +75,7 @@ async def both_orders(
     cycle: list[tuple[str, SchedulerConfig | None]] = [
         ("stock vLLM's order", STOCK),
         ("agentrt's order, first run", OURS),
-        ("agentrt's order, kinds known", None),
+        ("agentrt's order, types known", None),
     ]
     orders = [*cycle, *cycle, cycle[0]] if noisy else cycle
     if noisy:

@@ -29,6 +29,7 @@ from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.engine_size import key_of
 from agentrt.executors.vllm.entrypoints.parsers import family_of
 from agentrt.executors.vllm.grammars import Grammars
+from agentrt.executors.vllm.hub import check_on_hub
 from agentrt.executors.vllm.lifetime import (
     import_vllm,
     short_name,
@@ -103,6 +104,9 @@ class VLLMEngine(CoreClient):
 
     async def start(self, progress: Progress) -> None:
         prepare_environment(self.options)
+        if self.options.model is not None:
+            check_model(self.options.model)
+            await in_new_thread(check_on_hub, self.options.model)
         progress("importing vLLM")
         await in_new_thread(import_vllm)
         if self.options.model is None:

@@ -33,7 +33,7 @@ from agentrt.request.spans import (
 )
 
 WORDS = {
-    STARTING: "on its way to the engine",
+    STARTING: "on the way to the engine",
     QUEUED: "waiting for a slot, behind",
     ADMISSION: "not admitted: the cache was taken by",
     PREEMPTED: "preempted for",
@@ -41,7 +41,7 @@ WORDS = {
     RECOMPUTE: "computed again, evicted for",
     PREFILL: "prefill",
     DECODE: "decode",
-    ENGINE: "in the engine, without details",
+    ENGINE: "in an engine that reports no reasons",
     TURN: "waiting to run a tool",
     TOOL: "tools",
     HUMAN: "humans",
@@ -50,6 +50,14 @@ WORDS = {
     STOPPED: "no process ran it",
 }
 """The words for each reason. For some reasons, the names of the causing programs follow."""
+ALONE = WORDS | {
+    QUEUED: "waiting for a slot",
+    ADMISSION: "not admitted, as the KV cache was full",
+    PREEMPTED: "preempted",
+    LOADING: "loaded from host memory",
+    RECOMPUTE: "computed again after an eviction",
+}
+"""The words for each reason where no program follows them."""
 _FAR = 1 << 32
 
 

@@ -16,12 +16,20 @@ from typing import Any
 from agentrt.cli.journal_text import aligned
 from agentrt.journal.analysis.shares import shares_of
 from agentrt.journal.analysis.wall import EVENT, HUMAN, OWN, TOOL
-from agentrt.journal.analysis.why import WORDS
+from agentrt.journal.analysis.why import ALONE
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.comparison import ComparedHistory, Comparison, ProgramRun, latencies, metrics
+from agentrt.lab.runs.comparison import (
+    NOTHING,
+    ComparedHistory,
+    Comparison,
+    ProgramRun,
+    latencies,
+    metrics,
+)
 from agentrt.request.spans import ADMISSION, PREEMPTED, QUEUED
 
 _NAMES = "stock", "agentrt"
+_TITLES = "stock vLLM", "agentrt"
 _WAITS, _OUTSIDE = (QUEUED, ADMISSION, PREEMPTED), (TOOL, HUMAN, EVENT, OWN)
 _MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 
@@ -29,31 +37,48 @@ _MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 def report_text(comparison: Comparison) -> str:
     """Return the report: the times of the programs, where the time went, and what is gained."""
     both, names = comparison.typical, ["program"]
-    for name in _NAMES:
-        names += [f"{name}, s", "waits, s", "for"]
+    for name in _TITLES:
+        names += [f"{name}, s", "of it waiting", "mostly behind"]
     programs = [(a.shape.program_id, *_line(a), *_line(b)) for a, b in zip(*both, strict=True)]
     sums = [_seconds(run) for run in both]
-    reasons = [reason for reason in WORDS if any(side[reason] for side in sums)]
-    shares = [(WORDS[reason], *(side[reason] for side in sums)) for reason in reasons]
+    reasons = [reason for reason in ALONE if any(side[reason] for side in sums)]
+    shares = [(ALONE[reason], *(side[reason] for side in sums)) for reason in reasons]
     sides = [metrics(run) for run in both]
     ends = [
-        (name, *(side[of] for side in sides), *map(Spread.of, comparison.both_ratios(of)))
+        (name, *(side[of] for side in sides), *map(_change, comparison.both_ratios(of)))
         for name, of in _MEASURES.items()
     ]
     at_first = "with the earlier history" if comparison.learned.known else "the first time"
     tables = (
         [names, *programs],
-        [("all programs' seconds", *_NAMES), *shares],
-        [("seconds to the end", *_NAMES, "agentrt / stock", f"and {at_first}"), *ends],
+        [("seconds of all programs", *_TITLES), *shares],
+        [("seconds until a program ends", *_TITLES, "change", f"change {at_first}"), *ends],
     )
     ratio, first = (median(ratios) for ratios in comparison.both_ratios())
-    gained = f"{comparison.verdict}: {ratio:.2f} of stock's mean time once agentrt has seen the "
-    gained += f"programs, {first:.2f} {at_first} (less is better)"
+    verdict = "no gain" if comparison.verdict == NOTHING else comparison.verdict
+    gained = f"{verdict}: on average, a program takes {_than(ratio)} under stock vLLM once agentrt "
+    gained += f"has seen the programs, and {_than(first)} under stock vLLM {at_first}"
     off = ""
     if comparison.off:
-        off = f"; the replay of stock's order is off by {comparison.off:.2f} of the measured time"
+        off = f"; the replay differs by {comparison.off:.0%} from the times that were measured"
     parts = ["\n".join(aligned(table)) for table in tables]
     return "\n\n".join([*parts, f"{gained}{off}\n{_history_text(comparison.learned)}"])
+
+
+def _change(ratios: Sequence[float]) -> str:
+    """Return the median change, with the least and the greatest in brackets: -26% is 26% less."""
+    spread = Spread.of(ratios)
+    median, least, most = (
+        f"{100 * ratio - 100:+.0f}%" for ratio in (spread.median, spread.least, spread.most)
+    )
+    return f"{median} ({least} to {most})"
+
+
+def _than(ratio: float) -> str:
+    percent = round(100 * ratio - 100)
+    if percent == 0:
+        return "the same time as"
+    return f"{abs(percent)}% {'less' if percent < 0 else 'more'} time than"
 
 
 def _history_text(learned: ComparedHistory) -> str:
@@ -61,15 +86,11 @@ def _history_text(learned: ComparedHistory) -> str:
     saved.
     """
     if not learned.known:
-        saved = "no history is saved" if learned.file is None else f"{learned.file} has it now"
-        return f"before, there was no history of these programs; {saved}"
-    text = f"before, {_listed(learned.known)} known from {learned.file}"
-    text += f", and {_listed(learned.new)} new" if learned.new else ""
-    return f"{text}; --history none starts without it"
-
-
-def _listed(types: Sequence[str]) -> str:
-    return f"{', '.join(types)} {'was' if len(types) == 1 else 'were'}"
+        saved = "nothing is saved" if learned.file is None else f"it is now saved in {learned.file}"
+        return f"agentrt had no history of these programs; {saved}"
+    text = f"agentrt knew {', '.join(learned.known)} from {learned.file}"
+    text += f", but not {', '.join(learned.new)}" if learned.new else ""
+    return f"{text}; --history none ignores that file"
 
 
 def _line(program: ProgramRun) -> tuple[float, float, str]:
@@ -80,7 +101,7 @@ def _line(program: ProgramRun) -> tuple[float, float, str]:
     blames = sorted((blame for share in waits for blame in share.by), key=lambda by: by.seconds)
     name = blames[-1].program if blames else ""
     waited = sum(share.seconds for share in waits)
-    return program.latency_s, waited, "itself" if name == program.shape.program_id else name
+    return program.latency_s, waited, "its own calls" if name == program.shape.program_id else name
 
 
 def _seconds(run: Sequence[ProgramRun]) -> Mapping[str, float]:

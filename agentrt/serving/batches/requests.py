@@ -23,7 +23,7 @@ from agentrt.serving.batches.slots import CallSlots, ProgramSlots, Slots
 from agentrt.serving.bodies import TooLargeError, read_body, whole
 from agentrt.serving.error_responses import ApiError, describe, log_fault, openai_error
 from agentrt.serving.frontend.exchange import NO_CONNECTION
-from agentrt.serving.programs.api import check_input, describe_run
+from agentrt.serving.programs.api import accept_input, describe_run
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import BATCH_OPTION
 from agentrt.serving.programs.runs import ProgramRuns
@@ -166,7 +166,8 @@ class ProgramEndpoint:
         run_id = f"{self._program.name}-{name.removeprefix(ANSWER_ID_PREFIX).replace('_', '.')}-1"
         try:
             body = RunRequest.model_validate(request.body)
-            check_input(self._program, body.input)
+            accepted = accept_input(self._program, body.input)
+            body = body.model_copy(update={"input": accepted})
             durable = await self._durable(run_id, name, body)
             if durable is not None and durable.options["until"] is not None:
                 left_s = max(_MIN_DEADLINE_S, durable.options["until"] - self._steady.now())

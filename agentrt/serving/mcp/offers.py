@@ -12,7 +12,7 @@ from uuid import uuid4
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
-from agentrt.errors import ToolArgumentsError
+from agentrt.errors import ConfigError, ToolArgumentsError
 from agentrt.integrations._compat.langgraph import QUESTIONS
 from agentrt.integrations.langgraph.graphs import (
     Access,
@@ -75,7 +75,10 @@ def _of_program(name: str, program: Program) -> Offer:
     def begin(arguments: Mapping[str, Any]) -> tuple[Program, Any]:
         if (wrong := mistake_in(arguments, schema)) is not None:
             raise ToolArgumentsError(f"tool {name}: wrong arguments: {wrong}", name=name)
-        return program, arguments.get(parameter)
+        try:
+            return program, program.accept_input(arguments.get(parameter))
+        except ConfigError as error:
+            raise ToolArgumentsError(f"tool {name}: {error}", name=name) from error
 
     return Offer(name, inspect.getdoc(program) or f"The program {name}.", schema, begin)
 

@@ -81,7 +81,8 @@ def add_runs(
         A client that disconnects while it waits or streams cancels the run.
         """
         program = _program(server, name)
-        check_input(program, body.input)
+        accepted = accept_input(program, body.input)
+        body = body.model_copy(update={"input": accepted})
         tenant = tenant_of(request)
         return await answer(request, runs.start(program, tenant, body), body)
 
@@ -133,14 +134,21 @@ def _program(server: Server, name: str) -> Program:
     return programs[name]
 
 
-def check_input(program: Program, input_value: Any) -> None:
-    """Raise `ApiError` if a program does not take the input, or lacks its input."""
+def accept_input(program: Program, input_value: Any) -> Any:
+    """Return the input of a program, converted to the type that the program expects.
+
+    Raises `ApiError` if the input is missing or has a wrong type, or if the program takes none.
+    """
     if program.needs_input and input_value is None:
         text = f"program {program.name!r} needs an input; send the field 'input'"
         raise ApiError(400, text, param="input")
     if input_value is not None and not program.takes_input:
         text = f"program {program.name!r} takes no input; leave the field 'input' out"
         raise ApiError(400, text, param="input")
+    try:
+        return program.accept_input(input_value)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="input") from error
 
 
 def _describe(name: str, program: Program) -> dict[str, Any]:

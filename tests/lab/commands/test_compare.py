@@ -145,9 +145,10 @@ def test_who_waits_for_nobody_gains_nothing(
     engines(3)
     assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
     out = capfd.readouterr().out
-    assert "\nnothing: 1.00 of stock's mean time once agentrt has seen the programs" in out
+    assert "\nno gain: on average, a program takes the same time as under stock vLLM once" in out
+    assert "+0% (+0% to +0%)" in out
     assert "waiting for a slot" not in out
-    assert out.endswith("before, there was no history of these programs; no history is saved\n")
+    assert out.endswith("agentrt had no history of these programs; nothing is saved\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}
     assert not any("script" in one.tag for one in ElementTree.parse(tmp_path / "ends.svg").iter())
@@ -177,9 +178,7 @@ def test_a_comparison_starts_from_what_earlier_ones_taught_and_says_so(
     assert call(["compare", *some, "--history", path]) == 0
     out = capfd.readouterr().out
     assert " with the earlier history" in out
-    last = (
-        f"before, search was known from {path}, and graph was new; --history none starts without it"
-    )
+    last = f"agentrt knew search from {path}, but not graph; --history none ignores that file"
     assert out.splitlines()[-1] == last
 
     engines(12)

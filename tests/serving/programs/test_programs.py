@@ -338,6 +338,21 @@ async def test_a_program_that_fails_says_so() -> None:
         assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
 
 
+async def test_an_input_of_the_wrong_type_is_refused_and_starts_no_run() -> None:
+    async def double(ctx: Context, n: int) -> int:
+        return 2 * n
+
+    served = {"double": ServedProgram(program(double), "double.py")}
+    async with open_server(served=served) as local:
+        wrong = await local.client.post("/v1/programs/double/runs", json={"input": "three"})
+        error = wrong.json()["error"]
+        assert (wrong.status_code, error["param"]) == (400, "input")
+        assert "'n' must be int" in error["message"]
+        assert not local.runtime.runs
+        run = (await local.client.post("/v1/programs/double/runs", json={"input": "3"})).json()
+        assert run["result"] == 6
+
+
 async def test_runs_are_refused_to_a_tenant_at_its_limits() -> None:
     own = {
         "few": Limits(programs=1),

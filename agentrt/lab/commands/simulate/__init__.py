@@ -22,10 +22,10 @@ STUDIES = {
 class SimulateGroup(LazyGroup):
     """A group of commands that says, for one version, where moved subcommands are."""
 
-    def hint(self, name: str) -> str:
+    def hint(self, ctx: click.Context, name: str) -> str:
         if name in _MOVED:
             return f"; it is now 'python -m benchmarks simulate {name}', in a checkout of agentrt"
-        return super().hint(name)
+        return super().hint(ctx, name)
 
 
 @click.group(cls=SimulateGroup, lazy=STUDIES, epilog=_EPILOG)

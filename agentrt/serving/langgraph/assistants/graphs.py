@@ -59,7 +59,7 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
         emitter = _GraphEmitter(live, TokenStream(get_config()), clock)
         context = Context(outer.program_id, outer.program_type, emitter)
         try:
-            return await program(context, input[_INPUT])
+            return await program(context, program.accept_input(input[_INPUT]))
         except (GraphInterrupt, BaseExceptionGroup) as error:
             interrupts = _interrupts_in(error)
             if interrupts is None:

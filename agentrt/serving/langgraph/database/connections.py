@@ -469,6 +469,6 @@ class AdvisoryLock:
 
 def _in_use(name: str) -> ConfigError:
     return ConfigError(
-        f"--database {name}: another server uses this database; stop that server, or use another "
-        "database"
+        f"--database {name}: another server uses this database; stop that server, or choose "
+        "another database, such as --database sqlite:other.db"
     )

@@ -1,0 +1,93 @@
+"""Inputs that come as text or JSON: converted to the type that the program's function names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from agentrt import Context
+from agentrt.errors import ConfigError
+from agentrt.program import Program
+
+
+class Goal(BaseModel):
+    drink: str
+    cups: int = 1
+
+
+@dataclass
+class Size:
+    cups: int
+
+
+class Unknown:
+    """A class that pydantic has no schema for."""
+
+
+async def number(ctx: Context, n: int) -> None: ...
+async def share(ctx: Context, share: float | None = None) -> None: ...
+async def text(ctx: Context, topic: str) -> None: ...
+async def goal(ctx: Context, goal: Goal) -> None: ...
+async def size(ctx: Context, size: Size) -> None: ...
+async def numbers(ctx: Context, numbers: list[int]) -> None: ...
+async def colour(ctx: Context, colour: Literal["red", "blue"]) -> None: ...
+async def items(ctx: Context, items: Iterable[int]) -> None: ...
+async def either(ctx: Context, input: str | dict[str, Any]) -> None: ...
+async def unknown(ctx: Context, input: Unknown) -> None: ...
+async def without(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "accepted"),
+    [
+        (number, "3", 3),
+        (number, 3, 3),
+        (share, "0.5", 0.5),
+        (share, None, None),
+        (text, "3", "3"),
+        (goal, {"drink": "tea"}, Goal(drink="tea")),
+        (size, {"cups": 2}, Size(2)),
+        (numbers, ["1", 2], [1, 2]),
+        (colour, "red", "red"),
+        (items, [1, 2], [1, 2]),
+        (either, {"a": 1}, {"a": 1}),
+        (either, "a", "a"),
+        (unknown, "a", "a"),
+        (without, None, None),
+    ],
+)
+def test_accepted(function: Callable[..., Any], value: Any, accepted: Any) -> None:
+    result = Program(function).accept_input(value)
+    assert result == accepted
+    assert type(result) is type(accepted)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "words"),
+    [
+        (number, "three", ["'number'", "'three'", "'n' must be int", "valid integer"]),
+        (number, {"m": 3}, ["{'m': 3}", "must be int"]),
+        (text, 3, ["3", "'topic' must be str"]),
+        (text, {"topic": "tea"}, ["{'topic': 'tea'}", "must be str"]),
+        (goal, {"cups": 2}, ["must be Goal", "drink: Field required"]),
+        (size, "large", ["'large'", "must be Size"]),
+        (colour, "green", ["'green'", "'red' or 'blue'"]),
+        (number, "x" * 1000, ["xxx…"]),
+    ],
+)
+def test_refused(function: Callable[..., Any], value: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Program(function).accept_input(value)
+    assert [word for word in words if word not in str(refused.value)] == []
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("parameter", ["input", "input: 'Nowhere'"])
+def test_without_a_type_that_is_known_any_input_is_accepted(parameter: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"async def anything(ctx, {parameter}): ...", names)
+    assert Program(names["anything"]).accept_input({"a": 1}) == {"a": 1}
