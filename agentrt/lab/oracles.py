@@ -1,11 +1,11 @@
 """Policies with knowledge that no real engine has. They show in simulations what is attainable.
 
-`Srpt` knows the remaining service of each program (Agentix, Fig. 20). `Gittins` knows the exact
-distributions of program sizes, taken from all programs of the run, but not the size of any single
-program: this is the best that a policy can do that learns from past programs. If `Srpt` is far
-better, past programs do not tell which program ends next. The Gittins index is optimal in the mean
-for one server and jobs of one part (Gittins 1989); for several slots and programs of many calls it
-is only a guide.
+`Srpt` (Agentix, Fig. 20) and `Lrpt` know the remaining service of each program. `Gittins` knows the
+exact distributions of program sizes, taken from all programs of the run, but not the size of any
+single program: this is the best that a policy can do that learns from past programs. If `Srpt` is
+far better, past programs do not tell which program ends next. The Gittins index is optimal in the
+mean for one server and jobs of one part (Gittins 1989); for several slots and programs of many
+calls it is only a guide.
 """
 
 from __future__ import annotations
@@ -46,6 +46,26 @@ class Srpt(Policy):
         remaining = max(self._remaining_s(call.program), 1e-6)
         level = math.floor(4 * math.log2(remaining))
         return Priority(level, quantum_s=remaining / 8, order=remaining)
+
+
+class Lrpt(Policy):
+    """Longest remaining processing time: the program with the most remaining service first.
+
+    No call is preempted for a slot. This is `LongestRemaining` with known sizes.
+    """
+
+    name: ClassVar[str] = "lrpt"
+    starving: ClassVar[bool] = False
+    follows_program: ClassVar[bool] = True
+
+    def __init__(
+        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
+    ) -> None:
+        super().__init__(config)
+        self._remaining_s = remaining_s
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0, order=-self._remaining_s(call.program))
 
 
 # -- distributions of sizes ------------------------------------------------------------
@@ -128,7 +148,7 @@ class Gittins(Policy):
 
 # -- by name ---------------------------------------------------------------------------
 
-KNOWING = (Gittins.name, Srpt.name)
+KNOWING = (Gittins.name, Lrpt.name, Srpt.name)
 """The policies with knowledge that no real engine has."""
 
 
@@ -159,6 +179,8 @@ def make_policy(
     """
     if config.policy == Srpt.name:
         return Srpt(config, remaining_s)
+    if config.policy == Lrpt.name:
+        return Lrpt(config, remaining_s)
     if config.policy == Gittins.name:
         return Gittins(config, laws)
     return policies.make_policy(config)
