@@ -42,7 +42,7 @@ from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders, how
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
-from agentrt.scheduler.config import BATCH_POLICY
+from agentrt.scheduler.config import LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
 from benchmarks.harness import Column, Figures, Results, show
 from benchmarks.memory.cells import (
@@ -63,9 +63,9 @@ BEST_CAP, CAPS = "best cap", (0.5, 1.0)
 """The caps to try, in multiples of the number of programs that fit. The best counts for each seed,
 as if it had been known.
 """
-KNOWN = f"{Lrpt.name}+cost+memory"
-"""The policy of a batch with known lengths: the bound."""
-CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, BATCH_POLICY, KNOWN)
+LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.name))
+"""Longest remaining first, by learned lengths and, as a bound, by known lengths."""
+CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 

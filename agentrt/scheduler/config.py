@@ -26,8 +26,8 @@ ADMISSIONS = ("off", "cap", "memory")
 DEFAULT_POLICY = "adaptive"
 """The policy that is used if the settings name none."""
 
-BATCH_POLICY = "longest-remaining"
-"""The policy of a batch, all of whose programs are there from the beginning."""
+LONGEST_REMAINING = "longest-remaining"
+"""The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
 
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -142,7 +142,9 @@ class SchedulerConfig:
         ):
             value = getattr(self, name)
             if value is None or isinstance(value, _GoesWithPolicy):
-                chosen = for_memory if self.policy in (DEFAULT_POLICY, BATCH_POLICY) else for_others
+                chosen = (
+                    for_memory if self.policy in (DEFAULT_POLICY, LONGEST_REMAINING) else for_others
+                )
                 object.__setattr__(self, name, _GoesWithPolicy(chosen))
 
     def _check_admission(self) -> None:
