@@ -19,6 +19,10 @@ BENCHMARKS = {
         "Cached tokens of a coding agent's session, turn by turn.",
     ),
     "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
+    "batch": (
+        "benchmarks.batch:batch",
+        "When the last of many programs ends that are all there at once, compared with stock vLLM.",
+    ),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "clients": (
         "benchmarks.clients.command:clients",

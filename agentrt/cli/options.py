@@ -252,8 +252,9 @@ scheduling_options = together(
     scheduling.text(
         "--policy",
         "NAME",
-        "Scheduling policy, which orders the calls: adaptive, atlas, atlas-scalar, plas, mlfq, "
-        "round-robin, program-fcfs, srtf, two-level, fcfs, or one of an installed package.",
+        "Scheduling policy, which orders the calls: adaptive, longest-remaining, atlas, "
+        "atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, fcfs, or one of an "
+        "installed package.",
         default=DEFAULT_POLICY,
     ),
     scheduling.text(
@@ -282,7 +283,7 @@ scheduling_options = together(
         "NAME",
         "Order in which cached contexts are evicted when memory is short: lru is vLLM's own order; "
         "ttl and cost keep the contexts of programs that are in a tool call.  [default: cost; with "
-        "a --policy other than adaptive: lru]",
+        "a --policy other than adaptive and longest-remaining: lru]",
         type=click.Choice(["lru", "ttl", "cost"]),
     ),
     scheduling.text(
@@ -290,7 +291,8 @@ scheduling_options = together(
         "NAME",
         "Admission control, which limits the programs that run at the same time: off admits all, "
         "cap admits --admission-cap programs, memory admits as many as fit into the KV cache with "
-        "their contexts.  [default: memory; with a --policy other than adaptive: off]",
+        "their contexts.  [default: memory; with a --policy other than adaptive and "
+        "longest-remaining: off]",
         type=click.Choice(["off", "cap", "memory"]),
     ),
     scheduling.count(

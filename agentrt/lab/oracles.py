@@ -1,6 +1,6 @@
 """Policies with knowledge that no real engine has. In simulations, they show what is attainable.
 
-`Srpt` knows the remaining service of each program (Agentix, Fig. 20). `Gittins` knows the exact
+`Srpt` (Agentix, Fig. 20) and `Lrpt` know the remaining service of each program. `Gittins` knows the exact
 distributions of program sizes, computed from all programs of the run, but not the size of any
 single program. So `Gittins` shows the best that a policy can do by learning from past programs. If
 `Srpt` is far better than `Gittins`, past programs do not tell which program ends next. The Gittins
@@ -47,6 +47,26 @@ class Srpt(Policy):
         remaining = max(self._remaining_s(call.program), 1e-6)
         level = math.floor(4 * math.log2(remaining))
         return Priority(level, quantum_s=remaining / 8, order=remaining)
+
+
+class Lrpt(Policy):
+    """Longest remaining processing time: the program with the most remaining service first.
+
+    No call is preempted for a slot. This is `LongestRemaining` with known sizes.
+    """
+
+    name: ClassVar[str] = "lrpt"
+    starving: ClassVar[bool] = False
+    follows_program: ClassVar[bool] = True
+
+    def __init__(
+        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
+    ) -> None:
+        super().__init__(config)
+        self._remaining_s = remaining_s
+
+    def priority(self, call: QueuedCall, now: float) -> Priority:
+        return Priority(0, order=-self._remaining_s(call.program))
 
 
 # -- distributions of sizes ------------------------------------------------------------
@@ -136,7 +156,7 @@ class Gittins(Policy):
 
 # -- by name ---------------------------------------------------------------------------
 
-KNOWING = (Gittins.name, Srpt.name)
+KNOWING = (Gittins.name, Lrpt.name, Srpt.name)
 """The policies with knowledge that no real engine has."""
 
 
@@ -169,6 +189,8 @@ def make_policy(
     """
     if config.policy == Srpt.name:
         return Srpt(config, remaining_s)
+    if config.policy == Lrpt.name:
+        return Lrpt(config, remaining_s)
     if config.policy == Gittins.name:
         return Gittins(config, laws)
     return policies.make_policy(config)

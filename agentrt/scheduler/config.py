@@ -26,6 +26,9 @@ ADMISSIONS = ("off", "cap", "memory")
 DEFAULT_POLICY = "adaptive"
 """The policy that is used if the settings name none."""
 
+LONGEST_REMAINING = "longest-remaining"
+"""The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
+
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -77,8 +80,9 @@ class SchedulerConfig:
     cache with their contexts. Under ``memory``, a program that has waited for admission for
     ``ttft_target`` seconds is admitted even if it does not fit; None sets no such target. If the
     retention or the admission is not set (left out, or None), the policy decides: ``cost`` and
-    ``memory`` with ``adaptive``, ``lru`` and ``off`` with every other policy, so that ``fcfs``
-    alone schedules like stock vLLM. `dataclasses.replace` with another policy changes them, too.
+    ``memory`` with ``adaptive`` and ``longest-remaining``, ``lru`` and ``off`` with every other
+    policy, so that ``fcfs`` alone schedules like stock vLLM. `dataclasses.replace` with another
+    policy changes them, too.
 
     ``stale_after_s`` is the number of seconds without any event after which a program has timed
     out and is dropped from the engine's table.
@@ -133,13 +137,15 @@ class SchedulerConfig:
 
     def _complete(self) -> None:
         """Choose the retention and the admission by the policy if the user has not set them."""
-        for name, with_default, with_others in (
+        for name, for_memory, for_others in (
             ("retention", "cost", "lru"),
             ("admission", "memory", "off"),
         ):
             value = getattr(self, name)
             if value is None or isinstance(value, _GoesWithPolicy):
-                chosen = with_default if self.policy == DEFAULT_POLICY else with_others
+                chosen = (
+                    for_memory if self.policy in (DEFAULT_POLICY, LONGEST_REMAINING) else for_others
+                )
                 object.__setattr__(self, name, _GoesWithPolicy(chosen))
 
     def _check_admission(self) -> None:

@@ -14,7 +14,7 @@ from agentrt.scheduler.admission import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
 from agentrt.scheduler.heap import Heap
-from agentrt.scheduler.learned import SCANNED, Learned
+from agentrt.scheduler.learned import SCANNED, Forecast, Learned
 from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
 
@@ -80,6 +80,8 @@ class WorkingSet(Admission):
         """
         self._look_again = math.inf
         """The time at which a program may be admitted even if no event happens before."""
+        self._forecasts: dict[EngineProgram, Forecast] = {}
+        """The forecasts of absent residents in this pass over the calls that wait for admission."""
 
     # -- events ----------------------------------------------------------------------------
 
@@ -200,6 +202,7 @@ class WorkingSet(Admission):
         if running == self._full_at and now < self.next_moment():
             return []
         self._look_again = math.inf
+        self._forecasts.clear()
         while (until := self._held.first_key()) is not None and until <= now:
             self._due[self._held.pop()] = None
         calls = super().admit(now, running)
@@ -295,8 +298,7 @@ class WorkingSet(Admission):
         for resident in self._absent:
             if short <= 0 or stay == _CONSIDERED:
                 break
-            assert resident.cached is not None
-            chance, seconds = returns(self.learned, resident.cached, now)
+            chance, seconds = self._forecast(resident, now)
             use_s = chance * min(seconds, work_s) + (1.0 - chance) * work_s
             if chance * block_s <= worth * use_s:
                 leaving.append(resident)
@@ -304,11 +306,20 @@ class WorkingSet(Admission):
                 growth -= resident.growth
                 continue
             stay += 1
+            assert resident.cached is not None
             if resident.cached.since < now:
                 look_again = min(look_again, 2.0 * now - resident.cached.since)
         if short > 0 and (short > growth or block_s > worth * work_s):
             return Keep(look_again)
         return Admit(program, tuple(leaving))
+
+    def _forecast(self, resident: EngineProgram, now: float) -> Forecast:
+        """Return when an absent resident is expected to return, computed once in each pass."""
+        forecast = self._forecasts.get(resident)
+        if forecast is None:
+            assert resident.cached is not None
+            forecast = self._forecasts[resident] = returns(self.learned, resident.cached, now)
+        return forecast
 
     def _wait_for_tool(self, program: EngineProgram, now: float) -> Keep | None:
         """Decide whether an idle engine waits for a resident's tool instead of admitting a program
@@ -328,7 +339,7 @@ class WorkingSet(Admission):
             return None
         for resident in islice(self._absent, _CONSIDERED):
             if resident.tools and resident.cached is not None:
-                forecast = returns(self.learned, resident.cached, now)
+                forecast = self._forecast(resident, now)
                 if forecast.seconds <= until - now:
                     return Keep(until, resident)
         return None

@@ -10,6 +10,7 @@ from functools import cached_property
 from random import Random
 
 from agentrt.errors import ConfigError
+from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -306,13 +307,16 @@ def context_tokens(program: ProgramShape) -> int:
 
 
 def with_ample_memory(
-    programs: Sequence[ProgramShape], options: VirtualOptions, step_time: StepTimeModel
+    programs: Sequence[ProgramShape],
+    options: VirtualOptions,
+    step_time: StepTimeModel,
+    gate: Gate | None = None,
 ) -> tuple[int, int, RunOutcome]:
     """Return the peak number of tokens that are used again, the number of programs at this peak,
-    and the run under stock.
+    and the run under stock. Programs that a ``gate`` holds back count, too.
     """
     backend = _WorkingSetBackend(Stock(), with_room_for_all(programs, options), step_time)
-    ran = drive(backend, programs)
+    ran = drive(backend, programs, gate)
     return backend.peak + _shared(programs), backend.at_peak, ran
 
 

@@ -44,6 +44,7 @@ def test_every_policy_says_which_settings_it_reads() -> None:
     assert reads == {
         "atlas": attained,
         "adaptive": {"quanta", "lane"},
+        "longest-remaining": {"quanta"},
         "atlas-scalar": attained,
         "plas": attained,
         "mlfq": attained,

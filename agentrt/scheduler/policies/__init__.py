@@ -17,6 +17,7 @@ from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.policies.attained import Atlas, AtlasScalar, AttainedService, Mlfq, Plas
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.policies.baselines import Fcfs, ProgramFcfs, RoundRobin, Srtf, TwoLevel
+from agentrt.scheduler.policies.longest import LongestRemaining
 from agentrt.scheduler.promotion import Priority
 
 ENTRY_POINT_GROUP = "agentrt.policies"
@@ -26,6 +27,7 @@ BUILT_IN: dict[str, type[Policy]] = {
     for policy in (
         Atlas,
         Adaptive,
+        LongestRemaining,
         AtlasScalar,
         Plas,
         Mlfq,

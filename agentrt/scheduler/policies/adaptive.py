@@ -68,11 +68,10 @@ class Adaptive(Policy):
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
-        path_s = row.path_s if call.path_s is None else call.path_s
         visible_s = self._visible_s(row)
-        expected = self._expected_s(row, call.node, path_s + call.served_s, visible_s)
+        expected = self.remaining_s(call, visible_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
-        quantum_s = max(self._least_quantum_s, max(row.attained_s, expected) / _QUANTA_OF_LIFE)
+        quantum_s = self.quantum_s(row, expected)
         unknown = not visible_s and self.learned.service.at(_ALL, 0) is None
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
@@ -85,6 +84,23 @@ class Adaptive(Policy):
         little.
         """
         return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
+
+    def quantum_s(self, row: EngineProgram, expected_s: float) -> float:
+        """Return the service in seconds after which a call gets a new priority, if its program is
+        expected to need ``expected_s`` seconds.
+        """
+        return max(self._least_quantum_s, max(row.attained_s, expected_s) / _QUANTA_OF_LIFE)
+
+    def remaining_s(self, call: QueuedCall, visible_s: float | None = None) -> float:
+        """Return the expected remaining service of the program of a call, in seconds.
+
+        ``visible_s`` is the service that its calls in the engine need, if that is known already.
+        """
+        row = call.program
+        path_s = row.path_s if call.path_s is None else call.path_s
+        if visible_s is None:
+            visible_s = self._visible_s(row)
+        return self._expected_s(row, call.node, path_s + call.served_s, visible_s)
 
     def _visible_s(self, row: EngineProgram) -> float:
         """Return the seconds of service that a program's calls in the engine are expected to need.

@@ -1,0 +1,351 @@
+"""``benchmarks batch``: many programs that are all there at once, as in ``agentrt run --inputs``.
+
+What counts is when the last program ends (the makespan), and how many tokens the engine generates a
+second until then. The programs are those of ``benchmarks memory``. As in a batch, a limited number
+of them is live at once, in the order of the inputs; the next begins when one ends. vLLM's real
+scheduler and KV-cache manager decide, in virtual time. No contender knows how long an output will
+be: each call may use the rest of its context.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from typing_extensions import override
+
+from agentrt.batch.runner import DEFAULT_LIVE
+from agentrt.errors import ConfigError
+from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.virtual import Virtual
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    count_option,
+    file,
+    many,
+    max_num_seqs_option,
+    policy_option,
+    programs_option,
+    silence_vllm,
+    workload_option,
+)
+from agentrt.lab.driver import drive
+from agentrt.lab.engine.headless import BLOCK_SIZE
+from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.oracles import Lrpt
+from agentrt.lab.outcome import RunOutcome
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders, how
+from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
+from agentrt.scheduler.config import LONGEST_REMAINING
+from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
+from benchmarks.harness import Column, Figures, Results, show
+from benchmarks.memory.cells import (
+    ALL_WORKS,
+    RECORDED,
+    Memory,
+    Setup,
+    with_ample_memory,
+    with_room_for_all,
+)
+from benchmarks.rivals import CAP, THUNDER
+from benchmarks.rivals.gates import Cap
+
+SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "chat": 0.25}
+"""The default workloads, each with a factor of its tokens that keeps its runs short."""
+PROGRAMS, SLOTS = 512, 64
+BEST_CAP, CAPS = "best cap", (0.5, 1.0)
+"""The caps to try, in multiples of the number of programs that fit. The best counts for each seed,
+as if it had been known.
+"""
+LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.name))
+"""Longest remaining first, by learned lengths and, as a bound, by known lengths."""
+CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
+AMPLE = "ample"
+_WORKS = [name for name in ALL_WORKS if name != RECORDED]
+
+
+class LiveLimit(Gate):
+    """The limit of a batch on live programs, in front of the gate of a contender."""
+
+    def __init__(self, most: int, behind: Gate | None = None) -> None:
+        self._limit, self._behind = Cap(most), behind
+        self._prompts: dict[str, int] = {}
+        self._now = 0.0
+        self.every_s = math.inf if behind is None else behind.every_s  # type: ignore[misc]
+
+    @override
+    def called(self, program_id: str, tokens: int, now: float) -> bool:
+        self._now = now
+        if not self._limit.called(program_id, tokens, now):
+            # Only the first call of a program, or several at once, can wait here.
+            self._prompts.setdefault(program_id, tokens)
+            return False
+        return self._passes(program_id, tokens)
+
+    @override
+    def answered(self, program_id: str, tokens: int, now: float) -> None:
+        self._now = now
+        if self._behind is not None:
+            self._behind.answered(program_id, tokens, now)
+
+    @override
+    def ended(self, program_id: str) -> Iterable[str]:
+        released = [] if self._behind is None else [*self._behind.ended(program_id)]
+        begun = self._limit.ended(program_id)
+        return [*released, *(name for name in begun if self._passes(name, self._prompts.pop(name)))]
+
+    @override
+    def tick(self, now: float) -> Iterable[str]:
+        self._now = now
+        return () if self._behind is None else self._behind.tick(now)
+
+    def _passes(self, program_id: str, tokens: int) -> bool:
+        return self._behind is None or self._behind.called(program_id, tokens, self._now)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoad(Load):
+    """The programs of a batch, at most ``live`` of them live at once, and the engine, whose KV
+    cache has room for about ``fit`` of them.
+    """
+
+    live: int
+    fit: float
+
+    def run(self, name: str) -> RunOutcome:
+        """Run the contender with this name."""
+        served = contender(name)
+        options = served.sized(self.options)
+        gate = LiveLimit(self.live, served.make_gate(options))
+        return drive(Virtual(served.scheduling, options, self.times), self.programs, gate)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
+    set. ``memory`` is that share, or infinity for room for all tokens of all programs.
+    """
+
+    name: str
+    memory: float
+    count: int = PROGRAMS
+    slots: int = SLOTS
+    live: int = DEFAULT_LIVE
+    scale: float = 1.0
+
+    @property
+    def shown_memory(self) -> str:
+        """The share of the working set as tables show it."""
+        return AMPLE if math.isinf(self.memory) else f"{self.memory:g}"
+
+    def load(self, seed: int) -> BatchLoad:
+        """Make the programs and the engine."""
+        work = ALL_WORKS[self.name]
+        scale = self.scale * SCALES.get(self.name, 1.0) / work.scale
+        bench = Memory(slots=self.slots, count=self.count, scale=scale)
+        setup = Setup(self.name, self.memory, work.tool_s)
+        longest = bench.longest(setup)
+        programs = [_unlimited(program, longest) for program in bench.programs(setup, seed)]
+        small = VirtualOptions(self.slots, longest // BLOCK_SIZE + 2, max_model_len=longest)
+        if math.isinf(self.memory):
+            roomy = with_room_for_all(programs, small)
+            return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
+        gate = LiveLimit(self.live)
+        wanted, at_peak, _ = with_ample_memory(programs, small, work.step_time, gate)
+        blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / BLOCK_SIZE))
+        fit = min(self.live, at_peak) * blocks * BLOCK_SIZE / wanted
+        engine = replace(small, kv_blocks=blocks)
+        return BatchLoad(programs, engine, work.step_time, self.live, fit)
+
+
+def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
+    """Return the program as it arrives with all others, its outputs limited by the context only."""
+    calls = [
+        replace(call, max_tokens=max(call.output_tokens, longest - prompt_tokens(call)))
+        for call in program.calls
+    ]
+    return replace(program, arrives_s=0.0, calls=tuple(calls))
+
+
+def figures(load: BatchLoad, name: str) -> Figures:
+    """Return the figures of a contender's run; for `BEST_CAP` those of the cap whose last program
+    ends first.
+    """
+    if name != BEST_CAP:
+        return _figures(load.run(name))
+    caps = {min(load.live, max(1, round(share * load.fit))) for share in CAPS}
+    runs = [{**_figures(load.run(f"{CAP}:{cap}")), "cap": float(cap)} for cap in sorted(caps)]
+    return min(runs, key=lambda each: each["makespan_s"])
+
+
+def _figures(ran: RunOutcome) -> dict[str, float]:
+    makespan_s = max(outcome.ended_s for outcome in ran.outcomes)
+    used = ran.counts.usage
+    return {
+        "makespan_s": makespan_s,
+        "tokens_per_s": sum(outcome.output_tokens for outcome in ran.outcomes) / makespan_s,
+        "hits": ran.counts.hit_share,
+        "prefill": used.uncached_tokens + used.recomputed_tokens,
+        "recomputed": used.recomputed_tokens,
+        "preemptions": sum(outcome.preemptions for outcome in ran.outcomes),
+    }
+
+
+@click.command(cls=ManyCommand, epilog=f"Contenders: {BEST_CAP!r}, or: {how()}.")
+@workload_option(
+    f"Workloads to run: {', '.join(_WORKS)}.  [default: {','.join(SCALES)}]",
+)
+@many(
+    "--memory",
+    metavar="X,…",
+    help=f"KV cache as shares of the working set, or {AMPLE}.  [default: 0.25,{AMPLE}]",
+)
+@policy_option(f"Contenders beside {STOCK}.  [default: {','.join(CONTENDERS[1:])}]")
+@programs_option("Number of programs of each batch.", PROGRAMS)
+@count_option(
+    "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
+)
+@max_num_seqs_option(SLOTS)
+@file("--add", about="Add the runs of this file, the --json output of another run, to the table.")
+@study_options(5)
+def batch(**options: Any) -> None:
+    """Compare when the last of many programs ends that are all there at once, with stock vLLM.
+
+    Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
+    working set is the peak of the tokens that are used again. The ratios are medians over the
+    seeds, with the least and the greatest; a makespan below 1 and tokens a second above 1 are
+    better than stock's. lrpt knows the lengths of all programs: no real engine does.
+    """
+    names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
+    shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
+    chosen = _contenders(options["policy"] or CONTENDERS)
+    size = options["programs"], options["max_num_seqs"], options["max_live"]
+    works = [Batch(name, share, *size) for name in names for share in shares]
+    # With room for all programs, a gate that keeps programs out of memory gains nothing.
+    gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
+    cells = [
+        Cell(work, name, seed)
+        for seed in seeds_of(options)
+        for work in works
+        for name in chosen
+        if not (math.isinf(work.memory) and name in gated)
+    ]
+    runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
+    silence_vllm()
+    with measured(cells, figures, options["jobs"]) as finished:
+        runs += [
+            {
+                "workload": cell.workload.name,
+                "memory": cell.workload.shown_memory,
+                "contender": cell.contender,
+                "seed": cell.seed,
+                **values,
+            }
+            for cell, values in finished.cells.items()
+        ]
+        show([report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+
+
+def _contenders(names: Sequence[str]) -> list[str]:
+    contenders(name for name in names if name != BEST_CAP)
+    return [*dict.fromkeys((STOCK, *names))]
+
+
+def _share(text: str) -> float:
+    if text == AMPLE:
+        return math.inf
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"--memory {text!r}: give a positive number such as 0.25, or {AMPLE}")
+    return value
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """Read the runs of a file with the output of ``--json``. Raises `ConfigError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        runs = json.loads([line for line in lines if line.startswith("{")][-1])["runs"]
+        if all({*_KEYS, *_SHOWN, "seed"} <= run.keys() for run in runs):
+            return list(runs)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise ConfigError(
+        f"--add {str(path)!r} is not the output of `python -m benchmarks batch --json`; save the "
+        "whole output of a run with --json, and give that file"
+    )
+
+
+# -- tables ------------------------------------------------------------------------------
+
+_KEYS = ("workload", "memory", "contender")
+
+
+def over_stock(runs: Sequence[Mapping[str, Any]]) -> Results:
+    """Return the figures of each seed, with the ratios to stock's of the same seed."""
+    stock = {
+        (run["workload"], run["memory"], run["seed"]): run
+        for run in runs
+        if run["contender"] == STOCK
+    }
+    places: dict[tuple[str, str], None] = {(run["workload"], run["memory"]): None for run in runs}
+    results = Results(dict(zip(_KEYS, _KEYS, strict=True)))
+    names = dict.fromkeys(run["contender"] for run in runs)
+    results.expect((*place, name) for place in places for name in names)
+    for run in runs:
+        base = stock.get((run["workload"], run["memory"], run["seed"]))
+        if base is not None:
+            ratios = {
+                "makespan": run["makespan_s"] / base["makespan_s"],
+                "rate": run["tokens_per_s"] / base["tokens_per_s"],
+            }
+            values = {name: run[name] for name in _SHOWN}
+            results.add(*(run[key] for key in _KEYS), figures={**values, **ratios})
+    return results
+
+
+_SHOWN = ("makespan_s", "tokens_per_s", "hits", "prefill", "preemptions")
+
+
+def report(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each workload, share of memory and contender."""
+    return over_stock(runs).table(
+        [
+            Column("makespan / stock", "makespan"),
+            Column("tokens a second / stock", "rate"),
+            Column("makespan, s", "makespan_s", "{:,.1f}"),
+            Column("tokens a second", "tokens_per_s", "{:,.0f}"),
+            Column("hits", "hits", "{:.0%}"),
+            Column("prefill tokens", "prefill", "{:,.0f}"),
+            Column("preemptions", "preemptions", "{:,.0f}"),
+        ]
+    )
+
+
+def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Say for each contender what its makespan is with little and with ample memory."""
+    lines = []
+    samples = over_stock(runs).samples
+    for name in dict.fromkeys(run["contender"] for run in runs):
+        if name == STOCK:
+            continue
+        ratios: dict[str, list[float]] = {"little": [], AMPLE: []}
+        for (_, memory, contender_name), seeds in samples.items():
+            if contender_name == name and seeds:
+                kind = AMPLE if memory == AMPLE else "little"
+                ratios[kind].append(median(each["makespan"] for each in seeds))
+        parts = [
+            f"{kind} memory: {median(values):.2f} (worst {max(values):.2f})"
+            for kind, values in ratios.items()
+            if values
+        ]
+        lines.append(f"- {name}: makespan / stock, median over the workloads; {'; '.join(parts)}")
+    return "\n".join(lines)

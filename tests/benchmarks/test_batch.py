@@ -1,0 +1,100 @@
+"""The benchmark of batches: programs that are all there at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import call
+from benchmarks.batch import KNOWN, LEARNED, LiveLimit, over_stock, verdict
+from benchmarks.rivals.gates import ThunderAgent
+
+SMALL = ["--programs", "16", "--max-live", "8", "--max-num-seqs", "4", "--seeds", "1"]
+
+
+@pytest.mark.engine
+def test_a_batch_by_the_command_in_two_pieces(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["batch", "--workload", "bfcl", *SMALL, "--jobs", "1", "--json"]
+    assert call([*arguments, "--memory", "0.25", "--policy", "best cap,default"]) == 0
+    first = tmp_path / "first.txt"
+    first.write_text(capsys.readouterr().out)
+    rest = ["--memory", "ample", "--policy", f"{LEARNED},{KNOWN}"]
+    assert call([*arguments, *rest, "--add", str(first)]) == 0
+    output = capsys.readouterr().out
+    runs = json.loads(output.splitlines()[-1])["runs"]
+    by_place = {(run["memory"], run["contender"]): run for run in runs}
+    little, ample = by_place["0.25", "stock"], by_place["ample", "stock"]
+    assert little["prefill"] > 1.5 * ample["prefill"]  # memory is short
+    assert little["makespan_s"] > ample["makespan_s"]
+    assert by_place["0.25", "default"]["prefill"] < little["prefill"]
+    assert by_place["0.25", "best cap"]["cap"] < 8  # it is one of the caps that fit
+    # All contenders generate the same tokens.
+    tokens = {round(run["tokens_per_s"] * run["makespan_s"]) for run in runs}
+    assert len(tokens) == 1
+    assert set(by_place) == {
+        *(("0.25", name) for name in ("stock", "best cap", "default")),
+        *(("ample", name) for name in ("stock", LEARNED, KNOWN)),
+    }
+    assert output.count("| bfcl") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory", "none"], "--memory 'none'"),
+        (["--policy", "quickest"], "unknown policy 'quickest'"),
+        (["--workload", "poems"], "unknown workload 'poems'"),
+        (["--add", "/no/such/file"], "--add"),
+    ],
+)
+def test_what_is_not_understood_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["batch", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_limit_begins_the_next_program_at_an_end() -> None:
+    gate = LiveLimit(2)
+    assert [gate.called(name, 10, 0.0) for name in "abcd"] == [True, True, False, False]
+    assert gate.called("a", 20, 1.0)
+    assert [*gate.ended("b")] == ["c"]
+    assert [*gate.ended("a")] == ["d"]
+
+
+def test_a_rival_behind_the_limit_sees_a_program_when_it_begins() -> None:
+    gate = LiveLimit(1, ThunderAgent(1000))
+    assert gate.called("a", 600, 0.0)
+    assert not gate.called("b", 2000, 0.0)
+    gate.answered("a", 650, 1.0)
+    assert [*gate.ended("a")] == [], "the rival holds it back: it does not fit"
+    assert [*gate.tick(2000.0)] == ["b"]
+
+
+def run_of(
+    workload: str, memory: str, name: str, makespan_s: float, seed: int = 0
+) -> dict[str, Any]:
+    figures = {"hits": 0.5, "prefill": 100.0, "preemptions": 0.0}
+    about = {"workload": workload, "memory": memory, "contender": name, "seed": seed}
+    return {**about, "makespan_s": makespan_s, "tokens_per_s": 1000 / makespan_s, **figures}
+
+
+def test_ratios_are_to_stock_with_the_same_seed() -> None:
+    runs = [
+        run_of("w", "0.25", "stock", 10.0, 0),
+        run_of("w", "0.25", "stock", 40.0, 1),
+        run_of("w", "0.25", "mine", 5.0, 0),
+        run_of("w", "0.25", "mine", 30.0, 1),
+        run_of("v", "ample", "stock", 10.0),
+        run_of("v", "ample", "mine", 11.0),
+        run_of("v", "ample", "mine", 99.0, 7),  # stock has no run with this seed
+    ]
+    samples = over_stock(runs).samples
+    assert [each["makespan"] for each in samples["w", "0.25", "mine"]] == [0.5, 0.75]
+    assert [each["rate"] for each in samples["w", "0.25", "mine"]] == [2.0, pytest.approx(4 / 3)]
+    assert "little memory: 0.62 (worst 0.62); ample memory: 1.10 (worst 1.10)" in verdict(runs)
