@@ -1,7 +1,7 @@
 """Policies with knowledge that no real engine has. In simulations, they show what is attainable.
 
-`Srpt` (Agentix, Fig. 20) and `Lrpt` know the remaining service of each program. `Gittins` knows the exact
-distributions of program sizes, computed from all programs of the run, but not the size of any
+`Srpt` (Agentix, Fig. 20) and `Lrpt` know the remaining service of each program. `Gittins` knows the
+exact distributions of program sizes, computed from all programs of the run, but not the size of any
 single program. So `Gittins` shows the best that a policy can do by learning from past programs. If
 `Srpt` is far better than `Gittins`, past programs do not tell which program ends next. The Gittins
 index minimizes the mean time for one server and jobs that consist of one part (Gittins 1989). For
