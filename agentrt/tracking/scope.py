@@ -111,8 +111,8 @@ class Scope:
         self.pending.sealed = True
 
     def settle(self) -> None:
-        """Join the tasks that this task has waited for through asyncio's own futures, and that have
-        ended.
+        """Join the ended tasks for which this task has waited through a gather, shield or TaskGroup
+        of asyncio, and not by awaiting the tasks themselves.
         """
         pending = self.pending
         if pending.seen:

@@ -38,8 +38,8 @@ class EnginePlan:
     """The sizes of an engine, and the time that its steps take.
 
     ``connector`` says what happens to KV cache that fails to arrive (``fail`` or ``recompute``);
-    None is an engine without a connector. ``stalled`` is the number of a step that takes a minute.
-    ``active_slots`` is the number of batch slots that calls may hold; None for all.
+    None means that the engine has no connector. ``stalled`` is the number of a step that takes a
+    minute. ``active_slots`` is the number of batch slots that calls may hold; None means all.
     """
 
     slots: int

@@ -97,10 +97,11 @@ def tool_form(
 
 
 def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str, Any]]:
-    """Return the chat with an explanation of the tools before the program's own messages.
+    """Return the chat with an explanation of the tools, unless ``form`` is None.
 
-    The returned messages have only a role and content: tool calls and their results are rewritten
-    as text.
+    If the chat begins with a system or developer message, the explanation is added to the end of
+    this message; otherwise it becomes a new system message before the chat. The returned messages
+    have only a role and content: tool calls and their results are rewritten as text.
     """
     plain = without_tools(messages)
     if form is None:
