@@ -87,8 +87,9 @@ class EngineOptions:
         learned: The content of a history file that the engine starts with.
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
         served_model_name: The model's name in these metrics; None means its own name.
-        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 is none, and
-            ``auto`` takes what is free on the machine, with room left (`HostRoom`).
+        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches
+            the offload off, and ``auto`` takes what is free on the machine, except for a reserve
+            (`HostRoom`).
     """
 
     model: str | None = None

@@ -27,8 +27,8 @@ class ToolForm:
     """The outputs that a request allows.
 
     An output is a call of one of ``tools`` (functions with name, description and parameters), or,
-    with ``may_answer``, an answer. The answer obeys the JSON schema ``answer``; without one it is
-    text.
+    with ``may_answer``, an answer. The answer obeys the JSON schema ``answer``; if ``answer`` is
+    None, it is text.
     """
 
     tools: tuple[Json, ...]
