@@ -46,7 +46,7 @@ async def handle(ctx: Context, machine: str, alarm: Any) -> dict[str, Any]:
 
 @program
 async def plant(ctx: Context, alarms: int = 1) -> list[dict[str, Any]]:
-    """Handle so many alarms, each in a task of its own, and tell what was done."""
+    """Handle ``alarms`` alarms, each in a task of its own, and return what was done."""
     handled = []
     async for event in ctx.event("plant/+/alarm"):
         machine = event.topic.split("/")[1]

@@ -80,8 +80,8 @@ class CallFile(LineFile):
             await self.put_line(json.dumps(value).encode() + b"\n")
         except OSError as error:
             raise JournalWriteError(
-                f"{self.path} cannot be written: {error.strerror or error}; the batch goes on once "
-                "the cause is gone"
+                f"{self.path} cannot be written: {error.strerror or error}; remove the cause, and "
+                "the batch continues"
             ) from error
 
     def remove(self) -> None:

@@ -49,7 +49,10 @@ def pass_at(k: int, samples: int, passed: int) -> float:
     Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
-        raise ValueError(f"pass@{k} of {passed} in {samples} samples: give k from 1 to {samples}")
+        raise ValueError(
+            f"pass@{k} of {samples} samples, {passed} of them passed: k must be from 1 to "
+            f"{samples}, and passed from 0 to {samples}"
+        )
     missed: float = math.comb(samples - passed, k) / math.comb(samples, k)
     return 1.0 - missed
 

@@ -269,11 +269,11 @@ def _checked_history(path: Path, scheduler: SchedulerConfig, options: dict[str, 
             f"--history with several engines keeps the policy's statistics only, and policy "
             f"{policy} has none; leave --history out, or use --policy adaptive"
         )
-    if not learns and retention != "cost":
+    if not learns and retention != "cost" and scheduler.admission != "memory":
         raise UsageError(
-            f"--history keeps statistics of past programs, but policy {policy} and retention "
-            f"{retention} have none; leave --history out, or use --policy adaptive or "
-            "--retention cost"
+            f"--history keeps statistics of past programs, but policy {policy}, retention "
+            f"{retention} and admission {scheduler.admission} have none; leave --history out, or "
+            "use --policy adaptive, --retention cost or --admission memory"
         )
     read_history(path)
     return str(path.resolve())

@@ -179,7 +179,7 @@ class Frontend(ABC):
 
     @abstractmethod
     def profile(self, model: str | None = None) -> FrontProfile:
-        """Return the abilities of a served model; None is the first model."""
+        """Return the abilities of a served model; None means the first model."""
 
     async def count_tokens(self, request: Request) -> int:
         """Return the number of tokens of a chat's prompt, rendered with the chat template."""

@@ -50,7 +50,7 @@ class ExecutorInfo:
         return next((served for served in self.models if is_model(model, served)), None)
 
     def check_served(self, model: str | None) -> None:
-        """Raise `NotServedError` for a model that is not served. None is always served.
+        """Raise `NotServedError` for a model that is not served. None never raises.
 
         If the executor's models are not known, every model counts as served.
         """

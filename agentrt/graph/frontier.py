@@ -18,13 +18,15 @@ from agentrt.graph.node import NodeKind
 
 
 class Frontier:
-    """The last nodes that have ended in the view of a thread of a program. Not thread-safe.
+    """The frontier of one thread: the ended nodes that will be the parents of its next node. Not
+    thread-safe.
 
     Each thread remembers its *base*: the frontier that it got when it was forked. If a thread joins
-    only threads that it has forked itself, its frontier follows from set operations on their bases,
-    which cost O(1) per operation and new node. If it joins a thread that another thread has forked,
-    its frontier may get nodes that are ancestors of other nodes in it. Such a frontier is *mixed*;
-    before the next node, `prune` removes the ancestors by a search in the DAG.
+    only threads that it has forked itself, its new frontier is computed by set operations on the
+    bases of these threads. The cost is O(1) for each operation and each new node. If a thread joins
+    a thread that another thread has forked, its frontier may get nodes that are ancestors of other
+    nodes in it. Such a frontier is *mixed*; before the next node, `prune` removes the ancestors by
+    a search in the DAG.
     """
 
     __slots__ = (

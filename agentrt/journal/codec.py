@@ -544,7 +544,10 @@ class ValueReader:
             return self._error(name, value)
         if _CODED in value:
             if (codec := _CODECS_BY_NAME.get(name)) is None:
-                raise UnkeptError(f"no codec is registered for {name} now")
+                raise UnkeptError(
+                    f"no codec is registered for {name}, which was recorded with a codec; register "
+                    "the codec again"
+                )
             return self.known(value, codec.from_plain(self.read(value[_CODED])))
         kind = _class_named(name)
         if issubclass(kind, BaseException):

@@ -36,7 +36,8 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call in a model's reply. ``arguments`` fit the tool's JSON schema.
+    """A tool call in a model's reply. ``arguments`` are a JSON object that may violate the tool's
+    schema.
 
     The message that passes the result to the model refers to the call by its ``id``. The id is ""
     if the call is a part of the reply's text; then the results must follow in the order of the

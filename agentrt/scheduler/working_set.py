@@ -277,7 +277,7 @@ class WorkingSet(Admission):
         context of an absent resident costs the time to recompute it, times the probability that the
         resident makes another call. The freed room is useful until the waiting call is expected to
         end, or until the resident makes its next call, whichever is earlier. Using room that
-        residents claim for future calls costs the time to compute so many blocks.
+        residents claim for future calls costs the time to compute the same number of blocks.
 
         Residents are expelled, the longest absent first, only if the program then fits. After
         `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.

@@ -84,7 +84,7 @@ class KeyCheck(Protocol):
 
 
 class ModelRoutes(Protocol):
-    """An ASGI application that answers requests of the model, at these ``paths`` alone."""
+    """An ASGI application that answers requests to the model. It answers only at ``paths``."""
 
     @property
     def paths(self) -> Collection[str]: ...

@@ -22,9 +22,9 @@ Family = WeakSet[asyncio.Task[Any]]
 
 
 class Scope:
-    """The position of a task's code. ``owner`` is the task's program, ``frontier`` has the nodes
-    that ended last in this task's view, and ``path`` has the names of the node functions around the
-    code, such as ``main/expand``.
+    """The position of a task's code. ``owner`` is the task's program, ``frontier`` has the
+    ended nodes that will be the parents of the task's next node, and ``path`` has the names of the
+    node functions around the code, such as ``main/expand``.
 
     Callbacks and threads have copies of the task's context, which refer to the same scope. So if
     they learn that another task has ended, the scope's task knows it, too.
@@ -111,8 +111,8 @@ class Scope:
         self.pending.sealed = True
 
     def settle(self) -> None:
-        """Join the tasks that this task has waited for through asyncio's own futures, and that have
-        ended.
+        """Join the ended tasks for which this task has waited through a gather, shield or TaskGroup
+        of asyncio, and not by awaiting the tasks themselves.
         """
         pending = self.pending
         if pending.seen:

@@ -40,11 +40,11 @@ class EnginePlan:
     """The sizes of an engine, and the time that its steps take.
 
     ``connector`` says what happens to KV cache that fails to arrive (``fail`` or ``recompute``);
-    None is an engine without a connector. ``host`` is the number of blocks in host memory, to which
-    vLLM offloads KV cache; 0 for none. ``host_fails`` says what happens to a call whose load from
-    there fails (``fail`` or ``recompute``); None if no load fails. ``stalled`` is the number of a
-    step that takes a minute.
-    ``active_slots`` is the number of batch slots that calls may hold; None for all.
+    None means that the engine has no connector. ``host`` is the number of blocks in host memory, to
+    which vLLM offloads KV cache; 0 means that nothing is offloaded. ``host_fails`` says what
+    happens to a call whose load from host memory fails (``fail`` or ``recompute``); None means that
+    no load fails. ``stalled`` is the number of a step that takes a minute. ``active_slots`` is the
+    number of batch slots that calls may hold; None means all.
     """
 
     slots: int

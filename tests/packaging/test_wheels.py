@@ -123,7 +123,7 @@ def test_the_demo_shows_programs_and_a_dashboard_without_an_engine(bare: Bare) -
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert re.findall(r"^(\w+)-\d ", out, re.MULTILINE) == ["report"] * 3 + ["lookup"] * 5
     assert "First run, " in out
-    assert "Once agentrt knows both kinds of programs: " in out
+    assert "Once agentrt knows both types of programs: " in out
     assert err.splitlines()[-1].startswith("  with programs of your own: agentrt compare ")
 
 

@@ -55,10 +55,11 @@ class _CompileJob:
 
 
 class GrammarThreads:
-    """A replacement for vLLM's `ThreadPoolExecutor` that compiles grammars, with turns for tenants.
+    """A replacement for vLLM's `ThreadPoolExecutor` that compiles grammars. Tenants take turns.
 
-    At most ``at_once`` grammars that are not slow are compiled at the same time. ``owner`` returns
-    the tenant of a request. Each thread first calls ``begin``. ``later`` creates timers.
+    At most ``at_once`` grammars are compiled at the same time. A grammar that takes longer than
+    `SLOW_S` seconds no longer counts, so that another grammar can start. ``owner`` returns the
+    tenant of a request. Each thread first calls ``begin``. ``later`` creates timers.
     """
 
     def __init__(

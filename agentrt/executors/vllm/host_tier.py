@@ -102,7 +102,7 @@ class ProgramCachePolicy(CachePolicy):
         self._own(key, owner)
 
     def _own(self, key: OffloadKey, owner: CachedBlocks | None) -> None:
-        """Move a chunk to the end of an owner's list; None is the list without an owner."""
+        """Move a chunk to the end of an owner's list; None means the list without an owner."""
         if owner is not None and owner.released:
             owner = None
         self._leave(key)

@@ -72,7 +72,7 @@ class EngineOptions:
     """The options of one embedded engine.
 
     Attributes:
-        model: A hub name or a folder; None is the built-in default model.
+        model: A hub name or a folder; None means the built-in default model.
         max_num_seqs: Maximum number of calls in a batch; None leaves the choice to vLLM, or on a
             CPU to agentrt.
         scheduler: The scheduler's settings, by default those of ``agentrt run``. If its ``history``
@@ -86,9 +86,10 @@ class EngineOptions:
         kv_events: Whether the engine reports which blocks its prefix cache has, for a router.
         learned: The content of a history file that the engine starts with.
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
-        served_model_name: The model's name in these metrics; None is its own name.
-        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 is none, and
-            ``auto`` takes what is free on the machine, with room left (`HostRoom`).
+        served_model_name: The model's name in these metrics; None means its own name.
+        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches
+            the offload off, and ``auto`` takes what is free on the machine, except for a reserve
+            (`HostRoom`).
     """
 
     model: str | None = None
@@ -340,7 +341,8 @@ def has_gpus() -> bool:
 def expected_context(model: str | None) -> int | None:
     """Return how many tokens a call may have on this machine, judged by files without an engine.
 
-    ``model`` None is the built-in default model. The result is None if the files do not say it.
+    If ``model`` is None, the built-in default model is meant. The result is None if the files do
+    not contain the number.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)

@@ -29,8 +29,9 @@ def lend(client: RuntimeClient) -> Iterator[None]:
 
 
 def engine_client(model: str | None) -> RuntimeClient:
-    """Return the client of this process's embedded engine for ``model``; None is the default model.
+    """Return the client of this process's embedded engine for ``model``.
 
+    None means the default model.
     While a client is lent, it is returned instead. It may serve another model; then it rejects
     calls that name a model.
     """

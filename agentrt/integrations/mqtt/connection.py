@@ -218,7 +218,10 @@ class Connection:
 
     def _pause_after(self, reading: asyncio.Task[None], lasted: float) -> float:
         """Handle a connection that broke after ``lasted`` seconds. Return the pause before the next
-        connection, in seconds: 0 after a first break, and longer with each break that follows.
+        connection, in seconds.
+
+        The pause is 0 after a first break, and doubles with each further break up to a limit. If
+        another client has taken this client's id, the pause starts at a second instead.
         """
         if lasted > _STEADY_S:
             self._breaks, self._has_warned = 0, False

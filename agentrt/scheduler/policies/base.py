@@ -57,11 +57,12 @@ class Policy(ABC):
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
-        """Return the rank of a call that waits outside the engine, among its tenant's calls; less
-        is better.
+        """Return the rank of a call that waits outside the engine. The rank is compared with those
+        of the same tenant's other calls; a lower rank runs first.
 
-        The rank is computed only once per call, from ``path_s``, the call's p(c) of Eq. 2 (None if
-        the call's parents are unknown), and from the service of the call's program, in seconds.
+        ``path_s`` is p(c) of the paper's Eq. 2, in seconds; it is None if the call's parents are
+        unknown. ``program_service_s`` is the service of the call's program. The rank of a call is
+        computed only once.
         """
         return program_service_s if path_s is None else path_s
 

@@ -457,7 +457,7 @@ def _refusing(path: str, send: Send) -> Send:
 def is_public(path: str, *, operator: bool) -> bool:
     """Whether clients may reach vLLM's route at ``path``; ``operator`` is True for operators.
 
-    Not public are vLLM's health checks and metrics (this server has its own), the routes that
+    Clients cannot reach vLLM's health checks and metrics (this server has its own), the routes that
     control the engine (sleep, caches, profiles, weights), and the routes for SageMaker.
     """
     if path in _OPERATORS:

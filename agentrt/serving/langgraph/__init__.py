@@ -27,7 +27,7 @@ __all__ = ["api", "api_with"]
 
 
 def api_with(auth: Auth | None) -> Api:
-    """Return the API with the authentication hooks of ``auth``; None is without hooks.
+    """Return the API with the authentication hooks of ``auth``; None means without hooks.
 
     Opening the API raises `ConfigError` if its database cannot be opened or is in use by another
     server, and `ProgramLoadError` for a graph that cannot be made.

@@ -124,9 +124,11 @@ async def prepared(
 
 
 async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
-    """Call a factory once, as for a request for the graph's schemas.
+    """Call a factory with an empty config, as if a client requested the graph's schemas.
 
-    Returns a sentence about the config keys that the factory missed if it failed, else "".
+    Returns "" if the factory succeeds. If it fails after it has looked up config keys that are
+    absent, returns a sentence that names these keys. Raises `ProgramLoadError` for any other
+    failure.
     """
     configurable = _RecordingConfigurable()
     user = User("agentrt") if users else None

@@ -110,7 +110,7 @@ _CANCELED = "57014"
 """PostgreSQL's error code for a statement that exceeded its ``statement_timeout``."""
 
 READER: ContextVar[str | None] = ContextVar("agentrt_reader", default=None)
-"""The tenant for which the current task reads; None is the server itself, which has no limit."""
+"""The tenant for which the current task reads; None means the server itself, which has no limit."""
 
 
 class TooSlowError(AgentrtError):

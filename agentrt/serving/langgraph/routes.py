@@ -22,7 +22,7 @@ _ROUTES = "agentrt_routes"
 
 def route(method: str, path: str, status: int | None = None) -> Callable[[Handler], Handler]:
     """Declare that a method of a `Routes` class handles requests to ``path``. ``status`` is the
-    status code of a success; None is 200.
+    status code of a success; None means 200.
     """
 
     def declared(handler: Handler) -> Handler:

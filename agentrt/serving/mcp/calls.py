@@ -1,4 +1,4 @@
-"""The SDK's MCP server with the offers as its tools, and the tool calls of its clients.
+"""The SDK's MCP server, whose tools are the served programs and graphs, and its clients' calls.
 
 Each tool call starts a run. The call reports the run's progress, and takes its questions to the
 client.

@@ -152,7 +152,7 @@ class Parking:
             if left is None:
                 return None
             if (program := self._programs.get(left.type)) is None:
-                raise QuestionClosedError(f"this server does not serve program {left.type!r} now")
+                raise QuestionClosedError(f"this server does not serve program {left.type!r}")
             parked_questions = await self._waits.questions(0.0, _MOST_QUESTIONS, program=program_id)
             served_run = self._runs.go_on(program, left)
             self._reopen(served_run, parked_questions)

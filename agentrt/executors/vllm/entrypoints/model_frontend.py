@@ -237,7 +237,7 @@ class VLLMFrontend(Frontend):
         return [*self.args.served_model_name, *models.lora_requests]
 
     def served_as(self, model: str | None) -> str:
-        """Return the served name of a model or adapter that a request names; None is the model.
+        """Return the served name of a model or adapter that a request names; None means the model.
 
         Raises `NotServedError` for a name that is not served.
         """

@@ -56,7 +56,7 @@ class FrontendsByModel(Frontend):
         self.fronts = tuple(fronts)
 
     def of(self, model: str | None) -> VLLMFrontend:
-        """Return the front end that serves ``model``; None is the first. Raises
+        """Return the front end that serves ``model``; None means the first. Raises
         `NotServedError`.
         """
         for front in self.fronts:

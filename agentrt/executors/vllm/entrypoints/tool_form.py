@@ -27,8 +27,8 @@ class ToolForm:
     """The outputs that a request allows.
 
     An output is a call of one of ``tools`` (functions with name, description and parameters), or,
-    with ``may_answer``, an answer. The answer obeys the JSON schema ``answer``; without one it is
-    text.
+    with ``may_answer``, an answer. The answer obeys the JSON schema ``answer``; if ``answer`` is
+    None, it is text.
     """
 
     tools: tuple[Json, ...]
@@ -97,10 +97,11 @@ def tool_form(
 
 
 def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str, Any]]:
-    """Return the chat with an explanation of the tools before the program's own messages.
+    """Return the chat with an explanation of the tools, unless ``form`` is None.
 
-    The returned messages have only a role and content: tool calls and their results are rewritten
-    as text.
+    If the chat begins with a system or developer message, the explanation is added to the end of
+    this message; otherwise it becomes a new system message before the chat. The returned messages
+    have only a role and content: tool calls and their results are rewritten as text.
     """
     plain = without_tools(messages)
     if form is None:

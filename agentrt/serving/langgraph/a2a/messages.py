@@ -131,7 +131,7 @@ def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | Non
     """Return the task with the id ``key``, from the ``row`` of its last run.
 
     ``waits`` is whether the task waits for an answer. ``history`` is the maximum number of
-    messages; None is the server's limit.
+    messages; None means the server's limit.
     """
     context, values = row["thread_id"], None
     with contextlib.suppress(orjson.JSONDecodeError, TypeError):

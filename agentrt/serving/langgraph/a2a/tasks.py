@@ -242,7 +242,7 @@ class Tasks(RequestHandler):
 
 
 def _history(params: Any) -> int | None:
-    """Return the maximum number of messages that the client requests; None is all."""
+    """Return the maximum number of messages that the client requests; None means all."""
     return max(0, params.history_length) if params.HasField("history_length") else None
 
 

@@ -93,7 +93,7 @@ def context_for(graph: Graph, context: Mapping[str, Any] | None) -> Any:
 
 
 def _names(schema: type) -> set[str] | None:
-    """Return the keys that a context of this schema may have; None is any key."""
+    """Return the keys that a context of this schema may have; None means any key."""
     if issubclass(schema, BaseModel):
         if schema.model_config.get("extra") == "allow":
             return None

@@ -90,7 +90,7 @@ class CronBody(RunTerms):
         return self
 
     def end(self) -> float | None:
-        """Return the time after which no run starts, in seconds since 1970; None is no limit."""
+        """Return the time after which no run starts, in seconds since 1970; None means no limit."""
         return None if self.end_time is None else self.end_time.timestamp()
 
     def next_time(self, now: float) -> float | None:
@@ -102,7 +102,7 @@ class CronBody(RunTerms):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def run(self, thread: UUID | None) -> RunBody:
-        """Return the body of a run of the cron, in ``thread``; None is a new thread for the run."""
+        """Return the body of a run of the cron in ``thread``; None means a new thread."""
         names = {*RunTerms.model_fields, "multitask_strategy"}
         fields = self.model_dump(include=names, exclude_unset=True)
         return RunBody(**fields, on_completion=self.on_run_completed if thread is None else None)

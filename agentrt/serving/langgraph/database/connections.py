@@ -303,9 +303,9 @@ class Database:
         """Return a page of rows, and headers for the response.
 
         ``page`` is the body of a search; rows that are equal in its order are ordered by the column
-        ``key``. The rows have these ``columns``; None is all. The header ``X-Pagination-Next`` is
-        the offset of the next page, if there is one. ``X-Pagination-Total`` is the number of rows
-        up to the end of this page, plus 1 if there is a next page.
+        ``key``. The rows have these ``columns``; None means all. The header ``X-Pagination-Next``
+        is the offset of the next page, if there is one. ``X-Pagination-Total`` is the number of
+        rows up to the end of this page, plus 1 if there is a next page.
         """
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()

@@ -79,7 +79,7 @@ _RECORD = [runs.c[name] for name in RunRecord.__slots__]
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to create, in ``thread``; None is a new thread, which may be ``temporary``.
+    """A run to create, in ``thread``; None means a new thread, which may be ``temporary``.
 
     ``make_thread`` creates ``thread`` if it does not exist. ``inherited`` is the metadata of the
     assistant, and ``body_config`` the config of the request's body. ``answers`` is the id of an

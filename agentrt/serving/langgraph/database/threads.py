@@ -184,8 +184,8 @@ async def new_thread(
     *,
     temporary: bool = False,
 ) -> sa.Row[Any]:
-    """Insert a new thread with the lifetime ``ttl``, and return its row. None is the server's
-    default lifetime.
+    """Insert a new thread with the lifetime ``ttl``, and return its row. If ``ttl`` is None, the
+    server's default lifetime applies.
 
     Raises `IntegrityError` if the id is taken, and 507 if the tenant has reached its limit of
     threads.
