@@ -105,6 +105,10 @@ class Admission(Part):
         """Let a call wait for admission, or update its priority there. O(log n)."""
         self._not_admitted.put(call, self.rank(call))
 
+    def first(self) -> QueuedCall | None:
+        """Return the call whose program is admitted next, or None."""
+        return self._not_admitted.first()
+
     def leave(self, call: QueuedCall) -> None:
         """Remove a call from those that wait for admission."""
         self._not_admitted.discard(call)

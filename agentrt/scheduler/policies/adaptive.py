@@ -77,12 +77,13 @@ class Adaptive(Policy):
 
     @property
     def revision(self) -> int:  # type: ignore[override]
-        """Changes after the first measured step, and whenever the number of ended calls doubles.
+        """Grows when the cost of prefill is first measured, and whenever the number of ended calls
+        doubles.
 
         After `WINDOW` calls it stays the same, because further calls change the means only a
         little.
         """
-        return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
+        return self.learned.costs.measured + min(self.learned.calls, int(WINDOW)).bit_length()
 
     def _visible_s(self, row: EngineProgram) -> float:
         """Return the seconds of service that a program's calls in the engine are expected to need.
