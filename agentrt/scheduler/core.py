@@ -319,10 +319,11 @@ class SchedulerCore:
         """Return which running calls to preempt, each with the waiting call that needs its slot.
 
         ``running`` is sorted by key, the worst call last. Only a call of a strictly worse level is
-        preempted, and only for its slot in the batch, never for its memory: a waiting call that
-        does not fit into the ``free_blocks`` keeps waiting, because evicted blocks must be
-        recomputed, which delays all other calls, too. Running calls that the engine may not preempt
-        or that are not `settled` are skipped, and so are waiting calls that cannot start.
+        preempted, by as many levels as the policy wants (`Policy.preempts_by`), and only for its
+        slot in the batch, never for its memory: a waiting call that does not fit into the
+        ``free_blocks`` keeps waiting, because evicted blocks must be recomputed, which delays all
+        other calls, too. Running calls that the engine may not preempt or that are not `settled`
+        are skipped, and so are waiting calls that cannot start.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -346,7 +347,7 @@ class SchedulerCore:
                 free_slots -= 1
                 continue
             victim = next(pool, None)
-            if victim is None or victim.level <= head.level:
+            if victim is None or victim.level - head.level < self.policy.preempts_by(head, victim):
                 break
             victims.append(Preempt(victim, head))
         return victims

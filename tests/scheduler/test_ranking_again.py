@@ -98,7 +98,7 @@ def test_the_next_call_has_its_new_rank_and_soon_all_calls_have(seed: int, admis
 
 def test_a_call_that_became_the_best_starts_before_calls_with_older_ranks() -> None:
     engine = Engine(400, Random(0), "off")
-    engine.policy.change({name: 5 for name in engine.names} | {"p399": -20})
+    engine.policy.change(dict.fromkeys(engine.names, 5) | {"p399": -20})
     for _ in range(400 // _REFRESHED + 1):
         engine.step()
     assert engine.start().program.program_id == "p399"

@@ -75,6 +75,19 @@ class Adaptive(Policy):
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
 
+    def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
+        """Return 2 while a type is unknown, because no program of it has ended, and else 1.
+
+        The levels of unknown types come from limits and prompts alone. Programs of neighbouring
+        levels may need the same service. At two levels or more, one needs at least 1.4 times as
+        much as the other by what is visible.
+        """
+        at = self.learned.service.at
+        for program in (better.program, call.program):
+            if at((program.tenant, program.type, ""), 0) is None:
+                return 2
+        return 1
+
     @property
     def revision(self) -> int:  # type: ignore[override]
         """Grows when the cost of prefill is first measured, and whenever the number of ended calls
