@@ -110,6 +110,10 @@ class Admission(Part):
         """
         self._not_admitted.put(call, self.rank(call))
 
+    def first(self) -> QueuedCall | None:
+        """Return the call whose program is admitted next, or None."""
+        return self._not_admitted.first()
+
     def leave(self, call: QueuedCall) -> None:
         """Remove a call from the calls that wait for admission."""
         self._not_admitted.discard(call)

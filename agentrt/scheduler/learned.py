@@ -389,6 +389,8 @@ class StepCost:
         """Seconds that a prompt token adds to a step; 0 before the first measurement."""
         self.decode_s = 0.0
         """Seconds of a step without prefill; 0 before the first measurement."""
+        self.measured = False
+        """Whether ``token_s`` has ever been more than 0."""
 
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """Add a step that computed ``tokens`` tokens: one for each call that decodes, and more for
@@ -418,6 +420,11 @@ class StepCost:
         ):
             return
         self._new, self._beside = 0, without_s
+        self._measure(without_s)
+        self.measured |= self.token_s > 0.0
+
+    def _measure(self, without_s: float) -> None:
+        """Compute ``token_s``, and ``decode_s`` if no step ``without_s`` prefill tells it."""
         if without_s > 0.0:
             self.token_s = self._beyond(without_s)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count, islice
 
 from agentrt.errors import InvariantError
@@ -19,11 +19,21 @@ class CallQueue:
     precedes calls that got the same priority later. The engine can take only calls that wait for a
     slot. All other calls wait for their program's ``admission``, or are deferred until the engine
     can start them.
+
+    The priorities of all waiting calls can become ``outdated`` at once, when a policy's statistics
+    have changed much. They are then computed again over several steps (`refresh`).
     """
 
     def __init__(self, admission: Admission | None, promoter: Promoter) -> None:
         self._admission, self._promoter = admission, promoter
         self._waiting: Heap[QueuedCall] = Heap()
+        self.outdated: dict[str, QueuedCall] = {}
+        """The calls whose priorities are outdated, by id, those that arrived first first. Some may
+        no longer wait.
+        """
+        self._priority: Callable[[QueuedCall], Priority] = lambda call: Priority(call.level)
+        self._refreshes = 0
+        """How many more outdated priorities may be computed now."""
         self._deferred: dict[QueuedCall, None] = {}
         self._queued = self._stuck = 0
         self._seqs = count(1)
@@ -39,13 +49,47 @@ class CallQueue:
 
     def head(self) -> QueuedCall | None:
         """Return the call that should run next, or None."""
-        return self._waiting.first()
+        head = self._waiting.first()
+        while self.outdated and head is not None and self._refresh(head):
+            head = self._waiting.first()
+        return head
 
     def best(self, most: int) -> Iterator[QueuedCall]:
         """Yield the first calls that wait for a slot, at most ``most``. The queue must not change
         meanwhile.
         """
         return islice(self._waiting, most)
+
+    def outdate(self, calls: Mapping[str, QueuedCall]) -> None:
+        """Note that the priorities of these calls (by id) are outdated."""
+        self.outdated = dict(calls)
+
+    def refresh(self, most: int, priority: Callable[[QueuedCall], Priority]) -> None:
+        """Compute outdated priorities again, by the function ``priority``: up to ``most`` in the
+        order of the calls' arrival, then those of the calls that may be admitted next.
+
+        Until the next call of this method, `head` does the same for the calls that may run next. So
+        a step computes at most three times ``most`` priorities, however many calls wait.
+        """
+        self._priority, self._refreshes = priority, most
+        while self.outdated and self._refreshes:
+            self._refresh(next(iter(self.outdated.values())))
+        self._refreshes = most
+        if self._admission is not None and self.outdated:
+            while (first := self._admission.first()) is not None and self._refresh(first):
+                pass
+            self._refreshes = most
+
+    def _refresh(self, call: QueuedCall) -> bool:
+        """Compute the priority of a call again if it is outdated and more may be computed now.
+        Return whether this was done.
+        """
+        if not self._refreshes or self.outdated.pop(call.call_id, None) is None:
+            return False
+        if call.queued and not call.promoted:
+            self._refreshes -= 1
+            self.rank(call, self._priority(call))
+        return True
 
     def rank(self, call: QueuedCall, priority: Priority) -> None:
         """Set the priority of a call, and move it to its place if it is queued."""

@@ -76,14 +76,28 @@ class Adaptive(Policy):
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
 
+    def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
+        """Return 2 while a type is unknown, because no program of it has ended, and else 1.
+
+        The levels of unknown types come from limits and prompts alone. Programs of neighbouring
+        levels may need the same service. At two levels or more, one needs at least 1.4 times as
+        much as the other by what is visible.
+        """
+        at = self.learned.service.at
+        for program in (better.program, call.program):
+            if at((program.tenant, program.type, ""), 0) is None:
+                return 2
+        return 1
+
     @property
     def revision(self) -> int:  # type: ignore[override]
-        """Changes after the first measured step, and whenever the number of ended calls doubles.
+        """Grows when the cost of prefill is first measured, and whenever the number of ended calls
+        doubles.
 
         After `WINDOW` calls it stays the same, because further calls change the means only a
         little.
         """
-        return bool(self.learned.costs.token_s) + min(self.learned.calls, int(WINDOW)).bit_length()
+        return self.learned.costs.measured + min(self.learned.calls, int(WINDOW)).bit_length()
 
     def quantum_s(self, row: EngineProgram, expected_s: float) -> float:
         """Return the service in seconds after which a call gets a new priority, if its program is

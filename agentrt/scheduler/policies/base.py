@@ -74,6 +74,12 @@ class Policy(ABC):
         """Return the new priority of a call whose quantum is used up."""
         return self.priority(call, now)
 
+    def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
+        """Return by how many levels a waiting call, ``better``, must be better than a running call
+        to take its slot.
+        """
+        return 1
+
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
         """Handle the first time that a call leaves the queue. Return the waiting calls whose
         priority changes because of it.
