@@ -30,7 +30,7 @@ class ItemLimits:
         for name in ("max_tokens_total", "max_calls", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, got {value!r}; None is no limit")
+                raise ConfigError(f"{name} must be above 0, got {value!r}; None means no limit")
 
     def at_call(self, run: Run) -> Over | None:
         """Return the limit that forbids the call that begins now, or None."""

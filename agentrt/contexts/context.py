@@ -158,7 +158,7 @@ class TokenContext:
             stop_token_ids: Tokens that end the output.
             temperature: 0 chooses the likeliest token; higher values sample more freely.
             top_p: Samples from the likeliest tokens that have this probability together.
-            top_k: Samples from this number of the likeliest tokens; 0 is no limit.
+            top_k: Samples from this number of the likeliest tokens; 0 means no limit.
             min_p: Samples from tokens with at least this part of the likeliest token's probability.
             seed: The seed for sampling; by default the runtime draws one.
             constrain: A constraint of the text: a result of `json_schema`, `regex`, `choices` or

@@ -30,7 +30,7 @@ class ToolOptions:
     """The options for calls of a tool.
 
     Attributes:
-        timeout: Maximum seconds of each attempt; None is no limit.
+        timeout: Maximum seconds of each attempt; None means no limit.
         retries: Maximum number of further attempts after a failed attempt.
         concurrency: Maximum number of calls of the tool that run at the same time, over all
             programs.

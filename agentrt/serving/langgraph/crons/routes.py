@@ -90,7 +90,7 @@ class CronBody(RunTerms):
         return self
 
     def end(self) -> float | None:
-        """Return the time after which no run starts, in seconds since 1970; None is no limit."""
+        """Return the time after which no run starts, in seconds since 1970; None means no limit."""
         return None if self.end_time is None else self.end_time.timestamp()
 
     def next_time(self, now: float) -> float | None:

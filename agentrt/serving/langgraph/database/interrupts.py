@@ -87,7 +87,7 @@ class Deadlines:
         self._nearer = asyncio.Event()
 
     def note(self, until: float | None) -> None:
-        """Note the deadline of a question; None is no deadline."""
+        """Note the deadline of a question; None means no deadline."""
         if until is not None and until < self._nearest:
             self._nearest = until
             self._nearer.set()

@@ -256,7 +256,7 @@ def matching(
 ) -> list[sa.ColumnElement[bool]]:
     """Return the conditions for the rows of a tenant that a search looks for.
 
-    ``columns`` has the values that columns must equal; None is no condition. ``contained`` has
+    ``columns`` has the values that columns must equal; None means no condition. ``contained`` has
     values that JSON columns must contain; empty values are no condition. ``only`` is the filter of
     an authorization hook for the column ``metadata``.
     """

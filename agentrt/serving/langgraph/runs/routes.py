@@ -260,7 +260,9 @@ def _lifecycle(live: LiveRun, status: str) -> ServerSentEvent:
 
 
 def _after(last_event_id: str | None) -> int | None:
-    """Return the number of the event after which a stream begins; None is from now on."""
+    """Return the number of the event after which a stream begins. None means that the stream begins
+    now, without earlier events.
+    """
     if not last_event_id:
         return None
     if last_event_id != "-1" and not (last_event_id.isdecimal() and len(last_event_id) < 16):
