@@ -44,9 +44,10 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 class RunRegistry:
     """All live runs by id, and their process ``table``. ``clock`` returns seconds.
 
-    Each method acquires ``lock``; code that forks or joins the scopes of these programs must
-    acquire it, too. A run's id consists of the program's type, ``mark`` and a number. Registries
-    that share an engine need different marks. ``opened`` is the last number that was used.
+    Each method that changes runs acquires ``lock``; code that forks or joins the scopes of these
+    programs must acquire it, too. A run's id consists of the program's type, ``mark`` and a number.
+    Registries that share an engine need different marks. ``opened`` is the last number that was
+    used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:

@@ -29,7 +29,10 @@ _FILLED = 0.5
 admitted even if it does not fit into the cache.
 """
 _CONSIDERED = 64
-"""Maximum number of absent residents that are considered when a program could use a free slot."""
+"""When a program could use a free slot: the maximum number of absent residents that may be found to
+be worth more than the slot before the search ends. When the engine waits for a tool: the maximum
+number of absent residents that are considered.
+"""
 _TURN = 8.0
 """A resident is expelled for another program only after it was served this many times as long as
 computing its context takes.
@@ -439,7 +442,10 @@ class WorkingSet(Admission):
         self._count(program)
 
     def _count(self, program: EngineProgram) -> None:
-        """Update the sums over residents for a program."""
+        """Update the sums of the residents' claims after a change of one program.
+
+        A resident with a call adds the blocks that it needs now. Each resident adds its growth.
+        """
         self._full_at = None
         counted = (0, 0)
         if program.resident:

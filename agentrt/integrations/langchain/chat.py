@@ -321,7 +321,9 @@ class ChatAgentRT(BaseChatModel):
 
 @dataclass(frozen=True, slots=True)
 class _PreparedCall:
-    """A call that is ready to be made: its client, its request, and its terms."""
+    """A call that is ready to be made: the client that makes it, the request, the terms (timeout,
+    heartbeat and scope), and the maker of its chunks.
+    """
 
     client: RuntimeClient
     request: dict[str, Any]

@@ -185,8 +185,10 @@ _is_ours = ContextVar("_is_ours", default=False)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether to log a record of the SDK. Drops its traceback for each line that is not a
-    message, because `opened_stdio` reports such lines.
+    """Return whether the SDK's logger may write a record.
+
+    The SDK logs a traceback for each line on stdout that is not a message. Such records are
+    dropped, because `opened_stdio` reports these lines.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not (_is_ours.get() and isinstance(error, ValueError))

@@ -246,7 +246,11 @@ class _Walk:
         yield from self._cover(self._ended_in(since, at), since, at, OWN)
 
     def _last(self) -> Stay | None:
-        """Return the node that ended last before the program did."""
+        """Return the node that ended last before the program did, without cancelled nodes.
+
+        If the program is open or was cancelled, nodes that were open or cancelled at its end count,
+        too.
+        """
         if self._life.state in (OPEN, CANCELLED):
             return self._stays[-1] if self._stays else None
         ended = (stay for stay in reversed(self._stays) if stay.state not in (OPEN, CANCELLED))

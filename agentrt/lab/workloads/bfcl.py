@@ -112,7 +112,9 @@ def _answered(entry: LocatedFields, notes: Notes, count: Counter) -> list[list[T
     question = entry.read(_Question)
     answer = _answers(file.parent / "possible_answer" / file.name).get(question.id)
     if answer is None:
-        raise entry.complain(f"possible_answer has no {question.id!r}")
+        raise entry.complain(
+            f"no answer to question {question.id!r} in possible_answer/{file.name}"
+        )
     try:
         right = answer.read(_Answer).ground_truth
     except ConfigError as error:

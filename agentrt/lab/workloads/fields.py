@@ -65,8 +65,10 @@ class Notes(Counter[str]):
             self[label] += 1
 
     def explained(self) -> dict[str, int]:
-        """Return the counts by label. If a label counts errors, its text includes the first error.
-        This explains to people why objects were left out.
+        """Return the counts by label, for people to read.
+
+        If the objects of a label were left out because of errors, the text of the first of these
+        errors is added to the label.
         """
         return {
             f"{label} (first: {self._reasons[label]})" if label in self._reasons else label: count

@@ -121,8 +121,8 @@ class ProgramShape:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Limits for programs. ``calls`` is the maximum number of calls, and ``tokens`` the maximum of
-    the prompt and output tokens of each call. None means no limit.
+    """Limits for programs. ``calls`` is the maximum number of calls of a program, and ``tokens`` is
+    the maximum sum of the prompt tokens and output tokens of a call. None means no limit.
     """
 
     calls: int | None = None

@@ -38,7 +38,10 @@ class _Edge:
 
 
 class Texts:
-    """The prefix trees of all texts so far. Texts with different roots share no ids."""
+    """Prefix trees of all texts that were added so far: one tree for each root name.
+
+    Texts share the token ids of their common beginning only if they are in the same tree.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[str, _Edge] = {}

@@ -512,7 +512,9 @@ def _document_text(source: Block) -> str | None:
 
 
 def _tagged(tag: str, block: Block, text: str) -> str:
-    """Return a text inside a tag with its title and its source or context."""
+    """Enclose the text of a block in a tag. The tag's attributes are the block's title, and the
+    block's source (for a search result) or context (for any other block).
+    """
     names = ("title", "source") if tag == "search_result" else ("title", "context")
     values = [(name, block.get(name)) for name in names]
     shown = [f"{name}={json.dumps(v, ensure_ascii=False)}" for name, v in values if v]

@@ -191,9 +191,9 @@ class EventStream:
 
 
 def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> list[JSON]:
-    """Return the values that differ from the sent values, and update these.
+    """Return the ``rendered`` values that differ from the ``sent`` values, and update ``sent``.
 
-    An ended program or node is returned a last time, and then forgotten.
+    An ended program or node is removed from ``sent`` after its last change was returned.
     """
     new: list[JSON] = []
     for key, value, ended in rendered:

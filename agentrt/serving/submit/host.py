@@ -97,7 +97,9 @@ class HostCalls:
             chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
         # extra_body could set fields that are checked here, such as a second token limit.
         if chosen.pop("extra_body", None):
-            raise ConfigError("a submitted program's llm() has no extra_body")
+            raise ConfigError(
+                "a submitted program's llm() does not accept extra_body; leave it out"
+            )
         check_bounded(make_request(ask, **chosen))
         wanted = chosen.get("max_tokens", _DEFAULT_TOKENS)
         each = self._tokens.reserve(token_limit(wanted), choices)

@@ -236,7 +236,7 @@ WRONG: list[tuple[str, int | None, str]] = [
     (
         "async def main(ctx):\n    await ctx.llm('x', extra_body={'max_tokens': 9})\n",
         2,
-        "has no extra_body",
+        "does not accept extra_body",
     ),
     ("async def main(ctx):\n    return await main(ctx)\n", 2, "recursion depth"),
     ("async def main(ctx):\n    return [0] * 10**9\n", 2, "memory limit exceeded"),

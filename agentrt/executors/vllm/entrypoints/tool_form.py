@@ -114,7 +114,7 @@ def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str,
 
 
 def without_tools(messages: Iterable[Json]) -> list[dict[str, Any]]:
-    """Return the messages with tool calls in the form of an output, and results as user messages.
+    """Return the messages with tool calls as the model's output, and with results as user messages.
 
     The results of one turn become a single message, since templates want alternating roles.
     """
@@ -144,7 +144,7 @@ def _calls_as_text(message: Json) -> dict[str, Any]:
 
 
 def _as_output(name: str, arguments: Any) -> str:
-    """Return a call in the form of an output.
+    """Return a tool call as the JSON text that a model generates for it.
 
     Arguments that are not valid JSON, such as those of a call that was cut off, are unchanged.
     """

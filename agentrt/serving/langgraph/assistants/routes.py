@@ -141,7 +141,8 @@ class Assistants(Routes):
             number = ((await connection.execute(last)).scalar() or 0) + 1
             if number > _MAX_VERSIONS:
                 raise conflict(
-                    f"assistant {key} has {_MAX_VERSIONS} versions already; create a new one"
+                    f"assistant {key} has {_MAX_VERSIONS} versions, the maximum; create a new "
+                    "assistant"
                 )
             content["version"] = number
             row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}

@@ -409,8 +409,9 @@ def same_in_sqlite(
 
 
 def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
-    """Return the condition that the JSON in ``column`` may contain ``text``. Return none for other
-    values than texts, and for texts that JSON may write with escapes.
+    """Return a list with the condition that the JSON in ``column`` may contain ``text``.
+
+    The list is empty if ``text`` is not a text, or if JSON may write the text with escapes.
     """
     if not isinstance(text, str) or _PLAIN_TEXT.fullmatch(text) is None:
         return []
