@@ -69,7 +69,7 @@ def test_an_option_changes_what_the_default_does(settings: dict[str, Any]) -> No
         ({"admission": "cap"}, {"admission_cap": 3}),
         ({"retention": "ttl", "admission": "off"}, {"retention_ttl": 0.1}),
         ({"policy": "atlas"}, {"beta": 0.5}),
-        ({"admission": "off"}, {"quanta": (4.0, 8.0)}),
+        ({"admission": "off"}, {"quanta": (20.0, 40.0)}),
     ],
     ids=str,
 )
