@@ -25,6 +25,8 @@ def first_words(value: Any) -> str:
 def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value.strip() or None
+    if isinstance(value, list):  # usual, and quicker to tell than an abstract class
+        return _of_messages(value)
     if isinstance(value, Mapping):
         messages = value.get("messages")
         if isinstance(messages, Sequence) and not isinstance(messages, str):
@@ -49,7 +51,7 @@ def _of_messages(messages: Sequence[Any]) -> str | None:
 
 def _message(message: Any) -> tuple[Any, Any]:
     """Return role and content of a message in the form of chat APIs, tuples or LangChain."""
-    if isinstance(message, Mapping):
+    if isinstance(message, dict | Mapping):
         return message.get("role", message.get("type")), message.get("content")
     if isinstance(message, Sequence):
         return tuple(message) if len(message) == 2 else (None, None)

@@ -172,7 +172,21 @@ class Exchange:
             elif self._start["status"] == _OK:
                 if self.edit is not None:
                     self._edit(self.edit, message)
-                if not self._is_left:
+                # Most pieces are only collected, without a further function for each token.
+                body = message["body"]
+                if (
+                    self._pieces < _BATCH
+                    and self._is_stream
+                    and not self._is_left
+                    and self.path != MESSAGES
+                    and self._answer.end
+                    and self._answer.end not in body
+                    and not self._caller.is_gone
+                ):
+                    self._body += body
+                    self._pieces += 1
+                    self._reads += 1
+                elif not self._is_left:
                     self._read(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)

@@ -16,7 +16,6 @@ from itertools import accumulate
 from operator import attrgetter, sub
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.utils import floatToGoString
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,6 +23,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
