@@ -35,6 +35,7 @@ from agentrt.serving.frontend.conversations import (
     items,
     tools_of,
 )
+from agentrt.serving.frontend.left_out import left_out_header
 from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.responses import Finished, ResponseStore
 from agentrt.serving.frontend.retries import Tries, Try
@@ -322,6 +323,8 @@ class Exchange:
             headers.append((b"x-agentrt-program", program))
             if (limit := self._caller.max_tokens) is not None:
                 headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
+            if self._caller.parts_left_out:
+                headers.append(left_out_header(self._caller.parts_left_out))
 
     def _edit(self, edit: AnswerEdit, message: Message) -> None:
         """Convert a piece of vLLM's answer into the form that the client expects."""

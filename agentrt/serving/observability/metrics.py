@@ -163,11 +163,11 @@ class Metrics(Collector):
         for run in self._changed.values():
             self._count(run)
         self._changed.clear()
-        for metric in (
-            *(*self._sums, self._hits, self._ended, self._latency, self._service),
-            *(self._waiting, self._call_service, self._call_waiting),
-        ):
-            yield metric.collect()
+        for counter in (*self._sums, self._hits, self._ended):
+            yield counter.collect()
+        of_programs = self._latency, self._service, self._waiting
+        for histogram in (*of_programs, self._call_service, self._call_waiting):
+            yield histogram.collect()
 
     def node_ended(self, run: Run, node: Node) -> None:
         """Count a call or an interrupt that has ended."""
