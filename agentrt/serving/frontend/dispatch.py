@@ -404,15 +404,23 @@ def _is_plain_get(request: Request) -> bool:
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response."""
-    input_value = fields.get("input")
-    items = (
-        [{"role": "user", "content": input_value}]
-        if isinstance(input_value, str)
-        else input_value or []
-    )
-    if not isinstance(items, list):
-        return fields
+    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response.
+
+    Raises `ApiError`, in OpenAI's words, for a request that names no chat.
+    """
+    value = fields.get("input")
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if items is not None and not isinstance(items, list):
+        kind = type(value).__name__
+        text = f"Invalid type for 'input': expected a string or an array of items, but got {kind}."
+        raise ApiError(400, text, param="input", code="invalid_type")
+    if not items and not isinstance(fields.get("previous_response_id"), str):
+        text = (
+            "Missing required parameter: 'input'. Send the chat to compact as 'input', or the "
+            "response that it ended with as 'previous_response_id'."
+        )
+        raise ApiError(400, text, param="input", code="missing_required_parameter")
+    items = items or []
     own = {"input": [*items, {"type": TRIGGER}], "store": False, "stream": False}
     return {**fields, **own, "background": False}
 
