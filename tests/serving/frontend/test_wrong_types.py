@@ -60,7 +60,7 @@ DOORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("input", "instructions", "previous_response_id", "max_output_tokens", "text"),
     ),
 }
-VALUES = (
+VALUES: tuple[Any, ...] = (
     *(None, True, 3, -1, 10**30, 1e300, "", "x", "\ud7ff"),
     *([], {}, [None], [3], [[]], [{}], ["x"], {"type": "x"}, {"type": None}, {"x": [None]}),
 )
@@ -103,7 +103,8 @@ async def test_a_field_that_vllms_checks_cannot_read_is_named() -> None:
 
 async def test_a_compaction_of_no_chat_names_the_missing_field() -> None:
     async with open_server(lambda call: "hi") as server:
-        for body in ({}, {"model": MODEL}, {"input": None}, {"input": []}, {"input": ""}):
+        bodies: list[Any] = [{}, {"model": MODEL}, {"input": None}, {"input": []}, {"input": ""}]
+        for body in bodies:
             answer = await server.client.post("/v1/responses/compact", json=body)
             if body.get("input") == "":
                 assert answer.status_code == 200
@@ -112,7 +113,8 @@ async def test_a_compaction_of_no_chat_names_the_missing_field() -> None:
             assert (answer.status_code, error["param"]) == (400, "input")
             assert error["code"] == "missing_required_parameter"
             assert error["message"].startswith("Missing required parameter: 'input'.")
-        for value in ({}, 3, True):
+        values: list[Any] = [{}, 3, True]
+        for value in values:
             answer = await server.client.post("/v1/responses/compact", json={"input": value})
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, "input"), json.dumps(value)
