@@ -11,7 +11,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
 from agentrt.executors.info import ExecutorInfo
 from agentrt.request import Call, CallReport, CallSpec, Reply
@@ -62,14 +62,35 @@ class StreamReading(Generic[T]):
     Each call of ``following`` returns the next item. ``task`` is the task that waits for an item;
     the reader must set it to None when it has received the item. This is a class and no async
     generator, because one more generator would cost time for each token.
+
+    Read in a ``with`` block of the reading: there, the cancellation by which `fail` wakes the task
+    becomes the error that `fail` was called with.
     """
 
-    __slots__ = ("_loop", "_next", "task")
+    __slots__ = ("_before", "_error", "_loop", "_next", "_open", "task")
 
-    def __init__(self, following: Callable[[], Awaitable[T]]) -> None:
+    def __init__(
+        self, following: Callable[[], Awaitable[T]], open_readings: set[StreamReading[Any]]
+    ) -> None:
         self._next = following
+        self._open = open_readings
         self._loop = asyncio.get_running_loop()
+        self._error: Exception | None = None
+        self._before = 0
         self.task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task(self._loop)
+        self._before = 0 if task is None else task.cancelling()
+        self._open.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._open.discard(self)
+        if kind is None or self._error is None or not issubclass(kind, asyncio.CancelledError):
+            return
+        if self.task is not None and self.task.uncancel() <= self._before:
+            raise self._error from cast(BaseException, error)
 
     def __aiter__(self) -> Self:
         return self
@@ -84,7 +105,7 @@ class StreamReading(Generic[T]):
         async def failed() -> T:
             raise error
 
-        self._next = failed
+        self._next, self._error = failed, error
         if self.task is not None:
             self.task.cancel()
 

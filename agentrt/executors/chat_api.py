@@ -57,6 +57,10 @@ class Caller(Protocol):
         """Note that the answer may have at most ``max_tokens`` tokens, fewer than requested."""
         return
 
+    def left_out(self, part: str) -> None:
+        """Note that a ``part`` of the request cannot be used, and was left out."""
+        return
+
 
 FIELDS = "agentrt.fields"
 """The key of an ASGI scope for the request's body, parsed as a JSON object."""

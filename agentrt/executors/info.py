@@ -76,6 +76,8 @@ class ExecutorInfo:
 
 def is_model(name: str, served: str) -> bool:
     """Return whether ``name`` is the name of the model ``served``, or the last part of its name."""
+    if name == served:  # usual, and asked several times for each call
+        return True
     served = served.rstrip("/")
     return name.rstrip("/") in (served, served.rpartition("/")[2])
 

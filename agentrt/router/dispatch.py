@@ -75,6 +75,8 @@ class Dispatcher:
         self._ends = list(level_ends[: LEVELS - 1])
         self._ahead: list[_LevelLoad] = []
         self._paces: list[Pace] = []
+        self._compares = False
+        """Whether there are several replicas, so that their speeds and queues are worth keeping."""
         self._homes: dict[str, _Home] = {}
         self._outputs: OrderedDict[str, float] = OrderedDict()
 
@@ -90,6 +92,7 @@ class Dispatcher:
         )
         self._ahead.append(_LevelLoad())
         self._paces.append(Pace())
+        self._compares = len(self._paces) > 1
         return view
 
     @property
@@ -115,7 +118,8 @@ class Dispatcher:
         routed = RoutedCall(call, view, tokens, missing, view.calls, blocks)
         view.in_flight += tokens
         view.calls += 1
-        self._ahead[view.index].add(call.level, 1, missing, view)
+        if self._compares:
+            self._ahead[view.index].add(call.level, 1, missing, view)
         if home is None:
             home = self._homes[call.program_id] = _Home(view)
         home.replica, home.tokens = view, tokens
@@ -155,6 +159,8 @@ class Dispatcher:
         home = self._homes.get(routed.call.program_id)
         if home is not None and home.calls:
             home.calls = tuple(call for call in home.calls if call is not routed)
+        if not self._compares:
+            return
         if report is not None and report.steps:
             beside = (routed.beside + view.calls) / 2
             if report.service_s > 0:

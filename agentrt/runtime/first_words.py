@@ -27,6 +27,8 @@ def first_words(value: Any) -> str:
 def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value.strip() or None
+    if isinstance(value, list):  # usual, and quicker to tell than an abstract class
+        return _of_messages(value)
     if isinstance(value, Mapping):
         messages = value.get("messages")
         if isinstance(messages, Sequence) and not isinstance(messages, str):
@@ -53,7 +55,7 @@ def _message(message: Any) -> tuple[Any, Any]:
     """Return the role and the content of a message: an object of a chat API, a tuple, or a message
     of LangChain.
     """
-    if isinstance(message, Mapping):
+    if isinstance(message, dict | Mapping):
         return message.get("role", message.get("type")), message.get("content")
     if isinstance(message, Sequence):
         return tuple(message) if len(message) == 2 else (None, None)

@@ -6,8 +6,9 @@ Both limits are checked while the body arrives, before it is parsed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from agentrt.serving.encodings import coding_of, decompressed
@@ -80,14 +81,36 @@ def is_long(headers: Mapping[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or not size.isdigit() or int(size[:20]) > LONG
 
 
+class ReadBody:
+    """The receive function of a request whose body was read already.
+
+    It returns ``first``, which is the whole ``body`` or the client's disconnect, and then the
+    messages of ``rest``. ``objects`` is the number of objects and lists in the body's JSON; it is 0
+    for a body so small that nobody needs it.
+    """
+
+    __slots__ = ("_first", "body", "objects", "rest")
+
+    def __init__(self, first: Message, rest: Receive, objects: int = 0) -> None:
+        self._first: Message | None = first
+        self.rest, self.objects = rest, objects
+        self.body: bytes | None = first.get("body")
+
+    def __call__(self) -> Awaitable[Message]:
+        return self.rest() if self._first is None else self._read()
+
+    async def _read(self) -> Message:
+        first, self._first = self._first, None
+        assert first is not None
+        return first
+
+
 async def read_body(
     receive: Receive, path: str, headers: dict[bytes, bytes], most_bytes: int
-) -> tuple[Receive, int]:
+) -> ReadBody:
     """Read the body of a request at ``path``, and decompress it.
 
-    Returns a receive function that returns the whole body as the first message, and then the
-    messages of ``receive``; and the number of objects and lists in the body's JSON. If the body was
-    compressed, ``headers`` are changed to those of the plain body.
+    If the body was compressed, ``headers`` are changed to those of the plain body.
 
     Raises `TooLargeError` for a body that exceeds a limit, before or after decompression, and
     `EncodingError` for a body that cannot be decompressed.
@@ -107,7 +130,20 @@ async def read_body(
             headers.pop(b"transfer-encoding", None)
             headers[b"content-length"] = b"%d" % body.size
         message = whole(b"".join(body.pieces))
-    return replaying(message, receive), body.objects
+    return ReadBody(message, receive, body.objects)
+
+
+async def body_of(request: Request, receive: Receive) -> ReadBody:
+    """Return the body of a request with this ``receive``, which the middleware has usually read.
+
+    Raises `ClientDisconnect` if the client disconnected before the end of its body.
+    """
+    read = receive
+    if not isinstance(read, ReadBody):
+        return ReadBody(whole(await request.body()), receive)
+    if read.body is None:
+        raise ClientDisconnect
+    return read
 
 
 def whole(body: bytes) -> Message:
@@ -123,7 +159,7 @@ class _IncomingBody:
         self._most_bytes = min(most_bytes, _SEARCH_BYTES) if is_search else most_bytes
         self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
         self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
-        self._count = JSONCount()
+        self._count, self._counted = JSONCount(), 0
         self._compressed = bytearray()
         self._is_compressed = False
         self.size = 0
@@ -153,21 +189,12 @@ class _IncomingBody:
         self.size += len(piece)
         self.check_size(self.size)
         self.pieces.append(piece)
-        if self._is_form:
-            return
-        self._count.feed(piece)
+        if self._is_form or self.size <= MANY_OBJECTS:
+            return  # so few bytes have fewer values than any limit
+        for uncounted in self.pieces[self._counted :]:
+            self._count.feed(uncounted)
+        self._counted = len(self.pieces)
         if self._count.values > self._most_values:
             raise TooLargeError(f"has more than {self._most_values} values")
         if self._count.objects > MOST_OBJECTS:
             raise TooLargeError(f"has more than {MOST_OBJECTS} objects and lists")
-
-
-def replaying(first: Message, receive: Receive) -> Receive:
-    """Return a receive function that returns ``first``, and then the messages of ``receive``."""
-    messages = iter((first,))
-
-    async def received() -> Message:
-        message = next(messages, None)
-        return await receive() if message is None else message
-
-    return received

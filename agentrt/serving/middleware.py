@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.bodies import MANY_OBJECTS, TooLargeError, is_long, read_body
+from agentrt.serving.bodies import LONG, MANY_OBJECTS, TooLargeError, is_long, read_body
 from agentrt.serving.encodings import EncodingError, accepted
 from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.keep_alive import STREAM, KeepAlive
@@ -118,14 +118,15 @@ class Middleware:
         elif _is_open(scope["path"]):
             await self._app(scope, receive, send)
         elif scope["method"] == "GET":  # without a body, and possibly a long stream: not counted
-            await self._admit(scope, receive, send, headers)
+            await self._admit(scope, receive, send, headers, is_counted=is_long(headers))
         elif is_long(headers):
             tenant = scope["state"]["tenant"]
-            await self._long.run(tenant, self._admit(scope, receive, send, headers))
+            admitted = self._admit(scope, receive, send, headers, is_counted=True)
+            await self._long.run(tenant, admitted)
         else:
             self._long.short += 1
             try:
-                await self._admit(scope, receive, send, headers)
+                await self._admit(scope, receive, send, headers, is_counted=False)
             finally:
                 self._long.short -= 1
 
@@ -161,13 +162,23 @@ class Middleware:
         return None
 
     async def _admit(
-        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
+        *,
+        is_counted: bool,
     ) -> None:
-        """Read the body, and pass the request to the application of its path."""
+        """Read the body, and pass the request to the application of its path.
+
+        ``is_counted`` says that the request was large by its headers. A request whose body turns
+        out to be large is counted as a large request from then on.
+        """
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
-        was_compressed, was_long = b"content-encoding" in headers, is_long(headers)
+        was_compressed = b"content-encoding" in headers
         try:
-            whole, objects = await read_body(receive, path, headers, most_bytes)
+            read = await read_body(receive, path, headers, most_bytes)
         except TooLargeError as error:
             refusal = error_response(path, 413, str(error), code="body_too_large")
             await refusal(scope, receive, send)
@@ -181,8 +192,8 @@ class Middleware:
             return
         if was_compressed and b"content-encoding" not in headers:
             scope["headers"] = _plain(scope["headers"], headers)
-        answer = self._direct.get(path, self._app)(scope, whole, send)
-        if not was_long and (objects > MANY_OBJECTS or is_long(headers)):
+        answer = self._direct.get(path, self._app)(scope, read, send)
+        if not is_counted and (read.objects > MANY_OBJECTS or len(read.body or b"") > LONG):
             answer = self._long.run(scope["state"]["tenant"], answer)
         await answer
 

@@ -229,6 +229,7 @@ def test_a_call_had_as_many_beside_it_as_at_its_start_and_at_its_end_on_average(
     speed = Heard()
     dispatcher = Dispatcher(make_router("least-used"), speed=speed)
     view = dispatcher.join("a")
+    dispatcher.join("b")  # nothing is learned of a replica that is compared with no other
     assert view.speed is speed
     calls = [dispatcher.send(call_of("p", []), [view]) for _ in range(5)]
     assert view.calls == 5
@@ -243,6 +244,7 @@ def test_a_replicas_pace_is_what_its_calls_took_over_what_was_expected() -> None
     """Half a second each, of the 0.25 s that 100 steps are taken to last."""
     dispatcher = Dispatcher(make_router("least-used"), speed=Heard(0.0025, 0.0, 0.0))
     view = dispatcher.join("a")
+    dispatcher.join("b")
     for report in (replace(TYPICAL, service_s=0.5), replace(TYPICAL, service_s=0.0)):
         for _ in range(40):
             dispatcher.ended(dispatcher.send(call_of("p", []), [view]), report)
@@ -259,6 +261,7 @@ def test_levels_beyond_the_last_are_told_apart_no_more() -> None:
 def test_turns_grow_with_the_calls_ahead() -> None:
     dispatcher = Dispatcher(make_router("least-used"))
     view = dispatcher.join("a", slots=8, transfer_s=0.25)
+    dispatcher.join("b")
     turns, turn_s = [], dispatcher.speed.service_s / 8
     for number in range(20):
         turns.append((view.waits_s[0] - 0.25) / turn_s)

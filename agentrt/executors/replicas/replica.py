@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import (
     Awaitable,
     Callable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -90,7 +89,8 @@ class CancelScope:
     def cancel(self, reason: str) -> None:
         """Make all waits, now and later, raise `EngineDiedError` with the first ``reason``."""
         self._reason = self._reason or reason
-        readings, self._readings = self._readings, set()
+        readings = tuple(self._readings)
+        self._readings.clear()
         for reading in readings:
             reading.fail(EngineDiedError(self._reason))
 
@@ -99,27 +99,14 @@ class CancelScope:
         with self.reading(work) as reading:
             return await reading.__anext__()
 
-    @contextlib.contextmanager
-    def reading(self, following: Callable[[], Awaitable[T]]) -> Iterator[StreamReading[T]]:
+    def reading(self, following: Callable[[], Awaitable[T]]) -> StreamReading[T]:
         """Return a `StreamReading` of ``following`` that fails when this scope is cancelled.
 
         ``following`` returns the next item of a stream each time that it is called.
         """
         if self._reason is not None:
             raise EngineDiedError(self._reason)
-        task = asyncio.current_task()
-        before = 0 if task is None else task.cancelling()
-        reading = StreamReading(following)
-        self._readings.add(reading)
-        try:
-            yield reading
-        except asyncio.CancelledError as error:
-            task = reading.task
-            if reading in self._readings or task is None or task.uncancel() > before:
-                raise
-            raise EngineDiedError(self._reason) from error
-        finally:
-            self._readings.discard(reading)
+        return StreamReading(following, self._readings)
 
 
 class Replica:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,6 @@ from agentrt.executors.base import (
     FrontSetup,
     Notification,
     Progress,
-    StreamReading,
 )
 from agentrt.executors.history import NONE, HistoryFile
 from agentrt.executors.history_folder import common_key, history_file
@@ -38,7 +37,7 @@ from agentrt.executors.replicas.replica import (
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.request import Call, CallReport, Reply
-from agentrt.router import RoutedCall, Router
+from agentrt.router import Router
 from agentrt.router.policies import RoundRobinRouter
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
@@ -194,53 +193,46 @@ class ReplicaSet(Executor):
     # -- calls -------------------------------------------------------------------------
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        output = CallOutput(call.call_id)
+        call_id = call.call_id
+        output = CallOutput(call_id)
         while not output.delivered:
             replica, routed = self.routing.send(call, await self._ready(call))
             engine = replica.executor
+            aborted = False
+            self._where[call_id] = replica
+            replica.calls += 1
+            replica.programs.add(call.program_id)
             try:
-                async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
-                    with self._running(call, replica, routed, chunks) as reading:
-                        async for chunk in reading:
-                            reading.task = None
-                            if chunk.reply is not None:
-                                self.routing.ended(routed, chunk.reply.report)
-                                chunk.reply = self._signed(chunk.reply, replica)
-                            new = output.take(chunk)
-                            if output.delivered:
-                                self._where.pop(call.call_id, None)
-                            if new is not None:
-                                yield new
-                return
+                try:
+                    async with contextlib.aclosing(engine.generate(call, stream=stream)) as chunks:
+                        with replica.cancel_scope.reading(chunks.__anext__) as reading:
+                            async for chunk in reading:
+                                reading.task = None
+                                if chunk.reply is not None:
+                                    self.routing.ended(routed, chunk.reply.report)
+                                    chunk.reply = self._signed(chunk.reply, replica)
+                                new = output.take(chunk)
+                                if output.delivered:
+                                    self._where.pop(call_id, None)
+                                if new is not None:
+                                    yield new
+                    return
+                except (asyncio.CancelledError, GeneratorExit):
+                    aborted = True  # the method `aborted` needs the call's replica
+                    raise
+                finally:
+                    replica.calls -= 1
+                    self.routing.ended(routed)
+                    if not aborted:
+                        self._where.pop(call_id, None)
+                    if not replica.calls:
+                        self._supervisor.signal_change()
             except EngineDiedError as error:
                 if output.differs:
                     raise
                 output.restart()
                 self._supervisor.lost(replica, engine, error)
                 replica.reruns += not output.delivered
-
-    @contextlib.contextmanager
-    def _running(
-        self, call: Call, replica: Replica, routed: RoutedCall, chunks: AsyncGenerator[Chunk, None]
-    ) -> Iterator[StreamReading[Chunk]]:
-        """Read a call's chunks until its engine dies, and count the call on its replica."""
-        self._where[call.call_id] = replica
-        replica.calls += 1
-        replica.programs.add(call.program_id)
-        aborted = False
-        try:
-            with replica.cancel_scope.reading(chunks.__anext__) as reading:
-                yield reading
-        except (asyncio.CancelledError, GeneratorExit):
-            aborted = True  # the method `aborted` needs the call's replica
-            raise
-        finally:
-            replica.calls -= 1
-            self.routing.ended(routed)
-            if not aborted:
-                self._where.pop(call.call_id, None)
-            if not replica.calls:
-                self._supervisor.signal_change()
 
     def _signed(self, reply: Reply, replica: Replica) -> Reply:
         """Return a call's reply with the name of its replica in the report."""
@@ -308,7 +300,8 @@ class ReplicaSet(Executor):
                 with contextlib.suppress(AgentrtError):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:
-            if totals is not None:
+            # Without a file, no engine is ever taught what the set has learned.
+            if totals is not None and self._history.path is not None:
                 self._history.learn(totals)
 
     def _that_ran(self, program_id: str) -> list[Replica]:

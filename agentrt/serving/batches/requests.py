@@ -106,7 +106,7 @@ class ModelEndpoint:
                 sent.extend(message.get("body", b""))
 
         try:
-            receive, _ = await read_body(
+            receive = await read_body(
                 _receive_once(body), self._path, headers, self._server.bounds.body_bytes
             )
             await self._app(scope, receive, send)

@@ -32,6 +32,7 @@ class RequestCaller(Caller):
     other calls have ended depends on them. ``is_gone`` is True after the client has disconnected.
     ``error`` is the error of the last call that failed, or None. ``max_tokens`` is the limit of
     the answer (tokens) if it is lower than the limit that the client asked for, else None.
+    ``parts_left_out`` are the parts of the request that cannot be used.
     """
 
     def __init__(self, runtime: Runtime, entry: RequestEntry) -> None:
@@ -45,6 +46,7 @@ class RequestCaller(Caller):
         self.is_gone = False
         self.error: AgentrtError | None = None
         self.max_tokens: int | None = None
+        self.parts_left_out: list[str] = []
         if (deadline_at := entry.program.deadline_at) is not None:
             loop, left = asyncio.get_running_loop(), deadline_at - runtime.now()
             self._deadline = loop.call_later(max(0.0, left), self._too_late)
@@ -122,6 +124,9 @@ class RequestCaller(Caller):
 
     def limited(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
+
+    def left_out(self, part: str) -> None:
+        self.parts_left_out.append(part)
 
     def _too_late(self) -> None:
         run = self._entry.program.run

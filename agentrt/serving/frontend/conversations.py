@@ -194,7 +194,16 @@ class AnswerReader:
                 self._block(event)
             elif "choices" in event:
                 for choice in event["choices"]:
-                    self._choice(choice)
+                    # Most events are a piece of the text, and are read without a further function.
+                    is_last = choice["finish_reason"]
+                    if is_last or "delta" not in choice or choice["index"] not in self._parts:
+                        self._choice(choice)
+                        continue
+                    delta = choice["delta"]
+                    if "content" in delta and "tool_calls" not in delta:
+                        self._parts[choice["index"]].text.append(delta["content"] or "")
+                    else:
+                        self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.response = response

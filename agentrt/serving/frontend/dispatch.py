@@ -20,7 +20,7 @@ from agentrt.executors.chat_api import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.entrypoints.models import FrontendsByModel
 from agentrt.interrupts import Tool
-from agentrt.serving.bodies import LONG, pause, replaying, whole
+from agentrt.serving.bodies import LONG, ReadBody, body_of, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
@@ -139,7 +139,7 @@ class FrontendApp:
         if not is_public(scope["path"], operator=scope["state"]["operator"]):
             raise HTTPException(404, "Not Found")
         try:
-            await self._serve(request, send)
+            await self._serve(request, receive, send)
         except ClientDisconnect:
             return
         except (HTTPException, AgentrtError) as error:
@@ -166,14 +166,15 @@ class FrontendApp:
         """
         await asyncio.gather(*(socket.drain() for socket in tuple(self._sockets)))
 
-    async def _serve(self, request: Request, send: Send) -> None:
+    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         path, tenant = request.scope["path"], request.scope["state"]["tenant"]
         lists = path == _MODELS or path.startswith(f"{_MODELS}/")
         if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
             await response(request.scope, request.receive, send)
             return
-        body = await request.body() if request.method == "POST" else b""
+        read = await body_of(request, receive)
+        body = (read.body or b"") if request.method == "POST" else b""
         kind = request.scope["state"]["headers"].get(b"content-type", b"").decode("latin-1")
         fields = _fields(kind, body)
         if len(body) > LONG:
@@ -190,7 +191,7 @@ class FrontendApp:
                 await JSONResponse(kept.whole)(request.scope, request.receive, send)
                 return
             send = _edited(kept, send)
-        model = await _model(request, kind, fields)
+        model = await _model(request, read, kind, fields)
         front = self._front(path, tenant, model)
         WORKS_FOR.set(tenant)
         token = CURRENT_REQUEST.set(CurrentRequest(tenant, len(body), model))
@@ -204,7 +205,7 @@ class FrontendApp:
             left_out = LeftOut()
             prepared = await self._prepared(path, fields, front, left_out, compacts=compacts)
             send = left_out.noting(path, send)
-            handed = _handed_on(request, body, prepared.fields)
+            handed = _handed_on(request.scope, prepared.fields), read
             if request.method != "POST":
                 await front.app(*handed, _refusing(path, send))
             elif makes_calls(path):
@@ -368,11 +369,14 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _model(request: Request, kind: str, fields: Mapping[str, Any]) -> str | None:
+async def _model(
+    request: Request, read: ReadBody, kind: str, fields: Mapping[str, Any]
+) -> str | None:
     """Return the model that a request names in its JSON or form; None if it names no model."""
     model = fields.get("model")
     if kind.startswith("multipart/"):
-        async with request.form() as form:
+        own = ReadBody(whole(read.body or b""), read.rest)  # vLLM reads the form, too
+        async with Request(request.scope, own).form() as form:
             model = form.get("model")
     return model if isinstance(model, str) else None
 
@@ -402,30 +406,38 @@ def _is_plain_get(request: Request) -> bool:
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response."""
-    input_value = fields.get("input")
-    items = (
-        [{"role": "user", "content": input_value}]
-        if isinstance(input_value, str)
-        else input_value or []
-    )
-    if not isinstance(items, list):
-        return fields
+    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response.
+
+    Raises `ApiError`, in OpenAI's words, for a request that names no chat.
+    """
+    value = fields.get("input")
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if items is not None and not isinstance(items, list):
+        kind = type(value).__name__
+        text = f"Invalid type for 'input': expected a string or an array of items, but got {kind}."
+        raise ApiError(400, text, param="input", code="invalid_type")
+    if not items and not isinstance(fields.get("previous_response_id"), str):
+        text = (
+            "Missing required parameter: 'input'. Send the chat to compact as 'input', or the "
+            "response that it ended with as 'previous_response_id'."
+        )
+        raise ApiError(400, text, param="input", code="missing_required_parameter")
+    items = items or []
     own = {"input": [*items, {"type": TRIGGER}], "store": False, "stream": False}
     return {**fields, **own, "background": False}
 
 
-def _handed_on(request: Request, body: bytes, fields: Mapping[str, Any]) -> tuple[Scope, Receive]:
-    """Return the ASGI scope and receive function for vLLM, with this server's request id."""
-    headers = [header for header in request.scope["headers"] if header[0] != b"x-request-id"]
-    own = (b"x-request-id", request.scope["state"]["request_id"].encode("ascii"))
-    scope = {**request.scope, "headers": [*headers, own]}
+def _handed_on(scope: Scope, fields: Mapping[str, Any]) -> Scope:
+    """Return the ASGI scope for vLLM, with this server's request id."""
+    headers = [header for header in scope["headers"] if header[0] != b"x-request-id"]
+    own = (b"x-request-id", scope["state"]["request_id"].encode("ascii"))
+    scope = {**scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # set by this server's own router, which matched first
         scope.pop(name, None)
-    kind = request.scope["state"]["headers"].get(b"content-type", b"").lower()
+    kind = scope["state"]["headers"].get(b"content-type", b"").lower()
     if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses other JSON content types
         scope[FIELDS] = fields
-    return scope, replaying(whole(body), request.receive)
+    return scope
 
 
 def _refusing(path: str, send: Send) -> Send:

@@ -35,6 +35,7 @@ from agentrt.serving.frontend.conversations import (
     items,
     tools_of,
 )
+from agentrt.serving.frontend.left_out import left_out_header
 from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.responses import Finished, ResponseStore
 from agentrt.serving.frontend.retries import Tries, Try
@@ -174,7 +175,21 @@ class Exchange:
             elif self._start["status"] == _OK:
                 if self.edit is not None:
                     self._edit(self.edit, message)
-                if not self._is_left:
+                # Most pieces are only collected, without a further function for each token.
+                body = message["body"]
+                if (
+                    self._pieces < _BATCH
+                    and self._is_stream
+                    and not self._is_left
+                    and self.path != MESSAGES
+                    and self._answer.end
+                    and self._answer.end not in body
+                    and not self._caller.is_gone
+                ):
+                    self._body += body
+                    self._pieces += 1
+                    self._reads += 1
+                elif not self._is_left:
                     self._read(message)
             if self._start["status"] != _OK:
                 return self._refuse(message, send)
@@ -311,6 +326,8 @@ class Exchange:
             headers.append((b"x-agentrt-program", program))
             if (limit := self._caller.max_tokens) is not None:
                 headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
+            if self._caller.parts_left_out:
+                headers.append(left_out_header(self._caller.parts_left_out))
 
     def _edit(self, edit: AnswerEdit, message: Message) -> None:
         """Convert a piece of vLLM's answer into the form that the client expects."""

@@ -491,6 +491,8 @@ def served_tools(
     ``names`` has the kind of each name, ``tools`` the tool of each kind, and ``fields`` the body of
     the request, which may limit the uses of a tool.
     """
+    if not names:  # and the tools may be no list, which vLLM refuses
+        return {}
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
     limits = {tool.get("name"): tool.get("max_uses") for tool in listed}
     served: dict[str, ServedTool] = {}

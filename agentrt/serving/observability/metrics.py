@@ -7,14 +7,23 @@ that they agree with the programs' reports.
 from __future__ import annotations
 
 import collections
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import partial
+from itertools import accumulate
 from operator import attrgetter, sub
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
@@ -23,6 +32,7 @@ from agentrt.serving.observability.engines import EngineStatus, EnginesView, que
 from agentrt.serving.observability.status import Activity, status_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
+_BOUNDS = (*map(floatToGoString, _SECONDS), "+Inf")
 _LABELS = ("tenant", "type")
 OTHER = "other"
 """The label of all tenants and program types beyond the maximum."""
@@ -46,6 +56,7 @@ _SUMS = {
     "interrupt_s": ("interrupt_seconds", "Seconds in tools and with humans."),
 }
 """Sums over a program's calls, each with the counter's name and description."""
+_NOTHING = (0.0,) * len(_SUMS)
 _USED = {field.name for field in fields(Usage)}
 _sums_of = attrgetter(*(f"usage.{name}" if name in _USED else name for name in _SUMS))
 """Returns the values of the sums in `_SUMS` from a program's row of the process table."""
@@ -78,44 +89,102 @@ class Labels:
         return tenant, type
 
 
-class Metrics:
-    """The counters and histograms, in a Prometheus registry of their own."""
+class _Sums:
+    """A counter: a sum for each value of its ``labels``."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._family = partial(CounterMetricFamily, f"agentrt_{name}", text, labels=labels)
+        self._values: dict[tuple[str, ...], float] = {}
+        self._since: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
+        """Add ``amount`` to the sum of these label values."""
+        if labels in self._values:
+            self._values[labels] += amount
+        else:
+            self._values[labels], self._since[labels] = amount, time.time()
+
+    def collect(self) -> Metric:
+        family = self._family()
+        for labels, value in self._values.items():
+            family.add_metric(labels, value, created=self._since[labels])
+        return family
+
+
+class _Distribution:
+    """A histogram of seconds, for each value of the labels `_LABELS`."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = f"agentrt_{name}_seconds"
+        self._text = f"Seconds {text}."
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        self._since: dict[tuple[str, ...], float] = {}
+
+    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
+        """Add one value."""
+        if labels not in self._sums:
+            self._counts[labels] = [0] * (len(_SECONDS) + 1)
+            self._sums[labels], self._since[labels] = 0.0, time.time()
+        self._counts[labels][bisect_left(_SECONDS, seconds)] += 1
+        self._sums[labels] += seconds
+
+    def collect(self) -> Metric:
+        family = HistogramMetricFamily(self._name, self._text, labels=_LABELS)
+        for labels, counts in self._counts.items():
+            buckets = zip(_BOUNDS, accumulate(counts), strict=True)
+            family.add_metric(labels, list(buckets), self._sums[labels])
+            own = dict(zip(_LABELS, labels, strict=True))
+            family.add_sample(f"{self._name}_created", own, self._since[labels])
+        return family
+
+
+class Metrics(Collector):
+    """The counters and histograms, in a Prometheus registry of their own.
+
+    They are kept as plain numbers, and become Prometheus' metrics when they are read: counting with
+    the classes of prometheus_client would take several times as long, for each call.
+    """
 
     def __init__(self, labels: Labels | None = None) -> None:
         self.labels = labels or Labels()
-        self.registry = CollectorRegistry(auto_describe=True)
-        # Finding a metric by labels costs as much as ten counts. The cache is bounded by `Labels`.
-        self._of = lru_cache(maxsize=None)(lambda metric, labels: metric.labels(*labels))
         self._counted: dict[str, tuple[tuple[str, str], tuple[float, ...]]] = {}
-        self._sums = [self._counter(name, text) for name, text in _SUMS.values()]
-        self._hits = self._counter("prefix_hits", "Calls with cached prompt tokens.")
-        self._ended = self._counter("programs_ended", "Programs that ended, by state.", "state")
-        self._latency = self._histogram("program_latency", "from a program's start to its end")
-        self._service = self._histogram("program_service", "of a program's service")
-        self._waiting = self._histogram("program_waiting", "of a program's waiting")
-        self._call_service = self._histogram("call_service", "of a call's service")
-        self._call_waiting = self._histogram("call_waiting", "of a call's waiting")
+        self._changed: dict[str, Run] = {}
+        """Live programs whose sums have grown since they were counted."""
+        self._sums = [_Sums(name, text, _LABELS) for name, text in _SUMS.values()]
+        self._hits = _Sums("prefix_hits", "Calls with cached prompt tokens.", _LABELS)
+        ended_labels = (*_LABELS, "state")
+        self._ended = _Sums("programs_ended", "Programs that ended, by state.", ended_labels)
+        self._latency = _Distribution("program_latency", "from a program's start to its end")
+        self._service = _Distribution("program_service", "of a program's service")
+        self._waiting = _Distribution("program_waiting", "of a program's waiting")
+        self._call_service = _Distribution("call_service", "of a call's service")
+        self._call_waiting = _Distribution("call_waiting", "of a call's waiting")
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.registry.register(self)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"agentrt_{name}", text, (*_LABELS, *labels), registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(
-            f"agentrt_{name}_seconds",
-            f"Seconds {text}.",
-            _LABELS,
-            registry=self.registry,
-            buckets=_SECONDS,
-        )
+    def collect(self) -> Iterator[Metric]:
+        """Yield all counters and histograms."""
+        for run in self._changed.values():
+            self._count(run)
+        self._changed.clear()
+        for counter in (*self._sums, self._hits, self._ended):
+            yield counter.collect()
+        of_programs = self._latency, self._service, self._waiting
+        for histogram in (*of_programs, self._call_service, self._call_waiting):
+            yield histogram.collect()
 
     def node_ended(self, run: Run, node: Node) -> None:
         """Count a call or an interrupt that has ended."""
-        labels = self._count(run)
+        if run.ended_at is None:
+            labels, self._changed[run.id] = self._labels_of(run), run
+        else:
+            labels = self._count(run)
         if node.kind is NodeKind.CALL and node.report is not None:
-            self._of(self._call_service, labels).observe(node.report.service_s)
-            self._of(self._call_waiting, labels).observe(node.report.waiting_s)
+            self._call_service.observe(labels, node.report.service_s)
+            self._call_waiting.observe(labels, node.report.waiting_s)
             if node.report.cached_tokens:
-                self._of(self._hits, labels).inc()
+                self._hits.add(labels)
 
     def program_ended(self, run: Run) -> None:
         """Count a program that has ended or was parked.
@@ -124,33 +193,41 @@ class Metrics:
         ended, because it is resumed with the same id.
         """
         labels = self._count(run)
+        self._changed.pop(run.id, None)
         if run.parked:
             self.forget(run)  # a resumed run counts from 0 again
             return
         assert run.ended_at is not None
-        self._of(self._ended, (*labels, run.state.value)).inc()
-        self._of(self._latency, labels).observe(run.ended_at - run.started_at)
-        self._of(self._service, labels).observe(run.row.service_s)
-        self._of(self._waiting, labels).observe(run.row.waiting_s)
+        self._ended.add((*labels, run.state.value))
+        self._latency.observe(labels, run.ended_at - run.started_at)
+        self._service.observe(labels, run.row.service_s)
+        self._waiting.observe(labels, run.row.waiting_s)
 
     def forget(self, run: Run) -> None:
         """Stop counting the calls of a program."""
         self._counted.pop(run.id, None)
 
+    def _labels_of(self, run: Run) -> tuple[str, str]:
+        """Return a program's labels.
+
+        They are chosen at the first node, because a program's type may change until then.
+        """
+        if run.id not in self._counted:
+            self._counted[run.id] = self.labels.of(run.row.tenant, run.type), _NOTHING
+        return self._counted[run.id][0]
+
     def _count(self, run: Run) -> tuple[str, str]:
         """Add the increase of a program's sums to the counters, and return the program's labels.
 
-        Results that were only recalled from the journal are not counted. Labels are chosen at the
-        first node, because a program's type may change until then.
+        Results that were only recalled from the journal are not counted.
         """
-        labels, before = self._counted.get(run.id, (None, (0.0,) * len(_SUMS)))
-        labels = labels or self.labels.of(run.row.tenant, run.type)
+        labels, before = self._labels_of(run), self._counted[run.id][1]
         # Rounding could make a difference slightly negative, which a counter does not accept.
         own = map(sub, _sums_of(run.row), _sums_of(run.recalled))
         sums = tuple(map(max, own, before))
         for counter, now, then in zip(self._sums, sums, before, strict=True):
             if now != then:
-                self._of(counter, labels).inc(now - then)
+                counter.add(labels, now - then)
         self._counted[run.id] = labels, sums
         return labels
 

@@ -157,7 +157,7 @@ class Tenants:
                 f"{use.limits.calls}; wait until calls have ended",
                 _FULL_RETRY_S,
             )
-        self.ask(tenant)
+        self._ask(tenant, use, 1)
         use.calls += calls
 
     def leave(self, tenant: str, calls: int = 1) -> None:
@@ -174,7 +174,9 @@ class Tenants:
 
         Raises `BusyError` if a rate of the tenant is used up; then nothing is counted.
         """
-        use = self._use(tenant)
+        self._ask(tenant, self._use(tenant), requests)
+
+    def _ask(self, tenant: str, use: _Use, requests: int) -> None:
         if use.buckets:  # most tenants have no limited rates
             self._check_rate(tenant, use, "tokens_per_minute", 1.0)
             self._check_rate(tenant, use, "requests_per_minute", float(requests))
@@ -209,7 +211,8 @@ class Tenants:
             )
 
     def _use(self, tenant: str) -> _Use:
-        limits, use = self.limits(tenant), self._uses.get(tenant)
+        limits = self._limits_of().get(tenant, self._base)
+        use = self._uses.get(tenant)
         if use is None or (use.limits is not limits and use.limits != limits):
             now = self._clock()
             use = self._uses[tenant] = _Use(limits, 0 if use is None else use.calls, now)

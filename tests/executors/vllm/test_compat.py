@@ -215,6 +215,14 @@ CALLED = {
     },
     "event_order": {
         "parser.engine.parser_engine:ParserEngine._events_to_delta": "self events finished",
+        "parser.engine.parser_engine:ParserEngine._compute_arg_delta": "self idx raw_delta",
+        "parser.engine.parser_engine:ParserEngine.finish_streaming": "self",
+    },
+    "tool_schemas": {
+        "parser.abstract_parser:DelegatingParser.adjust_request": "self request",
+        "sampling_params:SamplingParams._validate_structured_outputs": (
+            "self model_config structured_outputs_config tokenizer"
+        ),
     },
     "token_texts": {
         "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": "tokenizer request",

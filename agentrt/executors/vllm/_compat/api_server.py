@@ -120,7 +120,10 @@ def _with_fields(route: APIRoute) -> ASGIApp:
 
     async def answer(request: Request) -> Response:
         fields = request.scope[FIELDS]
-        value, errors = body.validate(fields, {}, loc=("body",))
+        try:
+            value, errors = body.validate(fields, {}, loc=("body",))
+        except _UNREAD as error:  # vLLM's own checks expect that some fields have the right type
+            errors = [_wrong_type(body, fields, error)]
         if errors:
             raise RequestValidationError(errors, body=fields)
         return await endpoint(value, request) or JSONResponse(None)
@@ -131,6 +134,27 @@ def _with_fields(route: APIRoute) -> ASGIApp:
         await (parsed if FIELDS in scope else whole)(scope, receive, send)
 
     return app
+
+
+_UNREAD = (AttributeError, TypeError, KeyError, IndexError)
+
+
+def _wrong_type(body: Any, fields: Mapping[str, Any], error: Exception) -> dict[str, Any]:
+    """Return the validation error for the field with which the check of a body fails.
+
+    ``error`` is what the check raised. The field is the one without which it raises nothing.
+    """
+
+    def is_read(name: str) -> bool:
+        try:
+            body.validate({n: v for n, v in fields.items() if n != name}, {}, loc=("body",))
+        except _UNREAD:
+            return False
+        return True
+
+    place = [name for name in fields if is_read(name)][:1]
+    text = f"a value of a wrong type ({error})"
+    return {"type": "type_error", "loc": ("body", *place), "msg": text, "input": None}
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

@@ -106,6 +106,7 @@ def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
         "beginning": regex.compile(BEGINNINGS[name]) if name in BEGINNINGS else None,
         "is_delegating": is_delegating,
         "is_legacy": is_delegating and tools is not None and not tools.engine_based_streaming,
+        "is_plain": parser.parse_delta is DelegatingParser.parse_delta,
     }
     if is_delegating:
         parser = reading_text(parser)
@@ -121,13 +122,15 @@ class _Alike(_Base):
     ``ends`` are the token ids with which the model itself ends an output. ``beginning`` matches the
     beginning of a call, for parsers that find some calls only in a stream. ``is_delegating`` says
     that the parser is vLLM's `DelegatingParser`, a pair of a reasoning parser and a tool parser.
-    ``is_legacy`` says that this tool parser is not built on vLLM's own parser engine.
+    ``is_legacy`` says that this tool parser is not built on vLLM's own parser engine, and
+    ``is_plain`` that the pair reads streams as `DelegatingParser` does.
     """
 
     ends: frozenset[int] = frozenset()
     beginning: Any = None
     is_delegating = False
     is_legacy = False
+    is_plain = False
     cut_calls: Sequence[FunctionCall] = ()
     _prompt: Sequence[int] = ()
 
@@ -292,11 +295,21 @@ class _Alike(_Base):
                 return False, False
             self._texts = TokenTexts(self.model_tokenizer, prompt, request)
             return True, False
+        if self.is_plain and self._reasoning_parser is None and self._passes_text(request):
+            # Such a stream is only text, which vLLM passes on as it is.
+            self.parse_delta = partial(  # type: ignore[method-assign]
+                DelegatingParser.parse_delta, self
+            )
+            return False, False
         self._texts = TokenTexts(self.model_tokenizer, prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
         after = reads_calls and self.tool_parser is not None and not is_held
         return after or self._reasoning_parser is not None, after
+
+    def _passes_text(self, request: Any) -> bool:
+        """Whether vLLM reads no calls for a request, so that its streams are unchanged text."""
+        return not request.tools and (self._tool_parser is None or request.tool_choice == "none")
 
     def _needs_tokens(self, text: str, ids: list[int]) -> bool:
         """Return whether the tokens ``ids``, with this ``text``, must be read one at a time."""

@@ -4,6 +4,10 @@ vLLM's parser engine turns the events of a piece of a stream into one delta. If 
 text and a call, the engine moves blanks from before the text to after it, and delays text that
 follows the call until the next piece, or drops this text. The events of such a piece are read here
 in runs of text and runs of calls, as if the runs had arrived one after the other.
+
+Some engines stream arguments only when a piece has a character that may end a value, such as ``>``.
+Of arguments that were cut off, these engines would stream more or less, depending on the pieces.
+Here the end of the output streams the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +16,11 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+)
 from vllm.parser.engine.events import EventType, SemanticEvent
 
 from agentrt.executors.vllm._compat.token_texts import Joined
@@ -29,8 +38,58 @@ _CALL_EVENTS = frozenset(
 def keep_order(parser: Any) -> None:
     """Make vLLM's parser engine keep text and calls in order, if ``parser`` is or wraps one."""
     engine = getattr(parser, "_parser_engine", parser)
-    if hasattr(engine, "_events_to_delta"):
-        engine._events_to_delta = partial(_read_in_runs, engine, engine._events_to_delta)
+    if not hasattr(engine, "_events_to_delta"):
+        return
+    read = partial(_read_in_runs, engine, engine._events_to_delta)
+    if engine._arg_structural_chars is not None:
+        read = partial(_read_to_end, engine, read)
+        engine.finish_streaming = partial(_finish, engine)
+    engine._events_to_delta = read
+
+
+def _finish(engine: Any) -> Any:
+    """Read the end of a stream. vLLM's own method does nothing if no event is left."""
+    return engine._events_to_delta(engine._engine.finish(), finished=True)
+
+
+def _read_to_end(
+    engine: Any, read: Any, events: list[SemanticEvent], finished: bool = False
+) -> Any:
+    """Do as ``read``, and add the rest of arguments that were cut off at the end of a stream."""
+    delta = read(events, finished=finished)
+    slot = engine._tool_slots[-1] if engine._tool_slots else None
+    if not finished or slot is None or not slot.name_sent or engine._suppress_tool_calls:
+        return delta
+    index, structural, raw = len(engine._tool_slots) - 1, engine._arg_structural_chars, slot.args
+    # The end of the raw text may be the beginning of a mark, which is no part of a value.
+    slot._args_joined = _without_mark(raw, engine.parser_engine_config)
+    engine._arg_structural_chars = None
+    try:
+        rest = engine._compute_arg_delta(index, "")
+    finally:
+        engine._arg_structural_chars, slot._args_joined = structural, raw
+    if not rest:
+        return delta
+    joined = Joined()
+    joined.add(delta)
+    call = DeltaToolCall(index=index, function=DeltaFunctionCall(arguments=rest))
+    joined.add(DeltaMessage(tool_calls=[call]))
+    return joined.delta
+
+
+def _without_mark(text: str, config: Any) -> str:
+    """Return ``text`` without an end that is the beginning of a mark of the parser's."""
+    marks = [
+        mark
+        for value in config.terminals.values()
+        for mark in ([value] if isinstance(value, str) else value)
+    ]
+    longest = max(map(len, marks), default=0)
+    for start in range(max(0, len(text) - longest + 1), len(text)):
+        end = text[start:]
+        if any(mark != end and mark.startswith(end) for mark in marks):
+            return text[:start]
+    return text
 
 
 def _read_in_runs(

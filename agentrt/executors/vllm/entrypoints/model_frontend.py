@@ -44,6 +44,7 @@ from agentrt.executors.vllm._compat.chats import (
     render_chat,
 )
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
+from agentrt.executors.vllm._compat.tool_schemas import leave_odd_schemas_out
 from agentrt.executors.vllm.entrypoints.arranged import arrange_chats
 from agentrt.executors.vllm.entrypoints.client import ProgramEngineClient, as_ours
 from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
@@ -125,6 +126,7 @@ class VLLMFrontend(Frontend):
             if reminders:
                 keep_system_messages(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
+            leave_odd_schemas_out(app.state, setup.vllm_config, renderer.get_tokenizer())
         except (TypeError, ValueError, KeyError, OSError) as error:
             text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
             raise ConfigError(text) from error

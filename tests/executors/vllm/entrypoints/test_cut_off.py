@@ -197,6 +197,35 @@ def test_an_output_cut_off_at_any_token_is_read_as_its_stream(family: str, kind:
             assert streamed(family, RESPONSE, ids[:end], texts[:end], size) == read, (end, size)
 
 
+HOSTILE = ("a > b", "p>q>r>", "<br/>", "</x>", "2 < 3, [x] ; {y}")
+"""Values with the characters by which parsers look for the ends of arguments."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_value_with_characters_of_marks_is_read_alike_wherever_it_ends(family: str) -> None:
+    rng, outputs = random.Random(family), FAMILIES[family]
+    for value in HOSTILE:
+        ids, texts = tokens(outputs.one.replace("Malmö", value))
+        cuts = rng.sample(range(len(ids) // 3, len(ids)), 8)
+        for end in (*cuts, len(ids)):
+            read = whole(family, CHAT, ids[:end], texts[:end])
+            assert not any("DSML" in arguments for _, arguments in read[2])
+            for size in (1, 3, 1000):
+                again = streamed(family, CHAT, ids[:end], texts[:end], size)
+                assert again == read, (value, end, size)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
+def test_a_value_that_was_cut_off_is_streamed_as_far_as_it_came(family: str) -> None:
+    """Wherever its closing tag ends; vLLM streams it up to the last ">"."""
+    ids, texts = tokens(FAMILIES[family].one.replace("Malmö", "a > b > c"))
+    at = next(i for i in range(len(ids)) if "".join(texts[: i + 1]).endswith("a > b > c"))
+    for end in range(at + 1, at + 4):
+        for size in JOINED:
+            ((name, arguments),) = streamed(family, CHAT, ids[:end], texts[:end], size)[2]
+            assert (name, arguments) == ("weather", '{"city": "a > b > c')
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_output_of_a_request_that_takes_no_calls_is_read_as_its_stream(family: str) -> None:
     for kind, said in FAMILIES[family].items().items():
