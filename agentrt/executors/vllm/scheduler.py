@@ -47,6 +47,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     may_preempt,
     paused,
     preempt,
+    put_holders_first,
     started,
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
@@ -177,6 +178,8 @@ class ProgramScheduler(AsyncScheduler):
         self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
             self._prepare_step(self.waiting, now)
+        if self.connector is not None:
+            put_holders_first(self)
         output = super().schedule(*args, **kwargs)
         self.notes.settle(output)
         if self.connector is not None:

@@ -146,11 +146,13 @@ def every_kind(
     role: str = "kv_both",
     kinds: tuple[Any, ...] = (),
     settings: dict[str, Any] | None = None,
+    blocks: int | None = None,
     **engine: Any,
 ) -> EveryKind:
     """An engine of random size; ``connector`` is what becomes of KV cache that fails to come.
 
-    ``kinds`` are those of a hybrid model's cache.
+    ``kinds`` are those of a hybrid model's cache. ``blocks`` is the size of the cache, if it is not
+    random.
     """
     vllm: dict[str, Any] = {}
     if connector is not None:
@@ -173,7 +175,7 @@ def every_kind(
     scheduler = make_scheduler(
         cls,
         max_num_seqs=rng.randint(2, 4),
-        blocks=rng.randint(12, 18) * max(1, len(kinds)),
+        blocks=blocks or rng.randint(12, 18) * max(1, len(kinds)),
         kinds=kinds,
         max_model_len=160,
         max_num_batched_tokens=rng.choice((64, 2048)),

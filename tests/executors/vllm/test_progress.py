@@ -11,6 +11,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import KVConnectorOutput
 
 from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
@@ -307,6 +308,44 @@ def test_no_call_is_preempted_again_and_again_for_one_whose_cache_is_elsewhere(
     for _ in range(30):
         made.step()
     assert len(scheduler.kept) <= 2
+
+
+@pytest.mark.parametrize("settings", [*({"policy": name} for name in POLICIES), DEFAULTS])
+def test_a_call_whose_load_failed_holds_up_no_call_that_has_loaded(
+    settings: dict[str, Any],
+) -> None:
+    """Two loads and a call whose cache is handed on fill the cache. The load of the first call in
+    vLLM's queue fails, and its whole prompt needs a block more than the load had: it fits only
+    after the call behind it.
+    """
+    made = every_kind(
+        ProgramScheduler,
+        random.Random(3),
+        connector="recompute",
+        drafts=0,
+        settings=settings,
+        blocks=9 + 3 + 1 + 1,
+    )
+    first, other = "wait-first", "wait-other"
+    due: set[str] = set()
+
+    def arrive(connector: Any) -> KVConnectorOutput:
+        came = connector.coming & due
+        connector.coming -= came
+        lost = came & {first} if other in came else set()  # only once
+        return KVConnectorOutput(finished_recving=came, failed_recving=lost)
+
+    made._transfers = arrive  # type: ignore[method-assign]
+    made.add(first, prompt(1, 3 * BLOCK_SIZE + 13), 2, program("first"))
+    made.add(other, prompt(2, 9 * BLOCK_SIZE + 6), 2, program("other"))
+    for _ in range(4):
+        made.step()
+    made.add("send-on", prompt(3, 8), 2, program("sends"))
+    ended = [name for _ in range(9) for name in made.step().finished]
+    assert ended == ["send-on"]
+    due.update((first, other))
+    ended = [name for _ in range(60) for name in made.step().finished]
+    assert sorted(ended) == [first, other]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,23 @@ def load_ended(scheduler: Scheduler, request: Request) -> bool | None:
     if waits and request.request_id not in scheduler.finished_recving_kv_req_ids:
         return None
     return True
+
+
+def put_holders_first(scheduler: Scheduler) -> None:
+    """Let requests that hold loaded KV cache start before requests whose load has failed.
+
+    vLLM starts the requests of one queue before all others, in the order in which their loads
+    began. A request whose load failed has given its blocks back, but stays in this queue. If it
+    does not fit beside the requests behind it, which hold blocks, nothing would ever start.
+    """
+    queue = scheduler.kv_holding_waiting
+    if len(queue) < 2 or not isinstance(queue, deque):
+        return
+    lost = [request for request in queue if not scheduler._holds_kv_blocks(request)]
+    if lost and lost != [*queue]:
+        kept = [request for request in queue if scheduler._holds_kv_blocks(request)]
+        queue.clear()
+        queue.extend([*kept, *lost])
 
 
 def free_slots(scheduler: Scheduler) -> int:
