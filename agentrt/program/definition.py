@@ -58,8 +58,10 @@ class Program:
         """Return an input that came as text or as JSON, converted to the type in the function's
         annotation: the text "3" becomes 3 for an int, an object an instance of a pydantic model.
 
-        The input stays as it is without an annotation, or if pydantic does not know the type; and
-        None stays None, which stands for no input. Raises `ConfigError` for a wrong type.
+        An object whose only key is the parameter's name stands for the value of that key, unless
+        the object itself has the type. The input stays as it is without an annotation, or if
+        pydantic does not know the type; and None stays None, which stands for no input. Raises
+        `ConfigError` for a wrong type.
         """
         if value is None or self._input_type is None:
             return value
@@ -68,6 +70,8 @@ class Program:
         try:
             converted = self._input_type.validate_python(value)
         except ValidationError as error:
+            if isinstance(value, dict) and [*value] == [self._parameter]:
+                return self.accept_input(value[self._parameter])
             raise ConfigError(
                 f"program {self.name!r}: the input is {_shown(value)}, but {self._parameter!r} "
                 f"must be {self._expected}: {reason_of(error)}"

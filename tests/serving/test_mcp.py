@@ -211,10 +211,14 @@ async def test_a_waiting_call_reports_progress(mode: str) -> None:
         enough = asyncio.Event()
 
         async def progressed(
-            progress: float, total: float | None, message: str | None, on: asyncio.Event = enough
+            progress: float,
+            total: float | None,
+            message: str | None,
+            on: asyncio.Event = enough,
+            words: str = words,
         ) -> None:
             told.append((progress, message))
-            if len(told) >= 3:
+            if sum(message == words for _, message in told) >= 3:
                 on.set()
 
         told.clear()
@@ -229,7 +233,8 @@ async def test_a_waiting_call_reports_progress(mode: str) -> None:
             await local.until(lambda runtime=local.runtime: not runtime.runs)
         numbers = [progress for progress, _ in told]
         assert numbers == sorted(set(numbers))
-        assert {message for _, message in told} == {words}
+        # The first messages may come before the program has begun its node.
+        assert {message for _, message in told} <= {words, "running"}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -184,10 +184,12 @@ async def test_a_task_that_fails_says_why(it: Serving) -> None:
 
 async def test_programs_are_agents_too(it: Serving) -> None:
     async with agent(it, "poem") as poem, agent(it, "approval") as approval:
-        for topic in ("rain", {"of": "rain"}):
-            done = await sent(poem, topic)
+        for message in ("rain", {"topic": "rain"}):
+            done = await sent(poem, message)
             (values,) = get_data_parts(done.artifacts[0].parts)
-            assert values["topic"] == topic
+            assert values["topic"] == "rain"
+        refused = await sent(poem, {"of": "rain"})
+        assert "'topic' must be str" in get_message_text(refused.status.message)
         asked = await sent(approval, "it")
         assert get_message_text(asked.status.message) == "approve it?"
         answered = await sent(approval, "yes", task=asked.id)
