@@ -27,7 +27,7 @@ from benchmarks.__main__ import call as call_benchmark
 from tests.doubles.scripted import ScriptedExecutor
 
 DEFAULTS = ("adaptive", "cost", "memory")
-OTHERS = [name for name in policy_names() if name != "adaptive"]
+OTHERS = [name for name in policy_names() if name not in ("adaptive", "longest-remaining")]
 PROGRAM = """
 from agentrt import program
 

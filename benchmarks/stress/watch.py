@@ -261,7 +261,9 @@ class Watch:
         self._owed.clear()
         slots = len(self.scheduler.running) + self.scheduler.num_waiting_for_streaming_input
         loads = self.core is not None and bool(self.core.loading)
-        if slots < self.engine.plan.places and not loads:
+        # A call may have to wait until its own blocks have been copied to host memory.
+        copies = self.engine.host is not None and self.engine.host.copying
+        if slots < self.engine.plan.places and not (loads or copies):
             detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
             raise Violation("preempted in vain", detail)
 

@@ -21,6 +21,7 @@ from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
+from agentrt.executors.vllm._compat.offloading import without_loading
 from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
     cached_tokens,
@@ -189,6 +190,10 @@ class ProgramScheduler(AsyncScheduler):
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
+
+    @override
+    def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> Any:
+        return super()._build_kv_connector_meta(connector, without_loading(self, scheduler_output))
 
     def _note_loads(self, now: float) -> None:
         """Report the calls whose load of KV cache has begun in this step."""

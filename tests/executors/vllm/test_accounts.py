@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agentrt.executors.vllm.accounts import EMPTIED
@@ -220,6 +220,7 @@ def check_causes(watch: Watch, span: Span, since: float, until: float, call: Que
     st.integers(20, 120),
     st.sampled_from([None, HOST]),
 )
+@example(("atlas", "cap", "lru", 1), 2, 11, 351, 20, HOST)  # loads again at once after a reset
 def test_each_second_of_a_call_has_one_reason(
     setting: tuple[str, str, str, int],
     slots: int,

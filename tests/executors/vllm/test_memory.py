@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -14,6 +16,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.history import SAVE_EVERY, HistoryFile, read, saved
 from agentrt.executors.identity import from_extra_args
 from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.files import replacing
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
 from agentrt.scheduler.learned import Learned
@@ -161,12 +164,21 @@ def test_the_file_is_whole_or_the_old_one(
     ours(e).shutdown()
     before = path.read_text()
 
-    def half(self: Path, text: str, **more: str) -> int:
-        with self.open("w") as file:
-            file.write(text[: len(text) // 2])
-        raise OSError(28, "No space left on device")
+    class Half:
+        def __init__(self, file: BinaryIO) -> None:
+            self._file = file
 
-    monkeypatch.setattr(Path, "write_text", half)
+        def write(self, content: bytes) -> int:
+            self._file.write(content[: len(content) // 2])
+            self._file.flush()
+            raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def half(path: Path, **options: bool) -> Iterator[Half]:
+        with replacing(path, **options) as file:
+            yield Half(file)
+
+    monkeypatch.setattr("agentrt.executors.history.replacing", half)
     live(e, "q", 9)
     with caplog.at_level(logging.WARNING, logger="agentrt.executors.history"):
         ours(e).shutdown()

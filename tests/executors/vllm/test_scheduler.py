@@ -20,7 +20,7 @@ from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
-ONE_LEVEL = {"program-fcfs", "srtf", "two-level"}
+ONE_LEVEL = {"longest-remaining", "program-fcfs", "srtf", "two-level"}
 """Policies under which no call gives way to another for a batch slot."""
 EAGER = {"min_residency_steps": 0, "min_remaining_tokens": 0}
 

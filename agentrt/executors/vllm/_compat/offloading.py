@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
@@ -10,7 +11,7 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus, order_request_keys
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import CachePolicy
-    from agentrt.executors.vllm._compat.scheduling import Scheduler
+    from agentrt.executors.vllm._compat.scheduling import Scheduler, SchedulerOutput
 else:
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
@@ -22,6 +23,27 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
     connector: Any = getattr(scheduler, "connector", None)
     manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
     return getattr(manager, "_policy", None)
+
+
+def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerOutput:
+    """Return the output of a step, without the preempted requests that load KV cache again.
+
+    vLLM's connector takes for granted that a preempted request has copies to host memory only. A
+    request that a reset of the prefix cache has preempted may begin to load in the next step, and
+    the engine core would die.
+    """
+    connector: Any = getattr(scheduler.connector, "connector_scheduler", None)
+    statuses, jobs = getattr(connector, "_req_status", {}), getattr(connector, "_jobs", {})
+
+    def loads(request_id: str) -> bool:
+        status = statuses.get(request_id)
+        return status is not None and any(not jobs[job].is_store for job in status.transfer_jobs)
+
+    preempted = output.preempted_req_ids or ()
+    if not any(map(loads, preempted)):
+        return output
+    kept = {request_id for request_id in preempted if not loads(request_id)}
+    return replace(output, preempted_req_ids=kept)
 
 
 def in_prefix_order(
