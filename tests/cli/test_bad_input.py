@@ -314,7 +314,7 @@ def test_our_own_bug_says_so(run_program: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "bug in agentrt" in ran.said
 
 
-@pytest.mark.parametrize("value", ["three", "3.5", '{"n": 3}', "[3]", ""])
+@pytest.mark.parametrize("value", ["three", "3.5", '{"m": 3}', "[3]", ""])
 def test_an_input_of_the_wrong_type_is_refused_before_an_engine_starts(
     value: str, write: Write, refused: Refused
 ) -> None:
@@ -322,8 +322,9 @@ def test_an_input_of_the_wrong_type_is_refused_before_an_engine_starts(
     refused("run", str(write(TYPED)), "--input", value, says=words)
 
 
-def test_text_becomes_the_number_that_the_program_expects(run_program: Run) -> None:
-    assert run_program(TYPED, "--engine", "simulated", "--input", "3").out == "4\n"
+@pytest.mark.parametrize("value", ["3", '{"n": 3}', '{"n": "3"}'])
+def test_text_becomes_the_number_that_the_program_expects(value: str, run_program: Run) -> None:
+    assert run_program(TYPED, "--engine", "simulated", "--input", value).out == "4\n"
 
 
 @pytest.mark.parametrize(
