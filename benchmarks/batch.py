@@ -77,7 +77,9 @@ class LiveLimit(Gate):
         self._limit, self._behind = Cap(most), behind
         self._prompts: dict[str, int] = {}
         self._now = 0.0
-        self.every_s = math.inf if behind is None else behind.every_s  # type: ignore[misc]
+        self.every_s = (  # type: ignore[misc]  # a ClassVar of `Gate`, here that of the gate behind
+            math.inf if behind is None else behind.every_s
+        )
 
     @override
     def called(self, program_id: str, tokens: int, now: float) -> bool:
@@ -273,10 +275,16 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     """Read the runs of a file with the output of ``--json``. Raises `ConfigError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"--add {str(path)!r} cannot be read: {reason}; name a file") from error
+    except ValueError as error:
+        raise ConfigError(f"--add {str(path)!r} is not UTF-8 text; name a JSON file") from error
+    try:
         runs = json.loads([line for line in lines if line.startswith("{")][-1])["runs"]
         if all({*_KEYS, *_SHOWN, "seed"} <= run.keys() for run in runs):
             return list(runs)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass
     raise ConfigError(
         f"--add {str(path)!r} is not the output of `python -m benchmarks batch --json`; save the "

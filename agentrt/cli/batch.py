@@ -73,8 +73,8 @@ _NOT_WITH_INPUTS = {
 }
 _COMMAND = "cmd:"
 _LIVE_S, _PLAIN_S = 0.5, 10.0
-"""Seconds between lines of progress: on a terminal, where each line replaces the previous one, and
-elsewhere.
+"""Seconds between two lines of progress: first on a terminal, where each line replaces the line
+before, and then for output that is not a terminal.
 """
 
 

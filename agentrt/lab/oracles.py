@@ -26,7 +26,20 @@ if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
 
 
-class Srpt(Policy):
+class _Oracle(Policy):
+    """A policy that knows the remaining service of each program, in seconds (``remaining_s``)."""
+
+    starving: ClassVar[bool] = False
+    follows_program: ClassVar[bool] = True
+
+    def __init__(
+        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
+    ) -> None:
+        super().__init__(config)
+        self._remaining_s = remaining_s
+
+
+class Srpt(_Oracle):
     """Shortest remaining processing time: the program with the least remaining service runs first.
 
     A running call is preempted only for a call in a better level. Levels are 2 ** 0.25 apart, so
@@ -34,14 +47,6 @@ class Srpt(Policy):
     """
 
     name: ClassVar[str] = "srpt"
-    starving: ClassVar[bool] = False
-    follows_program: ClassVar[bool] = True
-
-    def __init__(
-        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
-    ) -> None:
-        super().__init__(config)
-        self._remaining_s = remaining_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         remaining = max(self._remaining_s(call.program), 1e-6)
@@ -49,21 +54,13 @@ class Srpt(Policy):
         return Priority(level, quantum_s=remaining / 8, order=remaining)
 
 
-class Lrpt(Policy):
-    """Longest remaining processing time: the program with the most remaining service first.
+class Lrpt(_Oracle):
+    """Longest remaining processing time: the program with the most remaining service runs first.
 
     No call is preempted for a slot. This is `LongestRemaining` with known sizes.
     """
 
     name: ClassVar[str] = "lrpt"
-    starving: ClassVar[bool] = False
-    follows_program: ClassVar[bool] = True
-
-    def __init__(
-        self, config: SchedulerConfig, remaining_s: Callable[[EngineProgram], float]
-    ) -> None:
-        super().__init__(config)
-        self._remaining_s = remaining_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         return Priority(0, order=-self._remaining_s(call.program))

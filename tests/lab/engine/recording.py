@@ -271,8 +271,8 @@ def _copies_begun(output: SchedulerOutput) -> dict[str, Any]:
         return {"loads": [], "stores": []}
     loads, stores = metadata.load_jobs.values(), metadata.store_jobs.values()
     return {
-        "loads": [[one.req_id, [*map(int, one.src_spec.block_ids)]] for one in loads],
-        "stores": [[one.req_id, [*map(int, one.dst_spec.block_ids)]] for one in stores],
+        "loads": [[job.req_id, [*map(int, job.src_spec.block_ids)]] for job in loads],
+        "stores": [[job.req_id, [*map(int, job.dst_spec.block_ids)]] for job in stores],
     }
 
 

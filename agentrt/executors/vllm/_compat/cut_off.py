@@ -296,7 +296,8 @@ class _Alike(_Base):
             self._texts = TokenTexts(self.model_tokenizer, prompt, request)
             return True, False
         if self.is_plain and self._reasoning_parser is None and self._passes_text(request):
-            # Such a stream is only text, which vLLM passes on as it is.
+            # Such a stream is only text, which vLLM passes on as it is. The method is replaced on
+            # the instance, so that the check is not made again for each further token.
             self.parse_delta = partial(  # type: ignore[method-assign]
                 DelegatingParser.parse_delta, self
             )
