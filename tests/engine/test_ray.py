@@ -32,11 +32,11 @@ from tests.executors.replicas.reading import Calls, streamed, whole
 
 pytest.importorskip("vllm")
 ray = pytest.importorskip("ray")
-# Two engines start before the first test: on a busy machine they take minutes.
+# A cluster and two engines start before the first test: beside all other tests they take minutes.
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
 ]
 
 PROGRAMS = ChaosPrograms(10, 12)
@@ -71,11 +71,14 @@ async def replicas(
         backoff=Backoff(first_s=0.1),
         # Other tests may leave the engines no processor time. A replica that is restarted for that
         # would fail all tests here, since they keep its first engine.
-        health=Health(stall_s=60.0, hang_s=600.0),
+        health=Health(stall_s=60.0, hang_s=900.0),
         notice=print,
-        ready_timeout_s=600.0,
+        ready_timeout_s=900.0,
     )
-    await replicas.start(lambda message: None)
+    with pytest.MonkeyPatch.context() as patch:
+        # The worker of a node that has room may take longer than this to start there.
+        patch.setattr("agentrt.executors.ray.engine._PLACE_S", 900.0)
+        await replicas.start(lambda message: None)
     yield replicas
     pids = _pids(replicas)
     await replicas.close()
