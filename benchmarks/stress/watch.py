@@ -7,7 +7,7 @@ holds, so that new places are searched, too.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -31,7 +31,7 @@ for others.
 """
 PROMPTS, SLACK_S = 2.0, 2.0
 """An idle engine may let a call that could run wait for `PROMPTS` times the computing time of the
-call's prompt, plus `SLACK_S` seconds. The slack is needed because the clock advances by up to a
+prompts of its program's waiting calls, plus `SLACK_S` seconds. The slack is needed because the clock advances by up to a
 second while nothing happens.
 """
 _EVERY = 8
@@ -313,10 +313,13 @@ class Watch:
         self.figures.idle_s += seconds if startable else 0.0
         if not self._checks:
             return
+        prompts_s: Counter[str] = Counter()
+        for request in startable:
+            prompts_s[self._program[request.request_id]] += plan.alone_s(request.num_tokens, 0)
         for request in startable:
             name = request.request_id
             idle_s = self._idle_s[name] = self._idle_s.get(name, 0.0) + seconds
-            limit_s = PROMPTS * plan.alone_s(request.num_tokens, 0) + SLACK_S
+            limit_s = PROMPTS * prompts_s[self._program[name]] + SLACK_S
             if idle_s > limit_s:
                 state = "waits" if self.core is None else self.core.calls[name].state.value
                 detail = (

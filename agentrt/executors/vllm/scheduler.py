@@ -179,8 +179,7 @@ class ProgramScheduler(AsyncScheduler):
         self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
             self._prepare_step(self.waiting, now)
-        if self.connector is not None:
-            put_holders_first(self)
+        put_holders_first(self)
         output = super().schedule(*args, **kwargs)
         self.notes.settle(output)
         if self.connector is not None:

@@ -60,6 +60,29 @@ def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight:
     assert not scheduler.core.calls
 
 
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_session_that_does_not_fit_holds_up_no_other_session(policy: str) -> None:
+    """Both hold blocks, and a single block is free. The first session's next input needs four."""
+    scheduler = make_scheduler(
+        ProgramScheduler, max_num_seqs=4, blocks=1 + 8, settings={"policy": policy}
+    )
+    e = HeadlessEngine(scheduler)
+    large, small = chunk("large", list(range(60)), 1), chunk("small", list(range(100, 140)), 1)
+    for session in (large, small):
+        e.submit(session)
+    e.run()
+    e.submit(chunk("large", list(range(60)), 1))
+    e.submit(chunk("small", [1, 2, 3], 1))
+    for _ in range(4):
+        e.step()
+    assert small.status.name == "WAITING_FOR_STREAMING_REQ"
+    assert small.num_computed_tokens == 40 + 3
+    e.submit(end("small"))
+    e.run()
+    assert large.status.name == "WAITING_FOR_STREAMING_REQ"
+    assert large.num_computed_tokens == 60 + 60
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_flight: int) -> None:
     """vLLM would lose it if what is in flight ended its turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -120,13 +120,25 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     return whole - shared
 
 
+def more_blocks_needed(scheduler: Scheduler, request: Request) -> int:
+    """Return how many KV-cache blocks a request needs for all its tokens beyond those it holds."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return sum(
+        max(-(-request.num_tokens // manager.block_size) - _own(manager, request), 0)
+        for manager in managers
+    )
+
+
+def _own(manager: Any, request: Request) -> int:
+    return len(manager.req_to_blocks.get(request.request_id, ()))
+
+
 def running_needs(scheduler: Scheduler) -> tuple[int, int]:
     """Return what all running requests need: (tokens of the next step, free blocks).
 
     The blocks are for all tokens that the requests have now, also for those of prompts that are
     computed in later steps.
     """
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize
     tokens = blocks = 0
     for request in scheduler.running:
@@ -137,7 +149,5 @@ def running_needs(scheduler: Scheduler) -> tuple[int, int]:
         )
         tokens += min(new, most)
         if new > 1:
-            for manager in managers:
-                own = len(manager.req_to_blocks.get(request.request_id, ()))
-                blocks += max(-(-request.num_tokens // manager.block_size) - own, 0)
+            blocks += more_blocks_needed(scheduler, request)
     return tokens, blocks
