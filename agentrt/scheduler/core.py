@@ -179,9 +179,10 @@ class SchedulerCore:
                 if self.policy.follows_program and len(call.program.queued) > 1:
                     self._rank_again(call.program.queued.values(), now)
                 self._tell(event)
-            case CallLoading(call, _, _, tokens):
+            case CallLoading(call, now, _, tokens):
                 call.change_state(LOADING)
                 call.loading_tokens = tokens
+                call.load_due = now + tokens * self.learned.costs.token_s
                 self.loading[call] = None
                 self._tell(event)
             case CallLoaded(call, _, failed):
@@ -307,7 +308,8 @@ class SchedulerCore:
         admitted: list[QueuedCall] = []
         admission = self.admission
         # A call that loads holds blocks and runs soon, so an engine that only loads is not idle.
-        running += len(self.loading)
+        # But a load that takes longer than computing its tokens may never end.
+        running += sum(now < call.load_due for call in self.loading)
         while admission and (calls := admission.admit(now, running + self.queue.startable)):
             for call in calls:
                 self.queue.offer(call)

@@ -253,6 +253,8 @@ class QueuedCall:
     """The tokens that had to be recomputed after all starts of the call together."""
     loading_tokens: int = 0
     """The tokens of a load that is in flight, or that has ended before the call has started."""
+    load_due: float = -math.inf
+    """The time by which computing the tokens of the call's last load would have ended."""
     loaded_tokens: int = 0
     """The tokens that were loaded in place of being computed, before the starts of the call."""
     unused_loaded_tokens: int = 0

@@ -7,7 +7,7 @@ holds, so that new places are searched, too.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -31,8 +31,8 @@ for others.
 """
 PROMPTS, SLACK_S = 2.0, 2.0
 """An idle engine may let a call that could run wait for `PROMPTS` times the computing time of the
-prompts of its program's waiting calls, plus `SLACK_S` seconds. The slack is needed because the clock advances by up to a
-second while nothing happens.
+prompts of its program's waiting calls, plus `SLACK_S` seconds. The slack is needed because the
+clock advances by up to a second while nothing happens.
 """
 _EVERY = 8
 """The number of steps between two complete checks."""
@@ -313,7 +313,7 @@ class Watch:
         self.figures.idle_s += seconds if startable else 0.0
         if not self._checks:
             return
-        prompts_s: Counter[str] = Counter()
+        prompts_s: defaultdict[str, float] = defaultdict(float)
         for request in startable:
             prompts_s[self._program[request.request_id]] += plan.alone_s(request.num_tokens, 0)
         for request in startable:

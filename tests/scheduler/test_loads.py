@@ -8,7 +8,7 @@ from agentrt.errors import InvariantError
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.events import CallFinished, CallLoaded, CallLoading, CallStarted
 from agentrt.scheduler.records import CallState
-from tests.scheduler.admitting import Admitting, Counted
+from tests.scheduler.admitting import TOKEN_S, Admitting, Counted
 
 
 def load(engine: Admitting, tokens: int = 64) -> QueuedCall:
@@ -79,6 +79,20 @@ def test_an_engine_that_only_loads_is_not_idle() -> None:
     engine.end_program("a")
     engine.let_in(0)
     assert engine.inside() == {"b"}
+
+
+@pytest.mark.parametrize(("waited_s", "inside"), [(0.9, {"a"}), (1.0, {"a", "b"})])
+def test_a_load_that_takes_longer_than_computing_its_tokens_keeps_nobody_out(
+    waited_s: float, inside: set[str]
+) -> None:
+    engine = Counted()
+    engine.wants("a", 60)
+    engine.let_in(0)
+    load(engine, round(1.0 / TOKEN_S))
+    engine.wants("b", 60)
+    engine.now += waited_s
+    engine.let_in(0)
+    assert engine.inside() == inside
 
 
 def test_a_running_call_cannot_load() -> None:
