@@ -94,7 +94,7 @@ coverage: $(CLIENTS) test-needs ## Run all tests and report which lines and bran
 	$(BIN)/coverage report
 
 fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
-	AGENTRT_EXAMPLES=20000 $(BIN)/pytest $(PATIENT) tests/serving/frontend/test_any_bodies.py tests/serving/test_any_order.py tests/serving/langgraph/test_fuzz.py
+	AGENTRT_EXAMPLES=20000 $(BIN)/pytest $(PATIENT) tests/serving/frontend/test_any_bodies.py tests/serving/frontend/test_joined_tokens.py tests/serving/frontend/test_response_fuzz.py tests/serving/test_any_order.py tests/serving/langgraph/test_fuzz.py tests/executors/vllm/entrypoints/test_cut_off.py
 
 # ONLY='agentrt.graph.*' tries one room. Once more, it tries what survived; docs/results/mutation.md.
 mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass

@@ -3,6 +3,7 @@ inputs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 
 from agentrt.batch import read_tokens
 from tests.batch.conftest import lines
+from tests.doubles.forked_python import forked_python, forks
 from tests.doubles.letters import logprob, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,12 +73,12 @@ class Lives:
         program.write_text(source, "utf-8")
         records = ({"id": f"q{n}", field: f"what {n}"} for n in range(count))
         inputs.write_text("".join(f"{json.dumps(each)}\n" for each in records), "utf-8")
-        self._command = [sys.executable, "-m", "tests.batch.killed_batch", "run", str(program)]
+        self._command = ["-m", "tests.batch.killed_batch", "run", str(program)]
         self._command += ["--inputs", str(inputs), "--out", str(self.out), *options]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, python: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._command,
+            [python, *self._command],
             cwd=ROOT,
             env={**os.environ, "CALLS": str(self.calls), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
@@ -89,18 +91,22 @@ class Lives:
 
     def killed(self, calls: int, delay_s: float) -> bool:
         """One life, which is killed so long after so many of its calls. False: it has ended."""
-        process, least = self.start(), self.made() + calls * len("first what 1000\n")
+        python, others = forked_python(), forks()
+        process, least = self.start(python), self.made() + calls * len("first what 1000\n")
         while process.poll() is None and self.made() < least:
             time.sleep(0.0005)
+        batch = set(forks()) - set(others)
         time.sleep(delay_s)
-        process.send_signal(signal.SIGKILL)
+        for pid in batch:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         _, said = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), said.decode()
         return process.returncode != 0
 
     def ended(self) -> str:
         """The last life, to its end; what it said."""
-        process = self.start()
+        process = self.start(forked_python())
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said.decode()
         return said.decode()
@@ -109,7 +115,7 @@ class Lives:
 @pytest.mark.parametrize(
     ("source", "field", "count", "kills", "calls", "live"),
     [
-        pytest.param(PROGRAM, "input", 2000, 10, 360, 256, id="program"),
+        pytest.param(PROGRAM, "input", 800, 10, 150, 64, id="program"),
         pytest.param(GRAPH, "question", 120, 4, 40, 16, id="graph"),
     ],
 )
@@ -214,7 +220,8 @@ def test_memory_does_not_grow_with_the_inputs(tokens: bool, tmp_path: Path) -> N
     for count in (200, 2000):
         options = ("--tokens", str(tmp_path / f"{count}.tokens.jsonl")) if tokens else ()
         source = CHAT if tokens else PROGRAM
-        process = Lives(tmp_path / str(count), source, count, "input", *options).start()
+        batch = Lives(tmp_path / str(count), source, count, "input", *options)
+        process = batch.start(sys.executable)
         assert process.stderr is not None
         said = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)

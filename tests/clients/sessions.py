@@ -40,12 +40,16 @@ LOOK = "Look around."
 """What a sub-agent is to do. Codex's sub-agents have their parent's history before it."""
 NOTHING = "Nothing is there."
 """What a sub-agent answers."""
+_WITHOUT_END = ("hold", "linger")
+"""The steps that end in an answer which the engine never completes."""
 _STEP = re.compile(r"(?<!Calling )step-(\w+)-\d+")
 Steps = Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]
 
 
 def steps_of(client: str) -> Steps:
-    """The steps of a client, with its own tools: ``shell``, ``wait`` (for a file) and ``agent``."""
+    """The steps of a client, with its own tools: ``shell``, ``wait`` (for a file) and ``agent``;
+    ``hold`` has an answer without an end, and ``linger`` waits before it.
+    """
     match client:
         case "claude":
             name, key, about = "Bash", "command", {"description": "Count"}
@@ -63,6 +67,7 @@ def steps_of(client: str) -> Steps:
         "wait": [(name, {key: WAITING, **about})],
         "agent": agent,
         "hold": [],
+        "linger": [(name, {key: WAITING, **about})],
     }
 
 
@@ -72,12 +77,10 @@ def answer(prompt: str, steps: Steps) -> str:
     if not steps_said or f"Payload:\n{LOOK}" in prompt:
         return NOTHING
     step = steps_said[-1]
-    if step[1] == "hold":
-        return LONG
     calls = steps[step[1]]
     made = prompt.count(f"Calling {step[0]}.")
     if made >= len(calls):
-        return f"Done with {step[1]}."
+        return LONG if step[1] in _WITHOUT_END else f"Done with {step[1]}."
     name, arguments = calls[made]
     called = json.dumps({"name": name, "arguments": arguments})
     return f"Calling {step[0]}.\n<tool_call>\n{called}\n</tool_call>"

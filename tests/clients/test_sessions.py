@@ -5,12 +5,10 @@ In `test_agents` are a tool call, Codex's resume and compaction, and Claude Code
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -72,14 +70,22 @@ async def test_claude_code_takes_several_turns(sessions: LocalServer, tmp_path: 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_session_with_a_sub_agent_is_resumed(
+async def test_two_sessions_are_two_programs(
     sessions: LocalServer, tmp_path: Path, client: str
 ) -> None:
-    """The sub-agent and both turns are one program, and each finds the prefix cached."""
-    seen = watch(sessions)
+    """1. A session has a sub-agent, and ends. 2. It is resumed, and runs a long tool beside another
+    session. 3. The user ends the other session while its call runs, which the engine aborts.
+
+    The sub-agent and both turns are one program, and each finds the prefix cached. A client takes
+    seconds of a core to start, so one test has it all.
+    """
+    seen, engine = watch(sessions), sessions.engine
     arguments = CODEX_AGENTS if client == "codex" else ()
-    steps = steps_of(client)
-    async with begun(client, sessions, tmp_path, "step-agent-1", *arguments) as process:
+    steps, tool = steps_of(client), steps_of(client)["wait"][0][0]
+    left, right = folders = [tmp_path / name for name in ("left", "right")]
+    for folder in folders:
+        folder.mkdir()
+    async with begun(client, sessions, left, "step-agent-1", *arguments) as process:
         end = await ended(process)
         assert (end.code, "Done with agent." in end.out) == (0, True), end
     [shape] = await seen.shapes()
@@ -88,55 +94,32 @@ async def test_a_session_with_a_sub_agent_is_resumed(
     tools = [name.removeprefix("collaboration__") for name, _ in steps["agent"]]
     assert Counter(names(shape)) == Counter(["call"] * calls + tools)
     assert any(parents == (1,) for name, parents in shape if name == "call"), shape
-    assert NOTHING in await text_of(sessions, sessions.engine.calls[-1])
-    whole = len(sessions.engine.calls[-1].spec.prompt_token_ids or ())
+    assert NOTHING in await text_of(sessions, engine.calls[-1])
+    whole = len(engine.calls[-1].spec.prompt_token_ids or ())
 
-    async with begun(client, sessions, tmp_path, "step-shell-2", *arguments, again=True) as process:
-        end = await ended(process)
-        assert (end.code, "Done with shell." in end.out) == (0, True), end
-    [shape] = await seen.shapes()
-    assert names(shape)[-3:] == ["call", steps["shell"][0][0], "call"]
-    resumed, last = cached_calls(seen.programs[0])[-2:]
-    assert resumed.cached >= CACHED * whole
-    assert last.cached >= CACHED * last.cacheable
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_two_sessions_in_long_tools_are_two_programs(
-    sessions: LocalServer, tmp_path: Path, client: str
-) -> None:
-    seen = watch(sessions)
-    folders = [tmp_path / name for name in ("left", "right")]
-    async with AsyncExitStack() as stack:
-        processes = []
-        for number, folder in enumerate(folders):
-            folder.mkdir()
-            started = begun(client, sessions, folder, f"step-wait-{number}")
-            processes.append(await stack.enter_async_context(started))
+    async with (
+        begun(client, sessions, left, "step-wait-2", *arguments, again=True) as resumed,
+        begun(client, sessions, right, "step-linger-3") as other,
+    ):
         await sessions.until(
             lambda: sum(is_in_tool(sessions, run) for run in seen.programs) == len(folders)
         )
         for folder in folders:
             (work_of(folder) / "go").touch()
-        for end in await asyncio.gather(*map(ended, processes)):
-            assert (end.code, "Done with wait." in end.out) == (0, True), end
-    tool = steps_of(client)["wait"][0][0]
-    assert [names(shape) for shape in await seen.shapes()] == [["call", tool, "call"]] * 2
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_a_session_that_its_user_ends_is_aborted_in_the_engine(
-    sessions: LocalServer, tmp_path: Path, client: str
-) -> None:
-    engine = sessions.engine
-    async with begun(client, sessions, tmp_path, "step-hold-1") as process:
+        end = await ended(resumed)
+        assert (end.code, "Done with wait." in end.out) == (0, True), end
         await sessions.until(lambda: engine.held)
         [call_id] = engine.held
-        process.send_signal(signal.SIGINT)
+        other.send_signal(signal.SIGINT)
         await sessions.until(lambda: not engine.held)
-        await ended(process)
+        await ended(other)
     assert engine.left[-1] == call_id
     assert engine.aborted_calls[-1] == call_id
+    first, second = [names(shape) for shape in await seen.shapes()]
+    assert first[-3:] == second == ["call", tool, "call"]
+    again, last = cached_calls(seen.programs[0])[-2:]
+    assert again.cached >= CACHED * whole
+    assert last.cached >= CACHED * last.cacheable
 
 
 async def test_claude_code_goes_on_after_its_user_cancels_a_turn(

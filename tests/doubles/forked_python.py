@@ -17,6 +17,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from weakref import finalize
 
+from agentrt.executors.vllm.processes import descendants
+
 _SERVER = forkserver.ForkServer()
 """Not Python's own, which tests let import what they need."""
 _IMPORTS = (
@@ -56,6 +58,15 @@ def forked_python() -> str:
     folder = Path(tempfile.mkdtemp(prefix="forked-python-"))
     finalize(_SERVER, shutil.rmtree, folder, ignore_errors=True)
     return write_python(folder, _SERVER, f"{__name__}:run_module")
+
+
+def forks() -> list[int]:
+    """Return the process ids of all commands that are forks.
+
+    A test that kills a command at a random moment kills its fork: one whose command was killed
+    ends itself, but only between two instructions of Python.
+    """
+    return descendants(_SERVER._forkserver_pid)  # type: ignore[attr-defined]  # typeshed lacks it
 
 
 def run_module(module: str, arguments: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from tests.lines import lines_run
 from tests.scheduler.crowd import SLOTS, Crowd
 from tests.scheduler.integrity import check_queues
 
-SMALL, LARGE = 100, 10_000
+SMALL, LARGE = 100, 3000
 STEPS = 100
 
 
@@ -106,7 +106,8 @@ class LooksAtAll(Policy):
 
 
 @pytest.mark.parametrize(
-    ("when", "large"), [("arrive", 3000), ("expire", 1000), ("leave", 3000), ("program ends", 3000)]
+    ("when", "large"),
+    [("arrive", LARGE), ("expire", 1000), ("leave", LARGE), ("program ends", LARGE)],
 )
 def test_a_linear_policy_misses_the_bound(
     when: str, large: int, monkeypatch: pytest.MonkeyPatch

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
 
 from agentrt.scheduler import policy_names
+from agentrt.scheduler.config import ADMISSIONS, RETENTIONS
 from agentrt.scheduler.working_set import WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, held
 from tests.scheduler.integrity import check_queues
 
 PHANTOM = "phantom"
 BLOCKS, SLOTS, CAP = 40, 3, 2
+WAYS = ("its call first", "its program first")
+CASES = [
+    (*settings, WAYS[number % len(WAYS)])
+    for number, settings in enumerate(product(policy_names(), RETENTIONS, ADMISSIONS))
+]
+"""Every policy with every retention and admission, and both ways with every two of them."""
 
 
 def state(engine: Admitting) -> dict[str, Any]:
@@ -98,10 +106,7 @@ class Life:
         return True
 
 
-@pytest.mark.parametrize("way", ["its call first", "its program first"])
-@pytest.mark.parametrize("admission", ["off", "cap", "memory"])
-@pytest.mark.parametrize("retention", ["lru", "ttl", "cost"])
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize(("policy", "retention", "admission", "way"), CASES)
 def test_a_program_cancelled_while_waiting_leaves_no_trace(
     policy: str, retention: str, admission: str, way: str
 ) -> None:

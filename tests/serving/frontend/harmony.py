@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +45,28 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@contextmanager
+def gpt_oss_in(folder: Path) -> Iterator[str]:
+    """Within, the model is in ``folder``, and vLLM finds harmony's vocabulary.
+
+    It takes five seconds of a core to write the model and as many to open a front end on it, so
+    the tests of a run share a folder.
+    """
+    words, model = folder / "words", folder / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(words))
+        if not model.exists():
+            folder.mkdir(exist_ok=True)
+            harmony_model(model, vocabulary(words))
+        yield str(model)
+
+
 def vocabulary(folder: Path) -> Path:
     """``folder`` with the vocabulary as harmony's library wants it."""
     found = [*(CLIENTS / "litellm").glob(f"lib/python3*/site-packages/{VOCABULARY}")]
     if not found:
         pytest.fail("harmony's vocabulary, which LiteLLM brings, is missing: run .ci/setup-clients")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     shutil.copy(found[0], folder / FILE)
     return folder
 
@@ -58,7 +76,6 @@ def harmony_model(folder: Path, words: Path) -> Path:
 
     The tokenizer knows no merges: prompts are written by harmony's own library.
     """
-    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = _letters()
@@ -69,7 +86,7 @@ def harmony_model(folder: Path, words: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(ranks, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    encoding = _encoding()
     tokenizer.add_special_tokens([encoding.decode([WORDS + mark]) for mark in range(MARKS)])
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
@@ -93,11 +110,15 @@ def _letters() -> dict[int, str]:
     }
 
 
-@cache
 def encode(said: str) -> list[int]:
-    """The tokens of an output with its marks. Its vocabulary takes half a second to load."""
+    """The tokens of an output with its marks."""
+    ids: list[int] = _encoding().encode(said, allowed_special="all")
+    return ids
+
+
+@cache
+def _encoding() -> Any:
+    """Harmony's encoding, whose vocabulary takes half a second to load."""
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
-    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    ids: list[int] = encoding.encode(said, allowed_special="all")
-    return ids
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)

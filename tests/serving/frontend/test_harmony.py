@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.joining_engine import Joining
-from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
+from tests.serving.frontend.harmony import encode, gpt_oss_in
 from tests.serving.frontend.reading import APIS, Read
 from tests.serving.local import open_server
 
@@ -44,11 +44,8 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("harmony")
-    words = vocabulary(folder / "words")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(words))
-        yield str(harmony_model(folder / "model", words))
+    with gpt_oss_in(tmp_path_factory.getbasetemp() / "gpt-oss") as model:
+        yield model
 
 
 def plain(read: Read, api: str, *, streamed: bool) -> Read:

@@ -1,10 +1,14 @@
 """Outputs of several tokens at once, of each family, through a whole server: in all three APIs the
 stream is the whole answer, and says that it was cut off.
+
+With ``AGENTRT_EXAMPLES`` set, every combination is tried (`make fuzz`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from tests.executors.vllm.entrypoints.outputs import FAMILIES, MARKS
 from tests.serving.frontend.reading import APIS
 from tests.serving.local import engine_and_fronts, open_server
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio]
+pytestmark = pytest.mark.engine
 
 ENDS = {
     "chat": ("length", "tool_calls", "stop"),
@@ -31,6 +35,9 @@ ENDS = {
     "messages": ("max_tokens", "tool_use", "end_turn"),
 }
 """How an API says that an answer was cut off, calls a tool, and ends."""
+KINDS = ("answer", "one", "several", "broken")
+SIZES = (3, 1000)
+"""How many tokens of a stream come together."""
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +85,33 @@ async def test_a_stream_is_the_whole_answer(
     (front,) = fronts
     async with open_server(lambda call: said, kind=Joining, model=model) as server:
         with parsers_of(front.app.state, family):
-            for kind in ("answer", "one", "several", "broken"):
+            for kind, api, cut, size in combinations(list(FAMILIES).index(family)):
                 said = outputs.items()[kind]
                 full = len(server.engine.tokens(said))
-                for api, (whole, streamed) in APIS.items():
-                    for limit in sorted({full // 2, full - 3, full}):
-                        read = await whole(server, limit)
-                        assert (
-                            read.end == ENDS[api][0] if limit < full else read.end in ENDS[api][1:]
-                        )
-                        for size in (3, 1000):
-                            monkeypatch.setattr(Joining, "size", size)
-                            again = await streamed(server, limit)
-                            assert again == read, (kind, api, limit, size)
+                limit = (full // 2, full - 3, full)[cut]
+                monkeypatch.setattr(Joining, "size", size)
+                whole, streamed = APIS[api]
+                read = await whole(server, limit)
+                assert read.end == ENDS[api][0] if limit < full else read.end in ENDS[api][1:]
+                again = await streamed(server, limit)
+                assert again == read, (kind, api, limit, size)
+
+
+def combinations(number: int) -> list[tuple[str, str, int, int]]:
+    """Return the kinds of outputs, APIs, cuts and sizes of pieces that a family is tried with.
+
+    Every two of these values meet in each family, and all combinations are tried over any six
+    families.
+    """
+    if "AGENTRT_EXAMPLES" in os.environ:
+        return list(itertools.product(KINDS, APIS, range(3), SIZES))
+    return [
+        (kind, api, (at + place + number) % 3, SIZES[(at + place + number // 3) % 2])
+        for at, kind in enumerate(KINDS)
+        for place, api in enumerate(APIS)
+    ]
+
+
+def test_six_families_are_tried_with_all_combinations() -> None:
+    everything = set(itertools.product(KINDS, APIS, range(3), SIZES))
+    assert {tried for number in range(6) for tried in combinations(number)} == everything

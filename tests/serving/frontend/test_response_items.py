@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt.request import Call
-from tests.serving.frontend.harmony import encode, harmony_model, vocabulary
+from tests.serving.frontend.harmony import encode, gpt_oss_in
 from tests.serving.frontend.response_items import (
     ITEM_TYPES,
     ITEMS,
@@ -55,7 +55,8 @@ def said() -> Said:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def local(said: Said, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalServer]:
-    path = tmp_path_factory.mktemp("templates") / "front.jinja"
+    # The same file in all modules, which share a front end with it.
+    path = tmp_path_factory.getbasetemp() / "front.jinja"
     path.write_text(TEMPLATE, encoding="utf-8")
     flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", f"--chat-template={path}")
     async with open_server(said, flags=flags) as opened:
@@ -64,11 +65,8 @@ async def local(said: Said, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
 
 @pytest.fixture(scope="module")
 def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("gpt-oss")
-    words = vocabulary(folder / "words")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(words))
-        yield str(harmony_model(folder / "model", words))
+    with gpt_oss_in(tmp_path_factory.getbasetemp() / "gpt-oss") as model:
+        yield model
 
 
 class Harmony(Said):

@@ -1,11 +1,15 @@
 """Of each family: a stream gives what the whole output gives, wherever it ends, and whichever
 tokens of it come together.
+
+How many tokens come together takes turns from cut to cut. With ``AGENTRT_EXAMPLES`` set, each cut
+is tried with all of these sizes (`make fuzz`).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -43,6 +47,7 @@ RESPONSE: Any = ResponsesRequest.model_validate({"input": "?", "tools": FLAT})
 
 JOINED = (1, 2, 3, 7, 1000)
 """How many tokens of a stream come together."""
+EVERY = "AGENTRT_EXAMPLES" in os.environ
 PLAIN: Any = ChatCompletionRequest.model_validate({"messages": ASK})
 NO_CALLS: Any = ChatCompletionRequest.model_validate(
     {"messages": ASK, "tools": TOOLS, "tool_choice": "none"}
@@ -76,6 +81,11 @@ def pieces(ids: list[int]) -> list[str]:
         found.append(now[len(said) :])
         said = now
     return found
+
+
+def joined(turn: int) -> Sequence[int]:
+    """Return the next of the sizes in turn, or all of them."""
+    return JOINED if EVERY else (JOINED[turn % len(JOINED)],)
 
 
 def uneven(rng: random.Random, count: int) -> list[int]:
@@ -167,7 +177,7 @@ def test_an_unusual_output_is_read_alike_whichever_tokens_come_together(family: 
         ids, texts = tokens(said)
         for end in (*rng.sample(range(1, len(ids)), 8), len(ids)):
             read = whole(family, CHAT, ids[:end], texts[:end])
-            for _ in range(3):
+            for _ in range(3 if EVERY else 1):
                 starts = uneven(rng, end)
                 of = reader(family)
                 again = read_stream(of, CHAT, ids[:end], texts[:end], starts=starts)
@@ -184,10 +194,11 @@ def test_an_answer_without_a_thought_streams_its_text_and_calls() -> None:
 @pytest.mark.parametrize(("family", "kind"), OUTPUTS)
 def test_an_output_cut_off_at_any_token_is_read_as_its_stream(family: str, kind: str) -> None:
     ids, texts = tokens(FAMILIES[family].items()[kind])
+    first = OUTPUTS.index((family, kind))  # so that a size meets other cuts in each output
     for end in range(1, len(ids) + 1):
         read = whole(family, CHAT, ids[:end], texts[:end])
         assert all(name for name, _ in read[2])
-        for size in JOINED[end % 2 :: 2]:
+        for size in joined(first + end) if end < len(ids) else JOINED:
             assert streamed(family, CHAT, ids[:end], texts[:end], size) == read, (end, size)
         if end < len(ids):
             assert not any(mark in read[1] for mark in MARKS_OF_TEXT), "no markup in the answer"
@@ -207,10 +218,10 @@ def test_a_value_with_characters_of_marks_is_read_alike_wherever_it_ends(family:
     for value in HOSTILE:
         ids, texts = tokens(outputs.one.replace("Malmö", value))
         cuts = rng.sample(range(len(ids) // 3, len(ids)), 8)
-        for end in (*cuts, len(ids)):
+        for turn, end in enumerate((*cuts, len(ids))):
             read = whole(family, CHAT, ids[:end], texts[:end])
             assert not any("DSML" in arguments for _, arguments in read[2])
-            for size in (1, 3, 1000):
+            for size in joined(turn):
                 again = streamed(family, CHAT, ids[:end], texts[:end], size)
                 assert again == read, (value, end, size)
 
@@ -228,13 +239,14 @@ def test_a_value_that_was_cut_off_is_streamed_as_far_as_it_came(family: str) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_output_of_a_request_that_takes_no_calls_is_read_as_its_stream(family: str) -> None:
+    turns = itertools.count()
     for kind, said in FAMILIES[family].items().items():
         ids, texts = tokens(said)
         for request in (PLAIN, NO_CALLS):
-            for end in {3, len(ids) // 2, len(ids) - 2, len(ids)}:
+            for end in (3, len(ids) // 2, len(ids) - 2, len(ids)):
                 read = whole(family, request, ids[:end], texts[:end])
                 assert read[2] == []
-                for size in JOINED:
+                for size in joined(next(turns)):
                     again = streamed(family, request, ids[:end], texts[:end], size)
                     assert again == read, (kind, end, size)
 
@@ -262,7 +274,7 @@ def test_a_forced_call_is_read_as_its_stream(family: str, choice: Any) -> None:
     ids, texts = tokens(outputs.thought + said)
     for end in range(3, len(ids) + 1, 4):
         read = whole(family, request, ids[:end], texts[:end])
-        for size in JOINED:
+        for size in joined(end):
             assert streamed(family, request, ids[:end], texts[:end], size) == read, (end, size)
     assert [name for name, _ in whole(family, request, ids, texts)[2]] == expected
 
