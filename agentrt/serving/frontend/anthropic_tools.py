@@ -207,10 +207,11 @@ def read_tools(
     if isinstance(choice, dict):
         if not kept:
             tools.changed["tool_choice"] = GONE
-        elif choice.get("type") == "tool" and isinstance(choice.get("name"), str):
-            if choice["name"] in tools.left_out - tools.names:
-                leave_out(f"tool_choice:{choice['name']}")
-                tools.changed["tool_choice"] = {"type": "auto"}
+        elif choice.get("type") == "tool" and str(choice.get("name")) in (
+            tools.left_out - tools.names
+        ):
+            leave_out(f"tool_choice:{choice['name']}")
+            tools.changed["tool_choice"] = {"type": "auto"}
     return tools
 
 
