@@ -39,7 +39,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the table, if the environment names a file for it."""
     if file := os.environ.get(TABLE):
-        Path(file).write_text(table(session.config.stash.get(_CELLS, {})), "utf-8")
+        cells: dict[tuple[str, str], str] = session.config.stash.get(_CELLS, {})
+        Path(file).write_text(table(cells), "utf-8")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -153,7 +154,6 @@ async def test_entering_a_run_looks_at_its_own_thread_only(
             same = replace(a_run(temporary=False), thread=UUID(first.record.thread_id))
             for _ in range(20):
                 await queue.enter(replace(same, run_id=uuid4()), None)
-            thread = first.record.thread_id
-            lines.append(lines_run(lambda thread=thread: queue._dispatch(thread)))
+            lines.append(lines_run(partial(queue._dispatch, first.record.thread_id)))
         await queue.close()
     assert lines[0] == lines[1]
