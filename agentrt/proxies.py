@@ -8,6 +8,7 @@ This module reads only the variables that a URL needs, and names an invalid vari
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -20,6 +21,7 @@ from urllib.request import getproxies_environment
 from agentrt.errors import ConfigError
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
+_PORTS = {"http": 80, "https": 443}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
@@ -115,15 +117,19 @@ def _no_proxy() -> str:
 def _is_exempt(url: str, host: str) -> bool:
     """Return whether ``NO_PROXY`` names ``host``.
 
-    Its entries are names, ends of names, addresses with or without brackets, and networks, each
-    with or without a port, and ``*``.
+    Its entries are separated by commas or blanks. They are names, ends of names (``.org`` or
+    ``*.org``), addresses with or without brackets, networks, and ``*``, each with or without a
+    port.
     """
-    port = urlsplit(url).port
-    entries = [entry.strip().lower() for entry in _no_proxy().split(",")]
-    if port is not None:
-        entries = [entry.removesuffix(f":{port}") for entry in entries]
-    names = [entry.strip("[]").lstrip(".") for entry in entries]
-    return any(_names(name, host) for name in names if name)
+    try:
+        port = urlsplit(url).port
+    except ValueError:  # the client will say what is wrong with the URL
+        return False
+    own_port = f":{port or _PORTS.get(url.partition('://')[0].lower())}"
+    entries = _no_proxy().lower().replace(",", " ").split()
+    names = [entry.removesuffix(own_port).strip("[]") for entry in entries]
+    names = [name if name == "*" else name.removeprefix("*").strip(".") for name in names]
+    return any(_names(name, host.rstrip(".")) for name in names if name)
 
 
 def _names(entry: str, host: str) -> bool:
@@ -180,6 +186,11 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
     try:
         if file:
             return ssl.create_default_context(cafile=file)
+        assert folder is not None
+        # OpenSSL reads the folders when it verifies a server, and ignores the ones that it cannot
+        # read, so that no server would be trusted, for a reason that no error names.
+        if not any(map(os.path.isdir, folder.split(os.pathsep))):
+            raise NotADirectoryError(errno.ENOTDIR, "there is no such folder")
         return ssl.create_default_context(capath=folder)
     except (OSError, ValueError) as error:
         if not url.lower().startswith("https:"):
@@ -188,6 +199,7 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if isinstance(error, ssl.SSLError):
             why = "it has no certificate in PEM form"
+        kind = "a file" if file else "a folder"
         raise ConfigError(
-            f"{name}={value!r}: {why}; name a file of certificates in PEM form, or unset {name}"
+            f"{name}={value!r}: {why}; name {kind} of certificates in PEM form, or unset {name}"
         ) from error

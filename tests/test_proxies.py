@@ -128,7 +128,12 @@ def test_certificates_that_cannot_be_read_are_named(
             client_options("https://example.org")
         assert client_options(FAR)["verify"] is True
     monkeypatch.delenv("SSL_CERT_FILE")
-    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    for folder in (tmp_path / "none", tmp_path / "text.pem"):
+        monkeypatch.setenv("SSL_CERT_DIR", str(folder))
+        with pytest.raises(ConfigError, match=f"SSL_CERT_DIR='{folder}': there is no such folder"):
+            client_options("https://example.org")
+        assert client_options(FAR)["verify"] is True
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'none'}:{tmp_path}")
     assert isinstance(client_options("https://example.org")["verify"], ssl.SSLContext)
 
 
@@ -143,6 +148,12 @@ def test_certificates_that_cannot_be_read_are_named(
         ("EXAMPLE.org:80, other", True),
         ("example.org:8080", False),
         ("[::1],example.org", False),
+        ("*.org", False),
+        ("*.example.org", False),
+        ("other example.org", False),
+        ("other\texample.org:8080 ,", False),
+        (".", True),
+        ("*.", True),
     ],
 )
 def test_no_proxy_names_hosts(monkeypatch: pytest.MonkeyPatch, exempt: str, proxied: bool) -> None:
@@ -150,6 +161,24 @@ def test_no_proxy_names_hosts(monkeypatch: pytest.MonkeyPatch, exempt: str, prox
     monkeypatch.setenv("NO_PROXY", exempt)
     expected = "http://10.0.0.1:3128" if proxied else None
     assert proxy_for("http://example.org:8080/v1") == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "exempt", "proxied"),
+    [
+        ("http://example.org/v1", "example.org:80", False),
+        ("https://example.org/v1", "example.org:443", False),
+        ("https://example.org/v1", "example.org:80", True),
+        ("http://example.org./v1", "example.org", False),
+        ("http://example.org:99999/v1", "example.com", True),
+    ],
+)
+def test_no_proxy_names_ports_that_urls_leave_out(
+    monkeypatch: pytest.MonkeyPatch, url: str, exempt: str, proxied: bool
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "10.0.0.1:3128")
+    monkeypatch.setenv("NO_PROXY", exempt)
+    assert proxy_for(url) == ("http://10.0.0.1:3128" if proxied else None)
 
 
 def test_no_proxy_names_networks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.request import Call
+from agentrt.serving.frontend.response_items import SUMMARIZE
 from agentrt.serving.frontend.response_socket import ResponseSocket
 from tests.clients.agents import claude_code, codex, made, opencode
+from tests.clients.features import COMPACTED, SEARCH, TOOL_CALL, shows
 from tests.clients.model import DONE
 from tests.clients.server import FLAGS, loop_of, watch
 from tests.serving.local import MODEL, LocalServer, open_server
@@ -20,14 +22,26 @@ from tests.serving.local import MODEL, LocalServer, open_server
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 ASK = "Make the file made.txt."
+
+
+def prompt_of(local: LocalServer, call: Call | None = None) -> str:
+    """The prompt of a call, by default of the newest."""
+    tokenizer = Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")
+    spec = (call or local.engine.calls[-1]).spec
+    return str(tokenizer.decode(list(spec.prompt_token_ids or ())))
+
+
 WEBSOCKETS = ("-c", "model_providers.agentrt.supports_websockets=true")
 COMPACTS = (
-    *("-c", 'model_providers.agentrt.name="OpenAI"', "-c", "model_context_window=20000"),
+    *("-c", "model_context_window=20000"),
     *("-c", "model_auto_compact_token_limit=1000"),
 )
+BY_SERVER = ("-c", 'model_providers.agentrt.name="OpenAI"')
 """Codex lets a provider of this name compact a history."""
+BY_EITHER = "works, by Codex itself or by the server"
 
 
+@shows(TOOL_CALL, claude="works")
 async def test_claude_code(local: LocalServer, tmp_path: Path) -> None:
     seen = watch(local)
     ended = await claude_code(local.url, MODEL, tmp_path, ASK, "--allowedTools", "Bash")
@@ -38,6 +52,7 @@ async def test_claude_code(local: LocalServer, tmp_path: Path) -> None:
     assert await seen.shapes() == [loop_of("Bash")]
 
 
+@shows(TOOL_CALL, codex="works")
 async def test_codex_and_its_session_resumed(local: LocalServer, tmp_path: Path) -> None:
     seen = watch(local)
     ended = await codex(local.url, MODEL, tmp_path, ASK)
@@ -63,6 +78,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return taken
 
 
+@shows(SEARCH, codex="no: the server ignores `web_search`")
 async def test_codex_over_a_websocket(
     local: LocalServer, tmp_path: Path, messages: list[Any]
 ) -> None:
@@ -74,15 +90,18 @@ async def test_codex_over_a_websocket(
     assert await seen.shapes() == [loop_of("exec_command")]
     kinds = [[item["type"] for item in message["input"]] for message in messages]
     assert kinds[-1] == ["function_call_output"]
+    assert "web_search" in [tool["type"] for tool in messages[-1]["tools"]]
+    assert '"web_search"' not in prompt_of(local)
 
 
+@shows(COMPACTED, codex=BY_EITHER)
 @pytest.mark.parametrize("websockets", [False, True])
 async def test_codex_lets_its_history_be_compacted(
     local: LocalServer, tmp_path: Path, messages: list[Any], websockets: bool
 ) -> None:
     """After its tool has run, since the prompt is longer than its limit by then."""
     seen = watch(local)
-    settings = (*COMPACTS, *(WEBSOCKETS if websockets else ()))
+    settings = (*BY_SERVER, *COMPACTS, *(WEBSOCKETS if websockets else ()))
     ended = await codex(local.url, MODEL, tmp_path, *settings, ASK)
     assert (ended.code, ended.out.strip()) == (0, DONE), ended
     assert "context compacted" in ended.err
@@ -92,6 +111,21 @@ async def test_codex_lets_its_history_be_compacted(
     assert bool(messages) == websockets
 
 
+@shows(COMPACTED, codex=BY_EITHER)
+async def test_codex_compacts_its_history(local: LocalServer, tmp_path: Path) -> None:
+    """It asks the model for a summary with a prompt of its own."""
+    seen = watch(local)
+    ended = await codex(local.url, MODEL, tmp_path, *COMPACTS, ASK)
+    assert (ended.code, ended.out.strip()) == (0, DONE), ended
+    assert "context compacted" in ended.err
+    assert made(tmp_path) == "ok-42\n"
+    [shape] = await seen.shapes()
+    assert [name for name, _ in shape] == ["call", "exec_command", "call", "call"]
+    compacting = local.engine.calls[-2]
+    assert SUMMARIZE not in prompt_of(local, compacting)
+
+
+@shows(TOOL_CALL, opencode="works")
 async def test_opencode(local: LocalServer, tmp_path: Path) -> None:
     """With a title, since it would ask for one: a call beside the conversation."""
     seen = watch(local)
@@ -107,6 +141,7 @@ TURNS = 8
 SUMMARY = "They counted on."
 
 
+@shows(COMPACTED, claude="works")
 async def test_claude_code_compacts_before_the_window_of_the_model_is_full(
     tmp_path: Path,
 ) -> None:

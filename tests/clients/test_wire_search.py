@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.request import Call
 from tests.clients.agents import claude_code
+from tests.clients.features import SEARCH, shows
 from tests.clients.model import DONE
 from tests.clients.server import FLAGS
 from tests.serving.frontend.test_server_tools import HITS, Search, use
@@ -19,6 +20,7 @@ from tests.serving.local import MODEL, open_server
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 
+@shows(SEARCH, claude="works")
 async def test_claude_code_searches_where_the_server_runs_it(tmp_path: Path) -> None:
     """Its WebSearch asks the model beside the conversation, with a tool of Anthropic's servers."""
     tokenizer = Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mcp import MCPError
@@ -60,6 +61,8 @@ result twice, as text and as data, and JSON's escapes make it larger.
 _TOO_LARGE = "SSE stream failed"
 _KEY = "io.agentrt/idempotency-key"
 _PAGES = 100
+_LONGEST_NAME = 64
+"""Maximum number of characters of a tool's name for models."""
 _LISTED_WITHIN_S = 30.0
 
 
@@ -100,6 +103,7 @@ class McpTransport(ToolTransport):
 
     async def tools(self) -> Sequence[Tool]:
         server, within = self._connection.server.name, self._listed_within
+        message = f"MCP server {server!r} cannot list its tools"
         client = await self._connection.client()
         try:
             async with asyncio.timeout(within):
@@ -109,8 +113,11 @@ class McpTransport(ToolTransport):
             if self._calls == 0:  # a server that runs a call may be too busy to read
                 self._connection.reset(client, reason)
             raise ToolUnavailableError(f"MCP server {server!r}: {reason}") from error
-        except (MCPError, ValidationError) as error:
-            message = f"MCP server {server!r} cannot list its tools"
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise ToolUnavailableError(f"{message}: its list is not valid: {wrong}") from error
+        except MCPError as error:
             raise ToolUnavailableError(f"{message}: {error}") from error
 
     async def _ask(self, ask: Callable[[Client], Awaitable[T]]) -> T:
@@ -130,10 +137,16 @@ class McpTransport(ToolTransport):
 
     def _as_tools(self, listed: Sequence[ListedTool]) -> list[Tool]:
         tools: dict[str, Tool] = {}
+        remotes: set[str] = set()
         for tool in listed:
-            name = model_name(tool.name)
+            if tool.name in remotes:  # some servers list a tool twice
+                continue
+            remotes.add(tool.name)
+            usual = name = model_name(tool.name)
+            numbers = count(2)
             while name in tools:  # names that differ only in characters that models cannot write
-                name = f"{name[:62]}_2"
+                ending = f"_{next(numbers)}"
+                name = usual[: _LONGEST_NAME - len(ending)] + ending
             tools[name] = self._as_tool(name, tool)
         return list(tools.values())
 
@@ -232,12 +245,14 @@ async def _listed(client: Client, cache_mode: CacheMode = "use") -> list[ListedT
     """List all tools of a server, page by page."""
     tools: list[ListedTool] = []
     cursor: str | None = None
+    cursors: set[str] = set()
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor, cache_mode=cache_mode)
         tools += page.tools
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or cursor in cursors:  # else the server would list its tools for ever
             break
+        cursors.add(cursor)
     return tools
 
 

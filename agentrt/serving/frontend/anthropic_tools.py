@@ -20,6 +20,7 @@ KINDS = ("web_search", "web_fetch", "code_execution")
 """Kinds of Anthropic's server tools that a tool of this server can replace."""
 _VERSION = re.compile(r"_\d{8}$")
 _SEARCHES = ("tool_search_tool_regex", "tool_search_tool_bm25")
+_CHOICES = ("auto", "any", "tool", "none")
 _KEPT = ("defer_loading", "strict", "cache_control")
 GONE: Any = object()
 """A marker in place of a field's value: the field is removed from the request."""
@@ -185,6 +186,9 @@ def read_tools(
     ``leave_out`` is called with the type of each tool that is removed.
     """
     tools, listed = Tools(), body.get("tools")
+    if _is_unknown_choice(body.get("tool_choice")):
+        leave_out(f"tool_choice:{body['tool_choice']['type']}")
+        tools.changed["tool_choice"] = {"type": "auto"} if listed else GONE
     if not isinstance(listed, list):
         return tools
     if all(map(_is_ordinary, listed)):
@@ -203,10 +207,18 @@ def read_tools(
     if isinstance(choice, dict):
         if not kept:
             tools.changed["tool_choice"] = GONE
-        elif choice.get("type") == "tool" and choice.get("name") in tools.left_out - tools.names:
+        elif choice.get("type") == "tool" and str(choice.get("name")) in (
+            tools.left_out - tools.names
+        ):
             leave_out(f"tool_choice:{choice['name']}")
             tools.changed["tool_choice"] = {"type": "auto"}
     return tools
+
+
+def _is_unknown_choice(choice: Any) -> bool:
+    """Whether a ``tool_choice`` is an object of a type that vLLM would refuse."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return isinstance(kind, str) and kind not in _CHOICES
 
 
 def server_kinds(body: Mapping[str, Any]) -> set[str]:

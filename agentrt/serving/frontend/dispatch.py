@@ -187,6 +187,10 @@ class FrontendApp:
             known.check(path, fields)
         if path.startswith(_OF_RESPONSES):
             kept = await self._stored(request)
+            if request.method == "DELETE" and "/" not in path.removeprefix(_OF_RESPONSES):
+                deleted = await self._delete(request, kept)
+                await JSONResponse(deleted)(request.scope, request.receive, send)
+                return
             if kept is not None and kept.whole is not None and _is_plain_get(request):
                 await JSONResponse(kept.whole)(request.scope, request.receive, send)
                 return
@@ -274,6 +278,20 @@ class FrontendApp:
         """Return the stored response that a request's path names."""
         name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
         return await self._store.load(request.scope["state"]["tenant"], name)
+
+    async def _delete(self, request: Request, kept: StoredResponse | None) -> dict[str, Any]:
+        """Delete the stored response that a request's path names, and return the answer. Raises
+        `ApiError` for an unknown response, and for one that is still being generated.
+        """
+        name = request.scope["path"].removeprefix(_OF_RESPONSES)
+        if kept is None:
+            raise ApiError(404, f"there is no response {name!r}", code="response_not_found")
+        status = getattr(kept.objects.get("response"), "status", None)
+        if kept.items is None and status in ("queued", "in_progress"):
+            text = f"response {name!r} is still being generated; cancel it, or wait for its end"
+            raise ApiError(400, text, code="response_in_progress")
+        await self._store.delete(request.scope["state"]["tenant"], name)
+        return {"id": name, "object": "response", "deleted": True}
 
     # -- Anthropic's API ---------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic_core import from_json
 
@@ -162,6 +161,8 @@ class _ChatConverter:
                     self._append(chat, part)
         if self._summary is not None:
             self._append(chat, {"role": "user", "content": []})
+        if chat and all(isinstance(m, dict) and m.get("role") == "system" for m in chat):
+            chat.append({"role": "user", "content": ""})  # no template renders a chat without turns
         return chat
 
     def system(self, blocks: Sequence[Any]) -> list[Any]:
@@ -198,9 +199,9 @@ class _ChatConverter:
         if not isinstance(content, list):
             return False
         for block in content:
-            if not isinstance(block, dict) or block.get("type") not in known:
+            kind = block.get("type") if isinstance(block, dict) else None
+            if not isinstance(kind, str) or kind not in known:
                 return False
-            kind = block["type"]
             if kind == "tool_result" and not _is_plain_result(block):
                 return False
             if kind == "tool_use" and not isinstance(block.get("input"), dict):
@@ -368,8 +369,9 @@ class _ChatConverter:
 
     def _compaction(self, block: Block, turns: _SplitTurns) -> None:
         """Read a summary of all messages before it. A failed compaction has an empty summary."""
-        for change in block.get("tool_changes") or ():
-            if isinstance(change, dict) and change.get("type") in _CHANGES:
+        changes = block.get("tool_changes")
+        for change in changes if isinstance(changes, list) else ():
+            if isinstance(change, dict) and str(change.get("type")) in _CHANGES:
                 turns.changes += self._change(change)
         text = block.get("content")
         if isinstance(text, str) and text:
@@ -503,7 +505,7 @@ def _document_text(source: Block) -> str | None:
         except (binascii.Error, ValueError):
             return None
     url = source.get("url")
-    if kind == "url" and isinstance(url, str) and urlsplit(url).scheme == "data":
+    if kind == "url" and isinstance(url, str) and url.startswith("data:"):
         head, _, rest = url.partition(",")
         if head.startswith("data:text/") and head.endswith(";base64"):
             inner_source = {"type": "base64", "media_type": "text/plain", "data": rest}
@@ -562,9 +564,14 @@ def _input(block: Block) -> dict[str, Any]:
 
 
 def _block(value: Any) -> dict[str, Any]:
-    """Return a value as a block. A string, or an object with ``text`` alone, is a text block."""
+    """Return a value as a block, whose type is a string. A string, or an object with ``text`` and
+    no type, is a text block.
+    """
     if isinstance(value, dict):
-        return value if "type" in value or "text" not in value else {**value, "type": "text"}
+        if "type" not in value and "text" in value:
+            return {**value, "type": "text"}
+        kind = value.get("type")
+        return value if isinstance(kind, str) else {**value, "type": str(kind)}
     return _text(value if isinstance(value, str) else json.dumps(value))
 
 

@@ -33,6 +33,18 @@ TOOL_SERVER_TYPES = frozenset(["code_interpreter", "container", "mcp", "web_sear
 _SHOWN: Mapping[str, Any] = {"tools": [], "tool_choice": "auto", "previous_response_id": None}
 """Fields of a request that its answer repeats, with their default values."""
 
+_LEVELS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("reasoning", "effort"): frozenset(
+        ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+    ),
+    ("reasoning", "summary"): frozenset(["auto", "concise", "detailed"]),
+    ("reasoning", "generate_summary"): frozenset(["auto", "concise", "detailed"]),
+    ("text", "verbosity"): frozenset(["low", "medium", "high"]),
+}
+"""The values that vLLM knows of fields inside other fields. It refuses all other values."""
+_TRUNCATIONS = frozenset(["auto", "disabled"])
+"""The values of ``truncation`` that vLLM knows."""
+
 Items = Sequence[Any]
 
 
@@ -82,8 +94,9 @@ def prepare(
     own_input = fields.get("input")
     tools = fields.get("tools")
     is_plain = isinstance(own_input, str) and before is None
-    if is_plain and not any(fields.get(name) for name in ("tools", "include", "service_tier")):
-        return Prepared(fields)
+    if is_plain and not tools and fields.get("tool_choice", "auto") in ("auto", "none"):
+        known = _known_values(fields, left_out)
+        return Prepared({**fields, **known} if known else fields)
     changed: dict[str, Any] = {}
     carried = carried_tools(tools if isinstance(tools, list) else (), left_out, model.own_tools)
     reader = ItemReader(carried, left_out, item_of, model.media, strict_calls=model.harmony)
@@ -132,12 +145,22 @@ def _items(own_input: Any) -> list[Any] | None:
 
 
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """Return ``include`` and ``service_tier`` without the values that vLLM would refuse.
+    """Return fields of the request without the values that vLLM would refuse.
 
-    The removed values would have no effect on this server.
+    The removed values are of later versions of the API.
     """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")
+    truncation = fields.get("truncation")
+    if isinstance(truncation, str) and truncation not in _TRUNCATIONS:
+        left_out.add(f"truncation.{truncation}")
+        known["truncation"] = "disabled"
+    for (holder, name), levels in _LEVELS.items():
+        inner = known.get(holder, fields.get(holder))
+        level = inner.get(name) if isinstance(inner, Mapping) else None
+        if inner is not None and isinstance(level, str) and level not in levels:
+            left_out.add(f"{holder}.{name}.{level}")
+            known[holder] = {key: value for key, value in inner.items() if key != name}
     if isinstance(include, list):
         unknown = [name for name in include if isinstance(name, str) and name not in _INCLUDED]
         for name in unknown:

@@ -23,6 +23,7 @@ _MOST_INNER = 1025
 """Maximum number of tools that are read from a namespace: one more than the limit of a request, so
 that the later check of the limit refuses the request.
 """
+_MODES = ("auto", "none", "required")
 INPUT = "input"
 """The name of the only argument of a function that stands for a custom tool."""
 _TEXT = {"type": "string"}
@@ -269,6 +270,11 @@ def carried_choice(choice: Any, carried: Carried, left_out: LeftOut) -> tuple[An
     if choice == "required" and not (carried.functions or carried.own):
         left_out.add("tool_choice")
         return "auto", None
+    if choice is None:
+        return "auto", None
+    if isinstance(choice, str) and choice not in _MODES:
+        left_out.add(f"tool_choice.{choice}")
+        return "auto", None
     if not isinstance(choice, Mapping):
         return choice, None
     kind = choice.get("type")
@@ -279,6 +285,9 @@ def carried_choice(choice: Any, carried: Carried, left_out: LeftOut) -> tuple[An
             if name is None:
                 left_out.add(_kind(tool))
         mode = choice.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            left_out.add(f"tool_choice.{mode}")
+            mode = "auto"
         return (mode if names or mode != "required" else "auto"), names
     name = _chosen(choice, carried)
     if name is not None:

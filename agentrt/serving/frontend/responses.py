@@ -72,6 +72,9 @@ class Rows(Protocol):
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
         """Return the ids of the tenant's responses that have these items."""
 
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a tenant's response, if there is one. Chats that continue from it go on."""
+
 
 @dataclass(slots=True)
 class StoredResponse:
@@ -104,9 +107,15 @@ class _TenantResponses:
 
     def drop(self) -> None:
         """Remove the oldest response and its items."""
-        _, oldest = self.kept.popitem(last=False)
-        self.size -= oldest.size
-        for item in oldest.own_items:
+        self.remove(next(iter(self.kept)))
+
+    def remove(self, response_id: str) -> None:
+        """Remove a response and its items, if there is one with this id."""
+        removed = self.kept.pop(response_id, None)
+        if removed is None:
+            return
+        self.size -= removed.size
+        for item in removed.own_items:
             if isinstance(item, Mapping) and self.items.get(str(item.get("id"))) is item:
                 del self.items[str(item["id"])]
 
@@ -169,6 +178,13 @@ class ResponseStore:
         if rows is not None and missing:
             for response_id in sorted(await rows.owners(tenant, missing)):
                 await self.load(tenant, response_id)
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a tenant's response from memory and the database, if there is one."""
+        if (own := self._tenants.get(tenant)) is not None:
+            own.remove(response_id)
+        if (rows := self._rows()) is not None:
+            await rows.delete(tenant, response_id)
 
     def item(self, tenant: str, item_id: str) -> Item | None:
         """Return an item of the tenant's responses in memory; None for an unknown id."""

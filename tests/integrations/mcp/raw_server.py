@@ -4,6 +4,7 @@
 
 * ``stray``: bytes, in Latin-1, that it writes before the answer to each call;
 * ``answer``: what it writes in place of that answer, with {id} in it;
+* ``names``: the names of the tools that it lists, and ``cursor``: that of the page after each;
 * ``hangs``: the method that it never answers, for as long as FOLDER has no file ``well``.
 """
 
@@ -31,7 +32,12 @@ def main() -> None:
             version = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}}
             result: dict[str, Any] = version | {"serverInfo": info}
         elif method == "tools/list":
-            result = {"tools": [{"name": f"{name}_tool", "inputSchema": {"type": "object"}}]}
+            names = how.get("names", [f"{name}_tool"])
+            result = {
+                "tools": [{"name": each, "inputSchema": {"type": "object"}} for each in names]
+            }
+            if "cursor" in how:
+                result["nextCursor"] = how["cursor"]
         elif method == "tools/call":
             out.write(how.get("stray", "").encode("latin-1"))
             if "answer" in how:

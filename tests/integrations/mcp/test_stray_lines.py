@@ -148,3 +148,37 @@ async def test_a_server_that_does_not_list_its_tools_is_started_again(tmp_path: 
         "MCP server 'bad' cannot be reached: it did not list its tools within 0.05 s; "
     )
     assert lines[-1] == "MCP server 'bad' is connected again"
+
+
+LONG = "n" * 70
+
+
+@pytest.mark.parametrize(
+    ("names", "offered"),
+    [
+        (["bad_tool"] * 200, ["bad_tool"]),
+        (["a.b", "a b", "a_b"], ["a_b", "a_b_2", "a_b_3"]),
+        ([LONG + "x", LONG + "y", LONG + "z"], ["n" * 64, "n" * 62 + "_2", "n" * 62 + "_3"]),
+        (
+            [f"{LONG}{number}" for number in range(12)],
+            [
+                "n" * 64,
+                *(f"{'n' * 62}_{n}" for n in range(2, 10)),
+                *(f"{'n' * 61}_{n}" for n in (10, 11, 12)),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("cursor", [None, "next"])
+async def test_names_that_are_the_same_for_a_model_are_numbered(
+    names: list[str], offered: list[str], cursor: str | None
+) -> None:
+    """A tool that is listed several times is one tool, and a list without an end is cut."""
+
+    async def calling(ctx: Context) -> object:
+        listed = [tool.name for tool in await ctx.mcp("bad")]
+        return listed, [await ctx.tool(name, timeout=WAIT_S) for name in listed]
+
+    how = {"names": names} | ({"cursor": cursor} if cursor else {})
+    transport = McpTransport(raw("bad", **how), lambda line: None)
+    assert await run(calling, transport) == (offered, ["of bad"] * len(offered))

@@ -4,8 +4,10 @@ is left out, with a note in a header and the log, and the rest is answered.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from agentrt.serving.frontend.conversations import MESSAGES
 from agentrt.serving.frontend.messages import read_request
 from agentrt.serving.server import Bounds
 from tests.serving.frontend.anthropic_types import distinct, examples
+from tests.serving.frontend.test_response_fuzz import spoiled
 from tests.serving.local import MODEL, SAYS, LocalServer, called, open_server
 
 pytestmark = pytest.mark.engine
@@ -149,6 +152,82 @@ async def test_every_form_of_a_tool_is_counted() -> None:
             for tools in ([tool], [tool, WEATHER], [WEATHER, tool, tool]):
                 answer = await counted(local, tools=tools)
                 assert answer.status_code == 200, (tool, answer.text)
+
+
+ODD_CHOICES: list[dict[str, Any]] = [
+    *({"type": kind} for kind in ("auto", "any", "none", "tool", "brand_new")),
+    *({"type": "tool", "name": name} for name in ("web_search", ["x"], {"a": 1})),
+]
+
+
+def spoiled_request(chance: random.Random) -> dict[str, Any]:
+    """A request with blocks and tools that have values of wrong types in some places."""
+    place = chance.choice(list(PLACES.values()))
+    fields = place(spoiled(chance.choice(BLOCKS), chance))
+    tools = [spoiled(tool, chance) for tool in chance.sample([*TOOLS, WEATHER], 3)]
+    return {**fields, "tools": tools, "tool_choice": chance.choice(ODD_CHOICES)}
+
+
+async def test_spoiled_blocks_and_tools_never_fail_the_server() -> None:
+    chance = random.Random(3)
+    for _ in range(3000):
+        fields = spoiled_request(chance)
+        before = copy.deepcopy(fields)
+        read_request(fields)
+        assert fields == before, "the client's own form is kept"
+    async with open_server() as local:
+        statuses = []
+        for _ in range(200):
+            answer = await counted(local, **spoiled_request(chance))
+            statuses.append(answer.status_code)
+            assert answer.status_code in (200, 400), answer.text
+    assert statuses.count(200) > 40
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": ["text"], "text": "x"},
+        {"type": {"a": 1}},
+        {"type": "document", "source": {"type": "url", "url": "http://[bad"}},
+        {"type": "compaction", "content": "They met.", "tool_changes": 5},
+        {"type": "compaction", "content": "They met.", "tool_changes": [{"type": ["x"]}]},
+    ],
+)
+@pytest.mark.parametrize("place", PLACES)
+async def test_blocks_with_values_of_wrong_types_are_answered(
+    place: str, block: dict[str, Any]
+) -> None:
+    async with open_server() as local:
+        answer = await counted(local, **PLACES[place](block))
+        assert answer.status_code == 200, answer.text
+
+
+async def test_a_turn_that_only_changes_the_tools_is_answered() -> None:
+    computer = {
+        "type": "computer_20250124",
+        "name": "computer",
+        "display_width_px": 8,
+        "display_height_px": 8,
+    }
+    change = {
+        "type": "tool_addition",
+        "tool": {"type": "tool_definition", "definition": computer},
+    }
+    async with open_server() as local:
+        answer = await local.client.post(
+            MESSAGES, json=body(messages=[{"role": "user", "content": [change]}])
+        )
+        assert answer.status_code == 200, answer.text
+        assert "Use a screen of 8 x 8 pixels" in prompt_of(local)
+
+
+@pytest.mark.parametrize("tools", [[], [WEATHER]])
+async def test_a_choice_of_an_unknown_type_is_left_out(tools: list[Any]) -> None:
+    async with open_server() as local:
+        asked = body(tools=tools, tool_choice={"type": "brand_new", "x": 1})
+        answer = await local.client.post(MESSAGES, json=asked)
+        assert (answer.status_code, answer.headers[LEFT_OUT]) == (200, "tool_choice:brand_new")
 
 
 def call_weather(call: Call) -> str:

@@ -252,3 +252,55 @@ async def test_a_call_that_was_cut_off_has_the_form_too(
     assert "function_call" not in kinds + [item["type"] for item in whole["output"]]
     calls = [i for i in whole["output"] if i["type"] == "custom_tool_call"]
     assert all(PATCH.startswith(call["input"]) for call in calls)
+
+
+@pytest.mark.parametrize("tools", [[], [TOOLS[0]], [{"type": "web_search"}]])
+@pytest.mark.parametrize("text_input", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "left_out"),
+    [
+        (None, None),
+        ("brand_new", "tool_choice.brand_new"),
+        ({"type": "web_search"}, "tool_choice.web_search"),
+        ({"type": "brand_new", "x": 1}, "tool_choice.brand_new"),
+        ({"type": "local_shell"}, "tool_choice.local_shell"),
+        ({"type": "allowed_tools", "mode": "brand", "tools": []}, "tool_choice.brand"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]}, "mcp"),
+    ],
+)
+async def test_choices_that_cannot_be_used_are_left_out(
+    either: LocalServer,
+    choice: Any,
+    left_out: str | None,
+    text_input: bool,
+    tools: list[Any],
+) -> None:
+    """With an input of either form, and whichever tools there are."""
+    asked = "hi" if text_input else [{"role": "user", "content": "hi"}]
+    body = {"model": MODEL, "input": asked, "tool_choice": choice, "max_output_tokens": 16}
+    answer = await either.client.post(PATH, json=body | ({"tools": tools} if tools else {}))
+    assert answer.status_code == 200, answer.text
+    types = answer.headers.get("x-agentrt-left-out", "")
+    assert left_out is None or left_out in types
+
+
+@pytest.mark.parametrize(
+    ("fields", "left_out"),
+    [
+        ({"reasoning": {"effort": "ultra", "summary": "auto"}}, "reasoning.effort.ultra"),
+        ({"reasoning": {"effort": "low", "summary": "none"}}, "reasoning.summary.none"),
+        ({"text": {"verbosity": "brand_new"}}, "text.verbosity.brand_new"),
+        ({"truncation": "brand_new"}, "truncation.brand_new"),
+        ({"service_tier": "brand_new"}, "service_tier.brand_new"),
+        ({"include": ["brand_new"]}, "include.brand_new"),
+    ],
+)
+@pytest.mark.parametrize("text_input", [True, False])
+async def test_values_of_later_versions_are_left_out(
+    either: LocalServer, fields: dict[str, Any], left_out: str, text_input: bool
+) -> None:
+    asked = "hi" if text_input else [{"role": "user", "content": "hi"}]
+    body = {"model": MODEL, "input": asked, "max_output_tokens": 16, **fields}
+    answer = await either.client.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-agentrt-left-out"] == left_out

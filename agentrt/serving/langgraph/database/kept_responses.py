@@ -28,6 +28,8 @@ _MOST_DELETED = 16
 _MOST_ITEMS = 1000
 """Maximum number of items of a response whose ids are stored."""
 _LONGEST_ID = 255
+_DELETED = "null"
+"""The JSON of a response that its client has deleted, but whose items a later response needs."""
 _LOG = logging.getLogger(__name__)
 
 Row = sa.Row[Any]
@@ -39,14 +41,18 @@ class KeptResponses:
     def __init__(self, database: Database, under_way: set[asyncio.Task[Any]]) -> None:
         self._database = database
         self._under_way = under_way
+        self._saving: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def save(self, tenant: str, finished: Finished) -> None:
         """Start to save a response in the background. A failure is logged."""
         if not _is_id(finished.response_id):
             return
         task = asyncio.create_task(self._save(tenant, finished), name="save a response")
+        key = tenant, finished.response_id
+        self._saving[key] = task
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda _: self._saving.pop(key, None))
 
     async def _save(self, tenant: str, finished: Finished) -> None:
         try:
@@ -76,7 +82,9 @@ class KeptResponses:
         is_new = responses.c.at >= self._database.clock.now() - KEPT_S
         of_tenant = responses.c.tenant == tenant
         key = responses.c.response_id
-        own = sa.select(key, responses.c.previous).where(of_tenant, key == response_id, is_new)
+        is_there = responses.c.response != _DELETED
+        own = sa.select(key, responses.c.previous)
+        own = own.where(of_tenant, key == response_id, is_new, is_there)
         chat = own.cte("chat", recursive=True)
         earlier = sa.select(key, responses.c.previous).where(of_tenant, key == chat.c.previous)
         chat = chat.union(earlier)
@@ -95,6 +103,35 @@ class KeptResponses:
             response_items.c.item_id.in_([*filter(_is_id, item_ids)][:_MOST_ITEMS]),
         )
         return {str(row.response_id) for row in await self._rows(query)}
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a tenant's response, if there is one. If a chat continues from it, its items stay,
+        for that chat alone.
+
+        Raises `ApiError` if the database cannot be written.
+        """
+        saves = [save for (owner, _), save in self._saving.items() if owner == tenant]
+        if saves:  # of the response, or of one that continues from it
+            await asyncio.wait(saves)
+        if not _is_id(response_id):
+            return
+        own = (responses.c.tenant == tenant, responses.c.response_id == response_id)
+        continuing = sa.select(responses.c.response_id).where(
+            responses.c.tenant == tenant, responses.c.previous == response_id
+        )
+        try:
+            async with self._database.writing() as connection:
+                if (await connection.execute(continuing.limit(1))).first() is None:
+                    await _delete(connection, tenant, [response_id])
+                    return
+                await connection.execute(sa.update(responses).where(*own).values(response=_DELETED))
+                of_it = response_items.c.response_id == response_id
+                await connection.execute(
+                    sa.delete(response_items).where(response_items.c.tenant == tenant, of_it)
+                )
+        except (SQLAlchemyError, OSError) as error:
+            text = f"the database of responses cannot be written: {first_line(error)}; "
+            raise ApiError(503, f"{text}try again later", code="database_unavailable") from error
 
     async def _rows(self, query: sa.Select[Any]) -> Sequence[Row]:
         """Return the rows of a query. Raises `ApiError` if the database cannot be read."""

@@ -51,8 +51,10 @@ class RunQueue:
         self._state = state
         self._clock = state.storage.database.clock
         self._waiting: dict[str, LiveRun] = {}
+        self._waiting_in: defaultdict[str, dict[str, LiveRun]] = defaultdict(dict)  # by thread
         self._running: dict[str, LiveRun] = {}  # by thread
         self._live: dict[str, LiveRun] = {}
+        self._live_of: Counter[str] = Counter()  # by tenant
         self._entering: Counter[str] = Counter()  # by tenant
         self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun | None]]] = defaultdict(list)
         self._open = True
@@ -89,7 +91,7 @@ class RunQueue:
             if (live := self.get(other)) is not None:
                 self.cancel(live, strategy)
         live = self._add(record_of(row))
-        self._dispatch()
+        self._dispatch(live.record.thread_id)
         return row, live
 
     async def resume(self) -> None:
@@ -103,6 +105,8 @@ class RunQueue:
         log = EventLog(record.run_id, self._state.storage.database, resumable=resumable)
         live = LiveRun(record, log, _context())
         self._live[record.run_id] = self._waiting[record.run_id] = live
+        self._waiting_in[record.thread_id][record.run_id] = live
+        self._live_of[record.tenant] += 1
         if (delay := record.start_at - self._clock.now()) > 0:
             self._clock.call_later(delay, self._dispatch)
         return live
@@ -120,7 +124,7 @@ class RunQueue:
         soon, and the caller may await its end.
         """
         live.stop(action)
-        if self._waiting.pop(live.record.run_id, None) is None:
+        if not self._leave(live):
             return False
         self._start(live)
         return True
@@ -182,22 +186,37 @@ class RunQueue:
             self._remove(live)
 
     def _count(self, tenant: str) -> int:
-        live_runs = sum(live.record.tenant == tenant for live in self._live.values())
-        return live_runs + self._entering[tenant]
+        return self._live_of[tenant] + self._entering[tenant]
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, changed: str | None = None) -> None:
         """Start the runs that may run now: in each thread without a running run, the first run
         whose start time has come.
+
+        ``changed`` is the only thread whose runs may have become able to run; None means all.
         """
         now = self._clock.now() + EARLY_S
-        for run_id, live in list(self._waiting.items()):
+        waiting = self._waiting if changed is None else self._waiting_in.get(changed, {})
+        for live in list(waiting.values()):
             if not self._open or len(self._running) >= MAX_RUNNING:
                 return
             thread = live.record.thread_id
+            if changed is not None and thread in self._running:
+                return
             if thread not in self._running and live.record.start_at <= now:
-                del self._waiting[run_id]
+                self._leave(live)
                 self._running[thread] = live
                 self._start(live)
+
+    def _leave(self, live: LiveRun) -> bool:
+        """Remove a run from the waiting runs, and return whether it was waiting."""
+        record = live.record
+        if self._waiting.pop(record.run_id, None) is None:
+            return False
+        of_thread = self._waiting_in[record.thread_id]
+        del of_thread[record.run_id]
+        if not of_thread:
+            del self._waiting_in[record.thread_id]
+        return True
 
     def _start(self, live: LiveRun) -> None:
         execution = Execution(live, self._state)
@@ -221,15 +240,19 @@ class RunQueue:
                 run_id,
                 exc_info=error,
             )
+        was_full = len(self._running) >= MAX_RUNNING  # then runs of other threads may wait, too
         self._remove(live)
-        self._dispatch()
+        self._dispatch(None if was_full else live.record.thread_id)
 
     def _remove(self, live: LiveRun) -> None:
-        thread = live.record.thread_id
-        if self._running.get(thread) is live:
-            del self._running[thread]
-        self._waiting.pop(live.record.run_id, None)
-        self._live.pop(live.record.run_id, None)
+        record = live.record
+        if self._running.get(record.thread_id) is live:
+            del self._running[record.thread_id]
+        self._leave(live)
+        if self._live.pop(record.run_id, None) is not None:
+            self._live_of[record.tenant] -= 1
+            if not self._live_of[record.tenant]:
+                del self._live_of[record.tenant]
         live.end()
 
 

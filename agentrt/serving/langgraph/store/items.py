@@ -37,13 +37,13 @@ class TenantStore(BaseStore):
         self._root = root_of(tenant)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        ops = list(ops)
+        ops = _checked(ops)
         inside = [self._inside(op) for op in ops if not _is_compared_here(op)]
         results = map(self._outside, inside, self._inner.batch(inside))
         return [self._scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        ops = list(ops)
+        ops = _checked(ops)
         inside = [self._inside(op) for op in ops if not _is_compared_here(op)]
         results = map(self._outside, inside, await self._inner.abatch(inside))
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
@@ -124,7 +124,11 @@ class _Page:
         self._op, self._only = op, only
         filters = (op.filter or {}).items()
         self._compared = {key: wanted for key, wanted in filters if not _is_simple(key, wanted)}
-        self._for_store = {key: wanted for key, wanted in filters if _is_simple(key, wanted)}
+        self._for_store = {
+            key: narrowed
+            for key, wanted in filters
+            if (narrowed := _narrowed(key, wanted)) is not None
+        }
         self._skip, self._offset, self._ended = op.offset, 0, False
 
     def next(self) -> SearchOp | None:
@@ -161,24 +165,55 @@ def _is_compared_here(op: Op) -> TypeGuard[SearchOp]:
 
 
 def _is_simple(key: str, wanted: Any) -> bool:
-    """Return whether all of LangGraph's stores treat a key and a value of a filter alike: they
-    compare them in the same way, or all refuse them.
+    """Return whether all of LangGraph's stores compare a key with a value of a filter alike.
+
+    They do not for operators: SQLite compares a text and a number, PostgreSQL compares numbers as
+    texts (10 is less than 9), and for neither does an item without the key differ from a value.
+    Nor do they for null, which an item without the key may equal, and for lists, which SQLite
+    compares as texts.
     """
-    if key.startswith("$"):
-        return True
-    if not isinstance(wanted, dict):
-        inner = wanted if isinstance(wanted, list | tuple) else ()
-        nested = any(isinstance(element, dict | list | tuple) for element in inner)
-        return _KEY.fullmatch(key) is not None and not nested
-    operands = [operand for name, operand in wanted.items() if name.startswith("$")]
-    nested = any(isinstance(operand, dict | list) for operand in operands)
-    return _KEY.fullmatch(key) is not None and len(operands) == len(wanted) > 0 and not nested
+    is_plain = isinstance(wanted, str | bool | int | float)
+    return is_plain and _KEY.fullmatch(key) is not None
+
+
+def _narrowed(key: str, wanted: Any) -> Any:
+    """Return a value that the store can compare beforehand, because each item that matches has it;
+    None if there is no such value.
+    """
+    text = wanted.get("$eq") if isinstance(wanted, dict) else wanted
+    is_sure = _is_simple(key, text) and (isinstance(text, str) or text is wanted)
+    return text if is_sure else None
+
+
+def _checked(ops: Iterable[Op]) -> list[Op]:
+    """Return the operations. Raises `ValueError` for a search whose filter has an unknown operator,
+    whichever items there are.
+    """
+    listed = list(ops)
+    for op in listed:
+        for key, wanted in ((op.filter or {}) if isinstance(op, SearchOp) else {}).items():
+            if key.startswith("$"):
+                raise ValueError(f"{key!r} is not the name of a field; {_KNOWN}")
+            _check_operators(wanted)
+    return listed
+
+
+def _check_operators(wanted: Any) -> None:
+    if isinstance(wanted, list | tuple):
+        for element in wanted:
+            _check_operators(element)
+    elif isinstance(wanted, dict):
+        has_operators = any(name.startswith("$") for name in wanted)
+        for name, inner in wanted.items():
+            if not has_operators:
+                _check_operators(inner)
+            elif name not in _OPERATORS:
+                raise ValueError(f"unknown operator {name!r}; {_KNOWN}")
 
 
 def matches(value: Any, wanted: Any) -> bool:
     """Return whether a value matches a filter of the store: it is equal, it is an object whose keys
-    match, or it meets the filter's operators, at any depth. Raises `ValueError` for an unknown
-    operator.
+    match, or it meets the filter's operators, at any depth. `_checked` has checked the operators.
     """
     if not isinstance(wanted, dict):
         if isinstance(wanted, list | tuple):
@@ -198,13 +233,13 @@ _ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
+_OPERATORS = ("$eq", "$ne", *_ORDERS)
+_KNOWN = f'compare a field by {", ".join(_OPERATORS)}, as in {{"age": {{"$gt": 5}}}}'
 
 
 def _compared(value: Any, name: str, operand: Any) -> bool:
     if name in ("$eq", "$ne"):
         return bool(value == operand) == (name == "$eq")
-    if name not in _ORDERS:
-        raise ValueError(f"Unsupported operator: {name}")
     for kind in (int | float, str):
         if isinstance(value, kind) and isinstance(operand, kind):
             return _ORDERS[name](value, operand)

@@ -23,8 +23,9 @@ from tests.serving.langgraph.runs.test_runs import IN
 SCALARS: list[Any] = [
     *(None, True, False, 0, 1, -1, 1.0, 1.5, 10**15, 10**16, 2**60, -(2**60)),
     *("", "a", "A", "aa", "1", "true", "a%", "_", 'q"', "b\\", "ö", "😀", "line\n", "/", "a" * 300),
+    *("*", "?", "[a]", "[", "]", "a*?", "[^a]"),
 ]
-KEYS = ["a", "b", "A", "a.b", 'q"', "ö", "%", "_", "a b", "0", ""]
+KEYS = ["a", "b", "A", "a.b", 'q"', "ö", "%", "_", "a b", "0", "", "*", "[a]"]
 
 
 def value(chance: random.Random, depth: int) -> Any:

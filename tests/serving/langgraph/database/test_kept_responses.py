@@ -94,6 +94,47 @@ async def test_a_stream_and_a_background_response_are_kept(database: str) -> Non
             assert words in prompt_of(local)
 
 
+async def test_a_deleted_response_is_gone_and_its_branches_go_on(database: str) -> None:
+    """Also after a restart, and if it is deleted before it was saved."""
+    headers = {"x-agentrt-tenant": "a"}
+
+    async def is_gone(local: LocalServer, name: str) -> None:
+        body = {"model": MODEL, "input": "x", "previous_response_id": name}
+        for answer in (
+            await local.client.get(f"{PATH}/{name}", headers=headers),
+            await local.client.delete(f"{PATH}/{name}", headers=headers),
+            await local.client.post(PATH, json=body, headers=headers),
+        ):
+            assert answer.status_code == 404, answer.text
+            assert name in answer.json()["error"]["message"]
+
+    async with server_on(database) as local:
+        first = await ask(local, "I am Ada.")
+        left, right = [
+            await ask(local, word, previous_response_id=first["id"]) for word in ("Left?", "Right?")
+        ]
+        at = f"{PATH}/{first['id']}"
+        other = await local.client.delete(at, headers={"x-agentrt-tenant": "b"})
+        assert other.status_code == 404
+        for response in (first, right):
+            answer = await local.client.delete(f"{PATH}/{response['id']}", headers=headers)
+            assert answer.json() == {"id": response["id"], "object": "response", "deleted": True}
+            await is_gone(local, response["id"])
+        left = await ask(local, "More?", previous_response_id=left["id"])
+        assert "I am Ada." in prompt_of(local)
+    async with server_on(database) as local:
+        await is_gone(local, first["id"])
+        await is_gone(local, right["id"])
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        body = {"model": MODEL, "input": [reference, {"role": "user", "content": "Go on."}]}
+        answer = await local.client.post(PATH, json=body, headers=headers)
+        assert answer.headers[LEFT_OUT] == "item_reference"
+        await ask(local, "And?", previous_response_id=left["id"])
+        prompt = prompt_of(local)
+        assert all(words in prompt for words in ("I am Ada.", "Left?", "More?"))
+        assert "Right?" not in prompt
+
+
 async def test_old_responses_are_deleted_but_not_what_a_chat_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

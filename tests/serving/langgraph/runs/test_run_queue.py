@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -16,7 +19,9 @@ from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.streams import LiveRun
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.server import Server
+from agentrt.serving.tenants import BusyError
 from tests.doubles.scripted import ScriptedExecutor
+from tests.lines import lines_run
 from tests.serving.langgraph.runs.test_sweep import a_run
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by")
@@ -82,3 +87,73 @@ async def test_a_run_whose_end_fails_lets_the_next_run_start(
         await queue.close()
     assert started == [live.record.run_id for live in lives]
     assert "a bug" in caplog.text
+
+
+async def test_runs_of_other_threads_start_where_runs_were_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of a thread start one after another, and the end of one that was cancelled before
+    it began starts none beside the one under way.
+    """
+    started: list[str] = []
+    goes_on = asyncio.Event()
+
+    class Execution:
+        def __init__(self, live: LiveRun, state: Any) -> None:
+            self._live = live
+
+        async def run(self) -> None:
+            if self._live.action is None:
+                started.append(self._live.record.run_id)
+                await goes_on.wait()
+
+    monkeypatch.setattr(run_queue, "Execution", Execution)
+    monkeypatch.setattr(run_queue, "MAX_RUNNING", 2)
+    server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
+    async with open_tenant_state(server) as state:
+        queue = RunQueue(state)
+        _, first = await queue.enter(a_run(temporary=True), None)
+        same = replace(a_run(temporary=False), thread=UUID(first.record.thread_id))
+        seconds = [(await queue.enter(replace(same, run_id=uuid4()), None))[1] for _ in range(3)]
+        others = [(await queue.enter(a_run(temporary=True), None))[1] for _ in range(3)]
+        await asyncio.sleep(0)
+        assert queue.cancel(seconds[0], "interrupt")
+        await seconds[0].done.wait()
+        assert started == [run.record.run_id for run in (first, others[0])]
+        with pytest.raises(BusyError, match="6 live programs"), queue.reserve("t", 6):
+            pass
+        goes_on.set()
+        lives = [first, *seconds[1:], *others]
+        await asyncio.gather(*(live.done.wait() for live in lives))
+        with queue.reserve("t", 1):
+            pass
+        await queue.close()
+    assert sorted(started) == sorted(live.record.run_id for live in lives)
+    ids = [live.record.run_id for live in (first, *seconds[1:])]
+    assert [run_id for run_id in started if run_id in ids] == ids
+
+
+async def test_entering_a_run_looks_at_its_own_thread_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many runs of other threads wait."""
+
+    class Execution:
+        def __init__(self, live: LiveRun, state: Any) -> None:
+            pass
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(run_queue, "Execution", Execution)
+    server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
+    async with open_tenant_state(server) as state:
+        queue, lines = RunQueue(state), []
+        for _ in range(2):
+            _, first = await queue.enter(a_run(temporary=True), None)
+            same = replace(a_run(temporary=False), thread=UUID(first.record.thread_id))
+            for _ in range(20):
+                await queue.enter(replace(same, run_id=uuid4()), None)
+            lines.append(lines_run(partial(queue._dispatch, first.record.thread_id)))
+        await queue.close()
+    assert lines[0] == lines[1]

@@ -42,6 +42,19 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"tags": ["a"]}, "3"),
     ({"n": {"$gt": 1}}, "2"),
     ({"user": {"name": {"$gt": 5}}}, ""),
+    ({"n": {"$ne": 1}}, "235"),
+    ({"n": {"$ne": None}}, "1234"),
+    ({"n": {"$eq": None}}, "5"),
+    ({"none": {"$ne": "x"}}, "12345"),
+    ({"none": {"$lt": 5}}, ""),
+    ({"s": {"$lt": 5}}, ""),
+    ({"s": {"$gte": "x"}}, "1"),
+    ({"n": {"$lt": "x"}}, "3"),
+    ({"n": {"$gte": 1, "$lt": 2}}, "14"),
+    ({"n": {"$gte": 1, "$ne": 1}}, "2"),
+    ({"user": {"$gt": 0}}, ""),
+    ({"tags": {"$ne": ["a"]}}, "1245"),
+    ({"tags": {"$gt": "a"}}, ""),
 ]
 """The keys are those that LangGraph's own server (0.16.7) finds, where it answers."""
 
@@ -57,14 +70,30 @@ async def test_a_filter_compares_values_at_any_depth(
     assert "".join(sorted(item["key"] for item in page["items"])) == keys
 
 
-@pytest.mark.parametrize("wanted", [{"user": {"name": {"$in": ["ann"]}}}, {"$or": [{"n": 1}]}])
+@pytest.mark.parametrize("has_items", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ({"user": {"name": {"$in": ["ann"]}}}, "$in"),
+        ({"n": {"$in": [1]}}, "$in"),
+        ({"n": 5, "user": {"$not": {"name": "x"}}}, "$not"),
+        ({"user": {"name": {"$eq": "ann", "x": 1}}}, "x"),
+        ({"list": [{"j": {"$in": []}}]}, "$in"),
+        ({"$or": [{"n": 1}]}, "$or"),
+        ({"n": 2, "$and": [{"n": 1}, {"n": 2}]}, "$and"),
+    ],
+)
 async def test_an_operator_that_there_is_not_is_refused(
-    client: LangGraphClient, wanted: dict[str, Any]
+    client: LangGraphClient, wanted: dict[str, Any], name: str, has_items: bool
 ) -> None:
+    """Whichever items there are."""
     folder = uuid4().hex
-    await client.store.put_item([folder], "1", ITEMS["1"])
-    with pytest.raises(UnprocessableEntityError, match="filter: "):
+    if has_items:
+        await client.store.put_item([folder], "1", ITEMS["1"])
+    with pytest.raises(UnprocessableEntityError, match="filter: ") as raised:
         await client.store.search_items([folder], filter=wanted)
+    assert repr(name) in str(raised.value)
+    assert "$gte" in str(raised.value)
 
 
 async def test_pages_of_nested_filters_follow_each_other(tmp_path: Path) -> None:
