@@ -9,10 +9,12 @@ A factory is a function that makes a graph. Its parameters may be the config and
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_origin, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
@@ -76,17 +78,46 @@ class Factory:
     async def open(self, access: Access, stack: AsyncExitStack) -> Any:
         """Call the function and return its graph. ``stack`` closes a context manager that it
         returns. Raises the function's own errors.
+
+        A server's store refuses calls that would block its event loop. A function without ``async``
+        that makes such a call is called again in a thread, where the store takes it.
         """
         with in_config(access.config, access.store) as config:
             bound = self._signature.bind_partial()
             for name, kind in self._takes.items():
                 bound.arguments[name] = config if kind == "config" else _runtime(access)
-            value = self._make(*bound.args, **bound.kwargs)
+            make = partial(self._make, *bound.args, **bound.kwargs)
+            try:
+                value = make()
+                if _is_plain_manager(value):
+                    return stack.enter_context(value)
+            except asyncio.InvalidStateError:
+                value = await asyncio.to_thread(make)
+                if _is_plain_manager(value):
+                    value = _InThread(value)
             if inspect.isawaitable(value):
                 value = await value
-            if hasattr(value, "__aenter__"):
-                return await stack.enter_async_context(value)
-            return stack.enter_context(value) if hasattr(value, "__enter__") else value
+            if _is_plain_manager(value):
+                return stack.enter_context(value)
+            is_manager = hasattr(value, "__aenter__")
+            return await stack.enter_async_context(value) if is_manager else value
+
+
+def _is_plain_manager(value: object) -> bool:
+    return hasattr(value, "__enter__") and not hasattr(value, "__aenter__")
+
+
+class _InThread:
+    """A context manager that is entered and left in threads."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def __aenter__(self) -> Any:
+        return await asyncio.to_thread(self._inner.__enter__)
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await asyncio.to_thread(self._inner.__exit__, *error)
 
 
 def _runtime(access: Access) -> Any:

@@ -154,7 +154,7 @@ def _integer(value: Any) -> int:
     for any other value.
     """
     if value.__class__ is int:
-        return value  # type: ignore[no-any-return]  # the usual case, without a further check
+        return value  # the usual case, without a further check
     if isinstance(value, float) and value.is_integer():
         return int(value)
     is_digits = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20

@@ -83,6 +83,17 @@ def by_langgraph(config: RunnableConfig) -> Any:
     return made_for(item.value["for"])
 
 
+@contextmanager
+def managed_with_store(runtime: ServerRuntime[dict[str, Any]]) -> Iterator[Any]:
+    """It uses the store as it begins and as it ends."""
+    running = runtime.execution_runtime
+    who = "nobody" if running is None else running.context.get("who", "nobody")
+    runtime.store.put(("managed",), "it", {"for": who})
+    yield made_for(who)
+    assert runtime.store.get(("managed",), "it") is not None
+    runtime.store.delete(("managed",), "it")
+
+
 FORMS = {
     "plain": plain,
     "untyped": untyped,
@@ -92,5 +103,6 @@ FORMS = {
     "managed_at_once": managed_at_once,
     "with_runtime": with_runtime,
     "by_langgraph": by_langgraph,
+    "managed_with_store": managed_with_store,
 }
 OTHERS = {"with_both": with_both, "needs_who": needs_who}
