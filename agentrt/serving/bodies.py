@@ -115,7 +115,7 @@ async def read_body(
     Raises `TooLargeError` for a body that exceeds a limit, before or after decompression, and
     `EncodingError` for a body that cannot be decompressed.
     """
-    coding = coding_of(headers)
+    coding = coding_of(headers.get(b"content-encoding"))
     body = _IncomingBody(path, headers, most_bytes)
     body.check_size(int(headers.get(b"content-length", b"0")))
     add = body.add if coding is None else body.add_compressed
@@ -182,7 +182,8 @@ class _IncomingBody:
         """Decompress the body, and let other requests run between its pieces."""
         self._is_compressed = True
         for piece in decompressed(coding, bytes(self._compressed)):
-            self.add(piece)
+            if piece:
+                self.add(piece)
             await pause()
 
     def add(self, piece: bytes) -> None:

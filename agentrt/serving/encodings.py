@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 
 PIECE = 64 * 1024
 """Maximum size of a decompressed piece (bytes)."""
@@ -11,6 +11,10 @@ _MOST_WINDOW = 8 * 1024 * 1024
 """Maximum window of the zstd decoder (bytes), which RFC 9659 sets for HTTP."""
 _ZSTD_SLICE = 256
 """Compressed bytes that are passed to zstd at a time. Four bytes can expand to 128 KiB."""
+MOST_MEMBERS = 4096
+"""Maximum number of gzip members or zstd frames in a body. Each costs microseconds, even if it is
+empty, and a body has room for a million empty ones.
+"""
 _IDENTITY = ("", "identity")
 
 Decoder = Callable[[bytes], Iterator[bytes]]
@@ -22,12 +26,12 @@ class EncodingError(Exception):
     """
 
 
-def coding_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the content coding of a request's body; None for a plain body.
+def coding_of(value: bytes | None) -> str | None:
+    """Return the content coding of a request's body; None for a plain body. ``value`` is that of
+    the header Content-Encoding, or None without the header.
 
     Raises `EncodingError` for a coding that this server cannot read.
     """
-    value = headers.get(b"content-encoding")
     if value is None:
         return None
     named = [name.strip() for name in value.decode("latin-1").lower().split(",")]
@@ -36,17 +40,20 @@ def coding_of(headers: Mapping[bytes, bytes]) -> str | None:
         return None
     (coding, *others) = codings
     if others:
-        names = ", ".join(codings)
+        names = _shortened(", ".join(codings))
         raise EncodingError(f"the request's body is compressed more than once ({names}); {_way()}")
     if coding not in _DECODERS:
         package = _PACKAGES.get(coding)
         why = f" without the package {package}" if package else ""
-        shown = coding if len(coding) <= _MOST_NAME else f"{coding[:_MOST_NAME]}…"
         raise EncodingError(
-            f"the request's body has the content encoding {shown!r}, which this server does not "
-            f"read{why}; {_way()}"
+            f"the request's body has the content encoding {_shortened(coding)!r}, which this "
+            f"server does not read{why}; {_way()}"
         )
     return coding
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}…"
 
 
 def accepted() -> str:
@@ -55,7 +62,10 @@ def accepted() -> str:
 
 
 def decompressed(coding: str, body: bytes) -> Iterator[bytes]:
-    """Yield the decompressed pieces of ``body``. Raises `EncodingError` if its data is invalid."""
+    """Yield the decompressed pieces of ``body``, and empty pieces where the work takes long.
+
+    Raises `EncodingError` if its data is invalid.
+    """
     if not body:
         return
     try:
@@ -72,29 +82,53 @@ def _way() -> str:
 
 
 def _gzip(body: bytes) -> Iterator[bytes]:
-    while body:
-        member = zlib.decompressobj(wbits=31)
-        yield from _inflated(member, body)
-        body = member.unused_data.lstrip(b"\0")  # padding
+    at = members = 0
+    while at < len(body):
+        members += 1
+        _check_count(members)
+        at = yield from _inflated(zlib.decompressobj(wbits=31), body, at)
+        at = yield from _without_padding(body, at)
+
+
+def _without_padding(body: bytes, at: int) -> Generator[bytes, None, int]:
+    while padded := body[at : at + PIECE]:
+        rest = padded.lstrip(b"\0")
+        at += len(padded) - len(rest)
+        if rest:
+            break
+        yield b""
+    return at
 
 
 def _deflate(body: bytes) -> Iterator[bytes]:
     # Some clients leave out zlib's header, although the standard requires it.
     has_header = body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
     stream = zlib.decompressobj(wbits=15 if has_header else -15)
-    yield from _inflated(stream, body)
-    if stream.unused_data:
+    if (yield from _inflated(stream, body, 0)) < len(body):
         raise ValueError("bytes follow its end")
 
 
-def _inflated(stream: zlib._Decompress, body: bytes) -> Iterator[bytes]:
+def _inflated(stream: zlib._Decompress, body: bytes, at: int) -> Generator[bytes, None, int]:
+    """Yield the pieces of the stream that begins at ``at``, and return where it ends.
+
+    The stream gets the body in slices, because it copies all input that it has not used yet.
+    """
+    left = b""
     while not stream.eof:
-        piece = stream.decompress(body, PIECE)
-        body = stream.unconsumed_tail
-        if piece:
-            yield piece
-        elif not body and not stream.eof:
+        if not left:
+            left = body[at : at + PIECE]
+            at += len(left)
+        piece = stream.decompress(left, PIECE)
+        if not left and not piece and not stream.eof:
             raise ValueError("its end is missing")
+        left = stream.unconsumed_tail
+        yield piece
+    return at - len(stream.unused_data)
+
+
+def _check_count(parts: int) -> None:
+    if parts > MOST_MEMBERS:
+        raise ValueError(f"it has more than {MOST_MEMBERS} members or frames")
 
 
 _DECODERS: dict[str, Decoder] = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate}
@@ -129,18 +163,18 @@ if zstandard is not None:
 
     def _zstd(body: bytes) -> Iterator[bytes]:
         reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
-        left = memoryview(body)
-        while left:
+        at = frames = 0
+        while at < len(body):
+            frames += 1
+            _check_count(frames)
             frame = reader.decompressobj()
             while not frame.eof:
-                if not left:
+                if at >= len(body):
                     raise ValueError("its end is missing")
-                taken, left = left[:_ZSTD_SLICE], left[_ZSTD_SLICE:]
-                piece = frame.decompress(taken)
-                if piece:
-                    yield piece
-            if frame.unused_data:
-                left = memoryview(frame.unused_data + bytes(left))
+                taken = body[at : at + _ZSTD_SLICE]
+                at += len(taken)
+                yield frame.decompress(taken)
+            at -= len(frame.unused_data)
 
     _DECODERS["zstd"] = _zstd
     _ERRORS += (zstandard.ZstdError,)

@@ -177,6 +177,9 @@ class Middleware:
         """
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
         was_compressed = b"content-encoding" in headers
+        if was_compressed:  # several headers of this name have the same meaning as one list
+            named = [value for name, value in scope["headers"] if name == b"content-encoding"]
+            headers[b"content-encoding"] = b", ".join(named)
         try:
             read = await read_body(receive, path, headers, most_bytes)
         except TooLargeError as error:

@@ -25,6 +25,15 @@ def needy(config):
     config["configurable"]["cups"]
     return graph
 
+def needy_context(runtime: "ServerRuntime"):
+    runtime.execution_runtime.context["spoons"]
+    return graph
+
+def for_runs(config, runtime: "ServerRuntime"):
+    if runtime.execution_runtime is None:
+        raise ValueError("only for runs")
+    return graph
+
 def of_users(runtime: "ServerRuntime"):
     runtime.ensure_user()
     return graph
@@ -133,6 +142,15 @@ def test_a_factory_that_needs_more_of_a_run_is_served(tmp_path: Path, command: R
     ran = command("serve", "--check", path)
     says = "yes the function that makes it fails unless the config or context of a run has cups"
     assert (ran.code, rows(ran.out)) == (0, {"graphs.needy": says})
+
+
+def test_a_factory_that_needs_a_run_is_served(tmp_path: Path, command: Run) -> None:
+    path = project(tmp_path, graphs=graphs("for_runs", "needy_context"))
+    ran = command("serve", "--check", path)
+    assert ran.code == 0
+    found = rows(ran.out)
+    assert found["graphs.for_runs"].startswith("yes the function that makes it works only for runs")
+    assert found["graphs.needy_context"].endswith("the config or context of a run has spoons")
 
 
 @pytest.mark.parametrize("hooks", [True, False])

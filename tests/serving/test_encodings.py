@@ -14,7 +14,13 @@ import pytest
 import zstandard
 
 from agentrt.serving import encodings
-from agentrt.serving.encodings import EncodingError, accepted, coding_of, decompressed
+from agentrt.serving.encodings import (
+    MOST_MEMBERS,
+    EncodingError,
+    accepted,
+    coding_of,
+    decompressed,
+)
 from tests.serving.langgraph.graphs import poem
 from tests.serving.langgraph.serve import serving
 from tests.serving.local import MODEL, open_server
@@ -55,7 +61,7 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_a_body_is_read_in_small_pieces(kind: str, body: bytes) -> None:
     name, compress = CODINGS[kind]
     compressed = compress(body)
-    coding = coding_of({b"content-encoding": name.encode()})
+    coding = coding_of(name.encode())
     assert coding is not None
     pieces = list(decompressed(coding, compressed))
     assert b"".join(pieces) == body
@@ -75,7 +81,7 @@ def test_a_body_that_is_broken_is_refused_in_words(kind: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "identity", "Identity, identity"])
 def test_the_coding_identity_is_accepted(value: str) -> None:
-    assert coding_of({b"content-encoding": value.encode()}) is None
+    assert coding_of(value.encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -88,13 +94,13 @@ def test_the_coding_identity_is_accepted(value: str) -> None:
 )
 def test_the_error_names_an_unsupported_coding(value: str, words: str) -> None:
     with pytest.raises(EncodingError, match=words):
-        coding_of({b"content-encoding": value.encode("latin-1")})
+        coding_of(value.encode("latin-1"))
 
 
 def test_a_coding_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(encodings._DECODERS, "zstd")
     with pytest.raises(EncodingError, match="does not read without the package zstandard"):
-        coding_of({b"content-encoding": b"zstd"})
+        coding_of(b"zstd")
     assert "zstd" not in accepted()
 
 
@@ -104,6 +110,21 @@ def test_a_frame_that_needs_much_memory_is_refused() -> None:
     compressed = body.compress(b"a" * 100) + body.flush()
     with pytest.raises(EncodingError):
         list(decompressed("zstd", compressed))
+
+
+EMPTY: dict[str, bytes] = {
+    "gzip": gzip.compress(b""),
+    "zstd": zstandard.ZstdCompressor().compress(b""),
+}
+
+
+@pytest.mark.parametrize("coding", EMPTY)
+def test_a_body_of_many_empty_parts_is_refused(coding: str) -> None:
+    """Each part costs time, but no size. Few parts are read, with padding behind gzip's."""
+    few = EMPTY[coding] * 1000 + (bytes(200_000) if coding == "gzip" else b"")
+    assert b"".join(decompressed(coding, few)) == b""
+    with pytest.raises(EncodingError, match=f"more than {MOST_MEMBERS} members"):
+        list(decompressed(coding, EMPTY[coding] * (MOST_MEMBERS + 1)))
 
 
 # -- at the doors --------------------------------------------------------------------------
@@ -158,6 +179,24 @@ def test_values_in_a_compressed_body_are_counted(url: str) -> None:
         answer = post(f"{url}/threads", coding, compress(values))
         assert answer.status_code == 413
         assert "values" in answer.text
+
+
+def test_several_headers_are_one_list_of_codings(url: str) -> None:
+    plain = b'{"metadata": {"a": 1}}'
+
+    def posted(body: bytes, *codings: str) -> httpx.Response:
+        headers = [
+            ("content-type", "application/json"),
+            *(("content-encoding", c) for c in codings),
+        ]
+        return httpx.post(f"{url}/threads", content=body, headers=headers, timeout=60)
+
+    assert posted(gzip.compress(plain), "identity", "gzip").json()["metadata"] == {"a": 1}
+    assert posted(gzip.compress(plain), "gzip", "identity").json()["metadata"] == {"a": 1}
+    refused = posted(zlib.compress(gzip.compress(plain)), "gzip", "deflate")
+    assert (refused.status_code, "(gzip, deflate)" in refused.text) == (415, True)
+    long = posted(plain, ", ".join(["gzip"] * 5000))
+    assert (long.status_code, len(long.content) < 400) == (415, True)
 
 
 async def in_pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
@@ -300,6 +301,46 @@ async def test_a_function_that_makes_a_graph_has_a_store_when_it_is_listed_and_w
             result = await client.call_tool("memory", {"colour": colour})
             expected = f"{colour}; made for threads.create_run"
             assert result.structured_content == {"colour": expected}
+
+
+def only_for_runs(runtime: ServerRuntime[Any]) -> Any:
+    """A graph that is made for runs only."""
+    if runtime.execution_runtime is None:
+        raise ValueError("no run, no graph")
+    builder = StateGraph(State)
+    builder.add_node("paint", lambda state: {"colour": f"{state['colour']} paint"})
+    builder.add_node("ask", ask)
+    return builder.add_edge(START, "paint").add_edge("paint", "ask")
+
+
+def with_breakpoint(config: RunnableConfig) -> Any:
+    return BUILDER.compile(interrupt_before=["ask"])
+
+
+async def test_a_function_that_makes_graphs_for_runs_only_is_listed_and_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    served = {"needy": ServedGraph(only_for_runs, "test")}
+    human = answering({"answer": "blue"})
+    async with serving(served=served) as local, local.client(elicitation_callback=human) as client:
+        [tool] = (await client.list_tools()).tools
+        assert tool.input_schema == {"type": "object"}
+        result = await client.call_tool("needy", {"colour": "red"})
+        assert result.structured_content == {"colour": "red paint and blue"}
+    assert "no run, no graph" in caplog.text
+
+
+async def test_a_graph_that_is_made_for_a_run_may_stop_at_a_breakpoint() -> None:
+    """As for a graph that is made once, the values so far are no result."""
+    served = {
+        "made": ServedGraph(with_breakpoint, "test"),
+        "fixed": ServedGraph(BUILDER.compile(interrupt_before=["ask"]), "test"),
+    }
+    async with serving(served=served) as local, local.client() as client:
+        made = await client.call_tool("made", {"colour": "red"})
+        fixed = await client.call_tool("fixed", {"colour": "red"})
+        assert made.is_error
+        assert text_of(made).replace("made", "fixed") == text_of(fixed)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import (
+    ensure_config,
+    run_in_executor,
+    var_child_runnable_config,
+)
 from langchain_core.tracers.context import register_configure_hook
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
 
 VERSIONS = "langgraph 1.2, langchain-core 1.7"
 INTERNAL_MODULES = (
@@ -149,6 +157,30 @@ def server_runtime(running: bool, **about: Any) -> Any:
 
     made: Any = runtime._ExecutionRuntime if running else runtime._ReadRuntime
     return made(**about)
+
+
+@contextlib.contextmanager
+def in_config(config: RunnableConfig, store: BaseStore | None) -> Iterator[RunnableConfig]:
+    """Yield a whole config for a factory, with the keys that LangGraph's own server always sets.
+
+    In the block, LangGraph's ``get_config()`` and ``get_store()`` return this config and ``store``.
+    """
+    from langgraph._internal._constants import CONFIG_KEY_RUNTIME
+    from langgraph.runtime import Runtime
+
+    # The enclosing run's config must not become part of the factory's config.
+    outer = var_child_runnable_config.set(None)
+    try:
+        whole = ensure_config(config)
+    finally:
+        var_child_runnable_config.reset(outer)
+    whole["configurable"] = config.get("configurable", whole["configurable"])  # and not a copy
+    inner = {**whole["configurable"], CONFIG_KEY_RUNTIME: Runtime(store=store)}
+    token = var_child_runnable_config.set({**whole, "configurable": inner})
+    try:
+        yield whole
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 # -- heartbeats ------------------------------------------------------------------------------

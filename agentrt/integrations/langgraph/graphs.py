@@ -9,16 +9,19 @@ A factory is a function that makes a graph. Its parameters may be the config and
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_origin, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
 
 from agentrt import tracking
 from agentrt.errors import ProgramLoadError
@@ -26,6 +29,7 @@ from agentrt.graph import NodeKind
 from agentrt.integrations._compat.langgraph import (
     QUESTIONS,
     UNNAMED_GRAPH,
+    in_config,
     is_server_runtime,
     server_runtime,
 )
@@ -44,14 +48,14 @@ _FORMS = "a function that makes a graph may have a config and a ServerRuntime as
 class Access:
     """The purpose for which a graph is made, with the values that a factory may ask for.
 
-    ``context`` is the context of a run.
+    ``context`` is the context of a run. Without a server, the ``store`` is an empty one in memory.
     """
 
     config: RunnableConfig = field(default_factory=lambda: RunnableConfig())
     purpose: Purpose = "threads.create_run"
     context: Any = None
     user: Any = None
-    store: BaseStore | None = None
+    store: BaseStore = field(default_factory=InMemoryStore)
 
 
 class Factory:
@@ -74,16 +78,46 @@ class Factory:
     async def open(self, access: Access, stack: AsyncExitStack) -> Any:
         """Call the function and return its graph. ``stack`` closes a context manager that it
         returns. Raises the function's own errors.
+
+        A server's store refuses calls that would block its event loop. A function without ``async``
+        that makes such a call is called again in a thread, where the store takes it.
         """
-        bound = self._signature.bind_partial()
-        for name, kind in self._takes.items():
-            bound.arguments[name] = access.config if kind == "config" else _runtime(access)
-        value = self._make(*bound.args, **bound.kwargs)
-        if inspect.isawaitable(value):
-            value = await value
-        if hasattr(value, "__aenter__"):
-            return await stack.enter_async_context(value)
-        return stack.enter_context(value) if hasattr(value, "__enter__") else value
+        with in_config(access.config, access.store) as config:
+            bound = self._signature.bind_partial()
+            for name, kind in self._takes.items():
+                bound.arguments[name] = config if kind == "config" else _runtime(access)
+            make = partial(self._make, *bound.args, **bound.kwargs)
+            try:
+                value = make()
+                if _is_plain_manager(value):
+                    return stack.enter_context(value)
+            except asyncio.InvalidStateError:
+                value = await asyncio.to_thread(make)
+                if _is_plain_manager(value):
+                    value = _InThread(value)
+            if inspect.isawaitable(value):
+                value = await value
+            if _is_plain_manager(value):
+                return stack.enter_context(value)
+            is_manager = hasattr(value, "__aenter__")
+            return await stack.enter_async_context(value) if is_manager else value
+
+
+def _is_plain_manager(value: object) -> bool:
+    return hasattr(value, "__enter__") and not hasattr(value, "__aenter__")
+
+
+class _InThread:
+    """A context manager that is entered and left in threads."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def __aenter__(self) -> Any:
+        return await asyncio.to_thread(self._inner.__enter__)
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await asyncio.to_thread(self._inner.__exit__, *error)
 
 
 def _runtime(access: Access) -> Any:
@@ -193,10 +227,11 @@ def graph_name(value: Any, variable: str) -> str:
 async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph:
     """Return ``value`` as a compiled graph. A factory is called, and a builder is compiled.
 
-    ``stack`` closes the context managers of a factory. Raises `ProgramLoadError` if the result is
-    not a graph.
+    ``stack`` closes the context managers of a factory. The graph of a factory that has no store of
+    its own gets the store of ``access``. Raises `ProgramLoadError` if the result is not a graph.
     """
-    if is_factory(value):
+    by_factory = is_factory(value)
+    if by_factory:
         value = await Factory(value).open(access, stack)
     if isinstance(value, StateGraph):
         value = value.compile()
@@ -205,6 +240,8 @@ async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph
             f"it is {_described(value)}; use a StateGraph, compiled or not, an @entrypoint, or a "
             "function that returns a graph"
         )
+    if by_factory and value.store is None:
+        return value.copy(update={"store": access.store})
     return value
 
 

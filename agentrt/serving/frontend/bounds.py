@@ -135,7 +135,7 @@ def within_window(
     """
     changed: dict[str, Any] = {}
     for name in _LIMITS.get(path, _CHAT_LIMITS):
-        if name in body and body[name].__class__ is int and body[name] > window:
+        if name in body and _integer(body[name]) > window:
             changed[name] = window
     if path == MESSAGES and "thinking" in body:
         thinking = body["thinking"]
@@ -143,10 +143,22 @@ def within_window(
             budget = thinking.get("budget_tokens")
             if not budgets:
                 changed["thinking"] = {"type": "adaptive"}
-            elif changed and type(budget) is int and budget >= window:
+            elif changed and _integer(budget) >= window:
                 most = max(_LEAST_BUDGET, window - 1)
                 changed["thinking"] = {**thinking, "budget_tokens": most}
     return {**body, **changed} if changed else body
+
+
+def _integer(value: Any) -> int:
+    """Return a field's value where vLLM reads it as an integer, also from ``3.2e4`` or a text; 0
+    for any other value.
+    """
+    if value.__class__ is int:
+        return value  # the usual case, without a further check
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_digits = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20
+    return int(value) if is_digits else 0
 
 
 def _check_messages(field: str, chat: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import version_info
 from typing import Any
 
-from langgraph.store.memory import InMemoryStore
+from langchain_core.runnables import RunnableConfig
 from packaging.requirements import InvalidRequirement, Requirement
 
 from agentrt.errors import ProgramLoadError
@@ -124,38 +124,48 @@ async def prepared(
 
 
 async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
-    """Call a factory with an empty config, as if a client requested the graph's schemas.
+    """Call a factory with an empty config, as if a client requested the graph's schemas, and if it
+    fails, as for a run.
 
-    Returns "" if the factory succeeds. If it fails after it has looked up config keys that are
-    absent, returns a sentence that names these keys. Raises `ProgramLoadError` for any other
-    failure.
+    Returns "" if the factory succeeds the first time. If it succeeds only for a run, or fails after
+    it has looked up keys of the config or the context that are absent, returns a sentence that says
+    so. Raises `ProgramLoadError` for any other failure.
     """
-    configurable = _RecordingConfigurable()
+    missed: list[str] = []
     user = User("agentrt") if users else None
-    access = Access({"configurable": configurable}, "assistants.read", None, user, InMemoryStore())
+    config: RunnableConfig = {"configurable": _RecordingMapping(missed)}
     try:
         async with AsyncExitStack() as stack:
-            await made(name, served, stack, access)
+            await made(name, served, stack, Access(config, "assistants.read", None, user))
+        return ""
     except ProgramLoadError as error:
-        if not configurable.missed or error.__cause__ is None:
+        if error.__cause__ is None:  # not a failure of the function itself
             raise
-        keys = ", ".join(dict.fromkeys(configurable.missed))
+        fault = error
+    try:
+        async with AsyncExitStack() as stack:
+            run = Access(config, "threads.create_run", _RecordingMapping(missed), user)
+            await made(name, served, stack, run)
+    except ProgramLoadError:
+        if not missed:
+            raise fault from None
+        keys = ", ".join(dict.fromkeys(missed))
         return f"the function that makes it fails unless the config or context of a run has {keys}"
-    return ""
+    return f"the function that makes it works only for runs; for its schemas it fails: {fault}"
 
 
-class _RecordingConfigurable(dict[str, Any]):
-    """An empty configurable mapping that records the keys that a factory looked up."""
+class _RecordingMapping(dict[str, Any]):
+    """An empty mapping that records the keys that a factory looked up."""
 
-    def __init__(self) -> None:
+    def __init__(self, missed: list[str]) -> None:
         super().__init__()
-        self.missed: list[str] = []
+        self._missed = missed
 
     def __missing__(self, key: str) -> Any:
-        self.missed.append(key)
+        self._missed.append(key)
         raise KeyError(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Record the key, and return the default."""
-        self.missed.append(key)
+        self._missed.append(key)
         return default

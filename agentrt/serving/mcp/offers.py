@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 from uuid import uuid4
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from agentrt.errors import ConfigError, ToolArgumentsError
+from agentrt.errors import ConfigError, ProgramLoadError, ToolArgumentsError
 from agentrt.integrations._compat.langgraph import QUESTIONS
 from agentrt.integrations.langgraph.graphs import (
     Access,
@@ -20,7 +23,7 @@ from agentrt.integrations.langgraph.graphs import (
     program_of_graph,
     program_result,
 )
-from agentrt.integrations.langgraph.inputs import Fields, input_fields
+from agentrt.integrations.langgraph.inputs import input_fields
 from agentrt.integrations.langgraph.threads import answer, thread_config
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
@@ -33,6 +36,7 @@ from agentrt.serving.server import ServedGraph, ServedProgram, Server
 
 Begin = Callable[[Mapping[str, Any]], tuple[Program, Any]]
 _INPUT = "input"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,11 @@ async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> d
     for name, served in server.served.items():
         if isinstance(served, ServedProgram):
             offers[name] = _of_program(name, served.program)
+        elif graphs and varies(name, served):
+            offers[name] = await _of_factory(name, served, server.runtime)
         elif graphs:
             graph = await opened_graph(name, served, server.runtime, stack)
-            assert isinstance(served, ServedGraph)
-            factory = served if varies(name, served) else None
-            offers[name] = _of_graph(name, graph, factory, server.runtime)
+            offers[name] = _of_graph(name, _form_of(name, graph), _always(graph), server.runtime)
     return offers
 
 
@@ -110,45 +114,84 @@ def _schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 # -- graphs -------------------------------------------------------------------------------
 
 
-def _of_graph(name: str, graph: Graph, factory: ServedGraph | None, runtime: Runtime) -> Offer:
-    fields = input_fields(graph)
-    schema = _schema_of_graph(name, graph, fields)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of a graph's input: the JSON schema of a tool's arguments, and whether they are the
+    graph's input themselves (``is_whole``) or have it under a name.
+    """
 
+    schema: Mapping[str, Any]
+    is_whole: bool
+
+
+_UNKNOWN_FORM = _Form({"type": "object"}, is_whole=True)
+_Opener = Callable[[RunnableConfig, BaseStore, AsyncExitStack], Awaitable[Graph]]
+"""Opens a graph for a run with this config and store, until the stack is closed."""
+
+
+async def _of_factory(name: str, served: ServedGraph, runtime: Runtime) -> Offer:
+    """Return the tool of a graph that is made for each run.
+
+    A factory may work only with the config or the context of a run. If it fails here, the tool
+    takes any object.
+    """
+
+    async def opened(config: RunnableConfig, store: BaseStore, stack: AsyncExitStack) -> Graph:
+        return await made(name, served, stack, Access(config, "threads.create_run", store=store))
+
+    form = _UNKNOWN_FORM
+    try:
+        async with AsyncExitStack() as stack:
+            form = _form_of(name, await opened_graph(name, served, runtime, stack))
+    except ProgramLoadError as error:
+        _LOG.warning(
+            "the MCP tool %s takes any object, since its graph is unknown: %s", name, error
+        )
+    return _of_graph(name, form, opened, runtime)
+
+
+def _always(graph: Graph) -> _Opener:
+    async def opened(config: RunnableConfig, store: BaseStore, stack: AsyncExitStack) -> Graph:
+        return graph
+
+    return opened
+
+
+def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> Offer:
     def begin(arguments: Mapping[str, Any]) -> tuple[Program, Any]:
+        schema = form.schema
         missing = [key for key in schema.get("required", ()) if key not in arguments]
-        unknown = [key for key in arguments if key not in schema["properties"]]
+        known = schema.get("properties")
+        unknown = [] if known is None else [key for key in arguments if key not in known]
         if missing or unknown:
             fault = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
             raise ToolArgumentsError(f"tool {name}: wrong arguments: it {fault}", name=name)
-        graph_input = arguments[_INPUT] if fields is None else dict(arguments)
-        return _Thread(name, graph, factory, runtime).program(), graph_input
+        graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]
+        return _Thread(name, open_graph, runtime).program(), graph_input
 
-    return Offer(name, f"The graph {name}.", schema, begin)
+    return Offer(name, f"The graph {name}.", form.schema, begin)
 
 
-def _schema_of_graph(name: str, graph: Graph, fields: Fields | None) -> dict[str, Any]:
-    """Return the schema of a graph's input, or the names of its fields if it has no schema."""
+def _form_of(name: str, graph: Graph) -> _Form:
+    """Return the form of a graph's input, or the names of its fields if it has no schema."""
+    fields = input_fields(graph)
     schema = schemas_of(graph, name)["input_schema"] or {}
     if fields is None:
-        return {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
+        whole = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
+        return _Form(whole, is_whole=False)
     if schema.get("type") == "object" and "properties" in schema:
-        return schema
-    return {"type": "object", "properties": {field: {} for field in fields}}
+        return _Form(schema, is_whole=True)
+    return _Form({"type": "object", "properties": {field: {} for field in fields}}, is_whole=True)
 
 
 class _Thread:
     """A run of a graph in a temporary thread, with a temporary store.
 
-    The graph's interrupts become questions at once. If there is a ``factory``, it makes a new graph
-    for the run.
+    The graph's interrupts become questions at once.
     """
 
-    def __init__(
-        self, name: str, graph: Graph, factory: ServedGraph | None, runtime: Runtime
-    ) -> None:
-        self._name, self._factory = name, factory
-        self._store = InMemoryStore()
-        self._graph = self._with_thread(graph)
+    def __init__(self, name: str, open_graph: _Opener, runtime: Runtime) -> None:
+        self._name, self._open = name, open_graph
         self._config = thread_config(uuid4().hex)
         self._questions = runtime.questions
         self._runs = runtime.runs
@@ -157,28 +200,23 @@ class _Thread:
         """Return the program that runs the graph."""
         return program_of_graph(self._run, self._name)
 
-    def _with_thread(self, graph: Graph) -> Graph:
-        return graph.copy(
-            update={"checkpointer": InMemorySaver(), "store": graph.store or self._store}
-        )
-
     async def _run(self, ctx: Context, graph_input: Any) -> Any:
+        store = InMemoryStore()
         async with AsyncExitStack() as stack:
-            graph = self._graph
-            if self._factory is not None:
-                access = Access(self._config, "threads.create_run", store=self._store)
-                graph = self._with_thread(await made(self._name, self._factory, stack, access))
+            graph = await self._open(self._config, store, stack)
+            own = {"checkpointer": InMemorySaver(), "store": graph.store or store}
+            graph = graph.copy(update=own)
             values = await self._until_answered(ctx, graph, graph_input)
-        return await program_result(self._graph, self._config, values)
+            return await program_result(graph, self._config, values)
 
     async def _until_answered(self, ctx: Context, graph: Graph, graph_input: Any) -> Any:
         while True:
             result = await graph.ainvoke(graph_input, self._config, durability="exit")
-            open_ones = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()
-            if not open_ones:
+            openeds = result.get(QUESTIONS, ()) if isinstance(result, dict) else ()
+            if not openeds:
                 return result if isinstance(result, dict) else to_json(result)
             graph_input = answer(
-                {question.id: await self._ask(ctx, question.value) for question in open_ones}
+                {question.id: await self._ask(ctx, question.value) for question in openeds}
             )
 
     async def _ask(self, ctx: Context, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -46,6 +47,22 @@ async def test_a_limit_that_fits_stays_as_it_is(path: str, field: str) -> None:
         assert answer.status_code == 200
         assert HEADER not in answer.headers
         assert local.engine.calls[0].spec.max_tokens == 100
+
+
+@pytest.mark.parametrize("written", ["3.2e4", "32000.0", '"32000"'])
+@pytest.mark.parametrize(("path", "field"), LIMITS)
+async def test_a_limit_is_cut_however_its_number_is_written(
+    path: str, field: str, written: str
+) -> None:
+    """vLLM reads these as integers, too."""
+    async with open_server(flags=FLAGS) as local:
+        body = json.dumps({**ask(path, "hi"), field: None}).replace("null", written)
+        headers = {"content-type": "application/json"}
+        answer = await local.client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        [call] = local.engine.calls
+        assert call.spec.max_tokens == WINDOW - len(call.spec.prompt_token_ids)
+        assert answer.headers[HEADER] == str(call.spec.max_tokens)
 
 
 @pytest.mark.parametrize(("path", "field"), LIMITS)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config, get_store
 from langgraph.graph import START, StateGraph
 from langgraph_sdk.runtime import ServerRuntime
 
@@ -72,6 +73,27 @@ def needs_who(config: RunnableConfig) -> Any:
     return made_for(config["configurable"]["who"])
 
 
+def by_langgraph(config: RunnableConfig) -> Any:
+    """Made with the keys that LangGraph's own server always sets, and with its functions."""
+    assert config["tags"] == []
+    get_store().put(("made",), "it", {"for": get_config()["configurable"].get("who", "nobody")})
+    item = get_store().get(("made",), "it")
+    assert item is not None
+    assert config["configurable"].get("who", "nobody") == item.value["for"]
+    return made_for(item.value["for"])
+
+
+@contextmanager
+def managed_with_store(runtime: ServerRuntime[dict[str, Any]]) -> Iterator[Any]:
+    """It uses the store as it begins and as it ends."""
+    running = runtime.execution_runtime
+    who = "nobody" if running is None else running.context.get("who", "nobody")
+    runtime.store.put(("managed",), "it", {"for": who})
+    yield made_for(who)
+    assert runtime.store.get(("managed",), "it") is not None
+    runtime.store.delete(("managed",), "it")
+
+
 FORMS = {
     "plain": plain,
     "untyped": untyped,
@@ -80,5 +102,7 @@ FORMS = {
     "managed": managed,
     "managed_at_once": managed_at_once,
     "with_runtime": with_runtime,
+    "by_langgraph": by_langgraph,
+    "managed_with_store": managed_with_store,
 }
 OTHERS = {"with_both": with_both, "needs_who": needs_who}

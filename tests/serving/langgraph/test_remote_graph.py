@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,13 +16,15 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.pregel.remote import RemoteGraph
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from langgraph_sdk import get_client, get_sync_client
 
+from agentrt.serving.langgraph.database.interrupts import interrupts_in
 from agentrt.serving.langgraph.protocol.socket import REPLAYED
-from tests.serving.langgraph.graphs import TURN_S, Steps
+from agentrt.serving.langgraph.runs.queue import RunQueue
+from tests.serving.langgraph.graphs import GATES, TURN_S, Gated, Steps, ask
 from tests.serving.langgraph.runs.test_runs import DONE, IN
-from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.serve import Serving, serving
 
 
 @pytest_asyncio.fixture
@@ -119,6 +122,97 @@ async def test_input_at_a_checkpoint_is_no_answer(it: Serving, remote: Any) -> N
     state = await graph.aget_state(config)
     assert state.values["steps"] == ["in", "first"]
     assert state.next == ("ask",)
+
+
+async def command(http: httpx.AsyncClient, thread: str, graph: str, value: Any) -> str:
+    """Start a run with ``run.start``; return its id."""
+    params = {"assistant_id": graph, "input": value}
+    body = {"id": 1, "method": "run.start", "params": params}
+    answer = (await http.post(f"/threads/{thread}/commands", json=body)).json()
+    assert answer["type"] == "success", answer
+    return str(answer["result"]["run_id"])
+
+
+async def finished(http: httpx.AsyncClient, thread: str, run: str) -> Any:
+    """Return the result of a run."""
+    return (await http.get(f"/threads/{thread}/runs/{run}/join")).json()
+
+
+async def test_input_in_a_thread_without_a_question_is_no_answer(it: Serving) -> None:
+    """The thread is interrupted at a breakpoint, or because its run was cancelled."""
+    thread = str(uuid4())
+    async with httpx.AsyncClient(base_url=it.url, timeout=TURN_S) as http:
+        started = {"assistant_id": "steps", "input": IN, "interrupt_before": ["last"]}
+        started["if_not_exists"] = "create"
+        await http.post(f"/threads/{thread}/runs/wait", json=started)
+        assert (await http.get(f"/threads/{thread}")).json()["status"] == "interrupted"
+        run = await command(http, thread, "steps", {"steps": ["again"]})
+        steps = (await finished(http, thread, run))["steps"]
+        assert steps == ["in", "first", "inner", "again", "first", "inner", "last"]
+
+        thread, gate = str(uuid4()), str(uuid4())
+        run = await command(http, thread, "gate", {"gate": gate, "steps": ["in"]})
+        await GATES.reached(gate)
+        await http.post(f"/threads/{thread}/runs/{run}/cancel", params={"wait": "1"})
+        GATES.open(gate)
+        run = await command(http, thread, "gate", {"gate": gate, "steps": ["again"]})
+        steps = (await finished(http, thread, run))["steps"]
+        assert steps == ["in", "before", "again", "before", "waited", "after"]
+
+
+def two_questions() -> StateGraph[Any]:
+    """Two nodes that ask at once."""
+    builder = StateGraph(Steps)
+    for name in ("left", "right"):
+        builder.add_node(name, lambda state, name=name: {"steps": [f"{name} {interrupt(name)}"]})
+        builder.add_edge(START, name)
+    return builder
+
+
+async def _waiting(state: Gated) -> dict[str, Any]:
+    await GATES.passing(state["gate"])
+    return {}
+
+
+def late_question() -> StateGraph[Any]:
+    """A question after a gate."""
+    builder = StateGraph(Gated).add_node("wait", _waiting).add_node("ask", ask)
+    return builder.add_edge(START, "wait").add_edge("wait", "ask")
+
+
+async def test_a_question_stays_open_after_an_answer_that_failed(tmp_path: Path) -> None:
+    """LangGraph takes answers to two questions by their ids only."""
+    thread = str(uuid4())
+    with serving({"two": two_questions()}, tmp_path / "agentrt.db") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=TURN_S) as http:
+            await finished(http, thread, await command(http, thread, "two", IN))
+            failed = await finished(http, thread, await command(http, thread, "two", "yes"))
+            assert "multiple pending interrupts" in failed["__error__"]["message"]
+            tasks = (await http.get(f"/threads/{thread}")).json()["interrupts"]
+            ids = {each["id"]: f"to {each['value']}" for each in interrupts_in(tasks)}
+            assert len(ids) == 2
+            done = await finished(http, thread, await command(http, thread, "two", ids))
+            assert done["steps"] == ["in", "left to left", "right to right"]
+
+
+async def test_an_answer_may_come_before_the_end_of_the_run_that_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, gate = str(uuid4()), str(uuid4())
+    settled = RunQueue.settled
+
+    async def opening(queue: RunQueue, key: str) -> bool:
+        waiting = asyncio.ensure_future(settled(queue, key))
+        GATES.open(gate)
+        return await waiting
+
+    with serving({"late": late_question()}, tmp_path / "agentrt.db") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=TURN_S) as http:
+            await command(http, thread, "late", {"gate": gate, "steps": ["in"]})
+            await GATES.reached(gate)
+            monkeypatch.setattr(RunQueue, "settled", opening)
+            run = await command(http, thread, "late", "right")
+            assert (await finished(http, thread, run))["steps"] == ["in", "answered right"]
 
 
 async def asked_for(http: httpx.AsyncClient, thread: str, **asked: Any) -> list[tuple[str, Any]]:

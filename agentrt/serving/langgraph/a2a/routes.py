@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 
 from agentrt import __version__
 from agentrt.serving.langgraph.auth.hooks import CallerDep
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _AGENT = "/a2a/{assistant_id}"
 _CARD = "/.well-known/agent-card.json"
 _TEXT, _JSON = "text/plain", "application/json"
+_WHOLE = frozenset({"SendMessage", "message/send", "CancelTask", "tasks/cancel"})
+"""The methods that may wait for a run's end, in versions 1.0 and 0.3 of the protocol."""
 _MODES = [_JSON, _TEXT]
 
 
@@ -49,10 +53,26 @@ class AgentRoutes(Routes):
 
     @route("POST", _AGENT)
     async def request(self, assistant_id: str, request: Request) -> Response:
-        """Handle a JSON-RPC request."""
+        """Handle a JSON-RPC request.
+
+        A message whose answer takes long is answered early: a newline every few seconds keeps its
+        connection open. Each answer has status 200, also an error, and JSON may begin with
+        newlines.
+        """
         dispatcher = await self._dispatcher()
-        response: Response = await dispatcher.handle_requests(request)
-        return response
+        interval_s = self._state.server.keep_alive_s
+        if not interval_s or not await _is_whole(request):
+            response: Response = await dispatcher.handle_requests(request)
+            return response
+        answering = asyncio.ensure_future(dispatcher.handle_requests(request))
+        try:
+            await asyncio.wait([answering], timeout=interval_s)
+        except asyncio.CancelledError:
+            answering.cancel()
+            raise
+        if answering.done():
+            return answering.result()
+        return StreamingResponse(_kept_alive(answering, interval_s), media_type=_JSON)
 
     @route("GET", _AGENT)
     @route("GET", f"{_AGENT}{_CARD}")
@@ -99,6 +119,28 @@ class AgentRoutes(Routes):
         return JsonRpcDispatcher(
             Tasks(*self._parts), context_builder=CallerContext(), enable_v0_3_compat=True
         )
+
+
+async def _is_whole(request: Request) -> bool:
+    """Return whether a request is answered in one piece, and not as a stream."""
+    try:
+        body = await request.json()
+    except ValueError:  # which the SDK reports
+        return False
+    return isinstance(body, dict) and body.get("method") in _WHOLE
+
+
+async def _kept_alive(
+    answering: asyncio.Future[Response], interval_s: float
+) -> AsyncIterator[bytes]:
+    """Yield newlines until the answer is there, and then its body."""
+    try:
+        while not answering.done():
+            yield b"\n"
+            await asyncio.wait([answering], timeout=interval_s)
+        yield bytes(answering.result().body)
+    finally:  # the client may have disconnected; its task goes on
+        answering.cancel()
 
 
 def _require_key(card: AgentCard) -> None:

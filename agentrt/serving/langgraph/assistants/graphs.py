@@ -24,7 +24,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.errors import GraphInterrupt
 from langgraph.func import entrypoint, task
-from langgraph.store.memory import InMemoryStore
 from langgraph.types import Interrupt, interrupt
 from pydantic import create_model
 
@@ -284,7 +283,7 @@ async def opened_graph(
     """
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime, clock or runtime.steady)
-    return await made(name, served, stack, Access(purpose="assistants.read", store=InMemoryStore()))
+    return await made(name, served, stack, Access(purpose="assistants.read"))
 
 
 def varies(name: str, served: ServedGraph) -> bool:

@@ -163,7 +163,7 @@ class ProtocolCommands:
         """Carry out ``run.start``: start a run in the thread, which is created if it does not
         exist.
 
-        If the thread is interrupted, the input is the answer: `RemoteGraph` sends the value of
+        If the thread has open questions, the input is the answer: `RemoteGraph` sends the value of
         ``Command(resume=…)`` as input, and the server must tell an answer from a new run.
         """
         body = ProtocolRunBody.model_validate(in_snake_case(params))
@@ -174,15 +174,25 @@ class ProtocolCommands:
         return _started(row)
 
     async def _is_answer(self, caller: Requester, thread: UUID, body: ProtocolRunBody) -> bool:
+        """Return whether the input of ``run.start`` answers questions.
+
+        The thread's status does not say so: a thread that stopped at a breakpoint or was cancelled
+        is interrupted without a question, and a thread whose last answer failed still has its
+        questions. A running run may be about to ask, and its client knows the question before the
+        run has ended.
+        """
         if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
             return False
         try:
+            await self._state.thread(caller, thread, "read")  # before a wait
+            if body.multitask_strategy == "enqueue" and not await self._starts.settled(thread):
+                return False
             row = await self._state.thread(caller, thread, "read")
         except HTTPException as error:
             if error.status_code != 404:
                 raise
             return False
-        return bool(row._mapping["status"] == "interrupted")
+        return any(interrupts_in(row._mapping["interrupts"]))
 
     async def _respond(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``input.respond``: start a run with answers, and with the assistant, the config

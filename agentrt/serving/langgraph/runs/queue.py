@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
@@ -34,6 +34,10 @@ MAX_RUNS = 10_000
 MAX_RUNNING = 512
 """Maximum number of runs that run at the same time. It bounds memory; which call waits is decided
 by the engine.
+"""
+SETTLE_S = 5.0
+"""Seconds that a new run waits at most to see whether a running run asks a question, as on
+LangGraph's own server.
 """
 _FULL_RETRY_S = 1.0
 _MAX_UNREAD = 256
@@ -118,6 +122,16 @@ class RunQueue:
     def is_running(self, thread: str) -> bool:
         """Return whether a thread has a running run."""
         return thread in self._running
+
+    async def settled(self, thread: str) -> bool:
+        """Wait until the thread has no running run, but no longer than `SETTLE_S`. Return whether
+        it has none.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while (live := self._running.get(thread)) is not None:
+                    await live.done.wait()
+        return thread not in self._running
 
     def cancel(self, live: LiveRun, action: Action) -> bool:
         """Stop a run, and return whether it was still waiting. A run that was still waiting ends

@@ -102,6 +102,10 @@ class StartRoutes(Routes):
 
     # -- into the queue ----------------------------------------------------------------
 
+    async def settled(self, thread: UUID) -> bool:
+        """Wait for the end of the thread's running run, as `RunQueue.settled` does."""
+        return await self._queue.settled(str(thread))
+
     async def start(
         self,
         caller: Requester,
