@@ -12,7 +12,8 @@ AgentrtError
 │   │   ├── UnrecordableError a value that would not come back equal from a journal
 │   │   └── AmbiguousOptionError  an option that is also a tool's argument. Also a TypeError
 │   ├── ProgramLoadError    a file that does not have the requested program or graph
-│   └── ModelLoadError      a model that cannot be found or loaded
+│   ├── ModelLoadError      a model that cannot be found or loaded
+│   └── WeightsError        new weights that cannot be found, are incomplete or do not fit the model
 ├── ProgramError          a user's program raised; its own error is the cause
 ├── EngineError           the engine failed; the program did not cause the failure
 │   ├── EngineStartError    the engine did not start
@@ -31,6 +32,7 @@ AgentrtError
 │   └── QuestionClosedError   a question was already answered, timed out or was withdrawn
 ├── DivergenceError       a resumed program made a request that differs from the recorded one
 ├── JournalWriteError     a journal cannot be written: its disk is full or gone
+├── StaleWeightsError     a program that was ended because its weights were too old
 ├── CallTimeoutError      a call took longer than its timeout; it was aborted. Also a TimeoutError
 └── InvariantError        a bug in agentrt: a state that must never occur
 
@@ -91,6 +93,12 @@ class ProgramLoadError(UsageError):
 
 class ModelLoadError(UsageError):
     """A model that cannot be found or loaded."""
+
+
+class WeightsError(UsageError):
+    """New weights that cannot be found, are incomplete, or do not fit the model. The engines go on
+    with their old weights.
+    """
 
 
 class ProgramError(AgentrtError):
@@ -186,6 +194,12 @@ class JournalWriteError(AgentrtError):
 
 class CallTimeoutError(AgentrtError, TimeoutError):
     """A call that took longer than its timeout. It was aborted, and its memory was freed."""
+
+
+class StaleWeightsError(AgentrtError):
+    """The end of a program that had begun too many versions of the weights ago
+    (``max_staleness``).
+    """
 
 
 class InvariantError(AgentrtError):

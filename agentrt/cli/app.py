@@ -34,6 +34,7 @@ _PRODUCT = {
         "agentrt.cli.questions:questions",
         "List and answer the questions of a server's programs.",
     ),
+    "weights": ("agentrt.cli.weights:weights", "Update the weights of a server's model."),
     "doctor": ("agentrt.cli.doctor:doctor", "Check what agentrt needs on this machine."),
     "keys": ("agentrt.cli.serve:keys", "Create API keys for a server's tenants."),
 }

@@ -150,9 +150,8 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
             method,
             f"{base}/v1/{path}",
             headers=headers,
-            timeout=_TIMEOUT_S,
             **client_options(base),
-            **request,
+            **{"timeout": _TIMEOUT_S, **request},
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise UsageError(

@@ -15,7 +15,7 @@ from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.journal.analysis.reading import listed
 from agentrt.journal.analysis.shares import Share, shares_of
 from agentrt.journal.analysis.wall import RecordedTime, read_program
-from agentrt.journal.analysis.why import WORDS, blamed, missed, note_of, why_json
+from agentrt.journal.analysis.why import WORDS, blamed, missed, note_of, versions_of, why_json
 from agentrt.journal.schema import OPEN
 from agentrt.journal.store import Store
 
@@ -68,6 +68,8 @@ def _table(recorded: RecordedTime, shares: Sequence[Share]) -> Iterator[str]:
         rows.append((WORDS[share.reason], seconds, part, tokens, by))
     whole = sum(share.seconds for share in shares)
     yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
+    if (versions := versions_of(recorded)) and versions != [0]:
+        yield f"versions of the weights: {', '.join(map(str, versions))}"
 
 
 def _miss_lines(recorded: RecordedTime, misses: Sequence[Miss]) -> Iterator[str]:

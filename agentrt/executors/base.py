@@ -13,8 +13,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
+from agentrt.errors import ConfigError
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.weights import Weights, update_engines
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request.weights import PauseMode
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
@@ -247,6 +250,53 @@ class Executor(ABC):
         Raises `CallRejectedError` if it cannot be loaded.
         """
 
+    # -- weights -----------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        """The weights that write the tokens of new calls."""
+        return Weights()
+
+    @property
+    def paused(self) -> bool:
+        """Whether generation is paused."""
+        return False
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        """Pause generation, and return when no call runs. New calls wait until `resume_generation`.
+
+        ``mode`` says what happens to calls in the engine. Raises `ConfigError` if the executor
+        cannot pause.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot pause generation; {_USE_VLLM}")
+
+    async def resume_generation(self) -> None:
+        """Resume generation. Idempotent."""
+
+    async def check_weights(self, folder: str) -> str:
+        """Return the mark of a checkpoint, after checking that the engine can load it. Nothing is
+        changed.
+
+        Raises `WeightsError` for a checkpoint that cannot be used, and `ConfigError` if the
+        executor cannot load weights.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        """Load other weights while generation is paused.
+
+        With ``clear_cache``, the prefix cache is emptied, and calls that were stopped compute their
+        tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded;
+        the engine then has its old weights.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
+
+    async def update_weights(
+        self, folder: str, version: int, mode: PauseMode = "keep", *, clear_cache: bool = False
+    ) -> None:
+        """Replace the weights of all engines of the executor, or of none (`update_engines`)."""
+        await update_engines([self], folder, version, mode, clear_cache=clear_cache)
+
     # -- the prefix cache, if `ExecutorInfo.cached_blocks` is true -------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
@@ -270,6 +320,7 @@ class Executor(ABC):
         return None
 
 
+_USE_VLLM = "use the embedded engine (--engine vllm)"
 NO_ROOM_YET = "waiting for a node with room"
 """The beginning of the progress text of an engine that waits for a node of a cluster."""
 
@@ -334,6 +385,31 @@ class ForwardingExecutor(Executor):
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
         await self.inner.add_adapter(model, adapter)
+
+    @property
+    def weights(self) -> Weights:
+        return self.inner.weights
+
+    @property
+    def paused(self) -> bool:
+        return self.inner.paused
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        await self.inner.pause_generation(mode)
+
+    async def resume_generation(self) -> None:
+        await self.inner.resume_generation()
+
+    async def check_weights(self, folder: str) -> str:
+        return await self.inner.check_weights(folder)
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        await self.inner.load_weights(weights, clear_cache=clear_cache)
+
+    async def update_weights(
+        self, folder: str, version: int, mode: PauseMode = "keep", *, clear_cache: bool = False
+    ) -> None:
+        await self.inner.update_weights(folder, version, mode, clear_cache=clear_cache)
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
         return self.inner.block_hashes(spec)

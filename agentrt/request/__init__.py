@@ -218,6 +218,8 @@ class CallReport(Usage):
     of engine steps, counted from the engine's start. ``replica`` is the name of the engine, "" if
     there is only one engine. ``spans`` describe how the time from the call's arrival at the engine
     to its end was spent, and why; `agentrt.request.spans` reads them. Some engines report no spans.
+    ``versions`` are the versions of the weights that wrote the output
+    (`agentrt.request.weights.Versions`).
     """
 
     service_s: float = 0.0
@@ -232,6 +234,7 @@ class CallReport(Usage):
     # "plain" tells the journal's codec not to convert each number separately, which would take
     # longer than all other steps of writing the JSON.
     spans: Sequence[Sequence[Any]] = field(default=(), metadata={"plain": True})
+    versions: Sequence[Sequence[int]] = field(default=(), metadata={"plain": True})
 
     @classmethod
     def of_all(cls, reports: Sequence[CallReport]) -> CallReport:

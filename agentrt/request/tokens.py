@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,8 +20,8 @@ class CallTokens:
     ``base``. The first ``shared`` tokens are the first tokens of the earlier call's prompt and
     output together; ``prompt`` has all tokens after these. So a growing chat is not recorded again
     with each of its calls. ``key`` is unique in the program. ``logprobs`` are the natural log
-    probabilities of the ``written`` tokens, packed by `pack`. ``version`` is the version of the
-    weights that wrote the tokens.
+    probabilities of the ``written`` tokens, packed by `pack`. ``versions`` are the versions of the
+    weights that wrote the tokens (`agentrt.request.weights.Versions`).
     """
 
     key: str
@@ -30,7 +30,7 @@ class CallTokens:
     prompt: tuple[int, ...] = field(default=(), metadata={"packed": True})
     written: tuple[int, ...] = field(default=(), metadata={"packed": True})
     logprobs: bytes = b""
-    version: int = 0
+    versions: Sequence[Sequence[int]] = field(default=(), metadata={"plain": True})
 
 
 def pack(logprobs: Iterable[float]) -> bytes:

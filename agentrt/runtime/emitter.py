@@ -226,14 +226,14 @@ class LiveEmitter:
         recorder: _CallRecorder | None,
     ) -> None:
         report = CallReport()
-        if recorder is not None and isinstance(error, GeneratorExit):
-            recorder.closed()
         if isinstance(error, Exception):
             self.registry.end_call(self.run, scope, node, report, error=error)
             return
         try:  # the call must end in the registry even if the task is cancelled a second time
             report = await self.services.executor.aborted(call.call_id)
         finally:
+            if recorder is not None and isinstance(error, GeneratorExit):
+                recorder.closed(report)
             self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
@@ -522,22 +522,27 @@ class _CallRecorder:
             self._logprobs += chunk.logprobs
             return
         logprobs = [position[0][1] for position in reply.token_logprobs]
-        if (call := self._add(reply.token_ids, logprobs)) is not None:
+        if (call := self._add(reply.token_ids, logprobs, reply.report)) is not None:
             if self._log.keep is not None:
                 await self._log.keep(call)
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
-    def closed(self) -> None:
-        """Add the pieces that the program had read when it closed the stream."""
-        call = self._add(self._ids, self._logprobs) if self._ids else None
+    def closed(self, report: CallReport) -> None:
+        """Add the pieces that the program had read when it closed the stream. ``report`` is the
+        report of the aborted call.
+        """
+        call = self._add(self._ids, self._logprobs, report) if self._ids else None
         if call is not None and self._place is not None:
             self._log.closed[node_of_key(call.key)] = call
 
-    def _add(self, written: Sequence[int], logprobs: Sequence[float]) -> CallTokens | None:
+    def _add(
+        self, written: Sequence[int], logprobs: Sequence[float], report: CallReport
+    ) -> CallTokens | None:
         if self._prompt is None or len(logprobs) != len(written):
             self._log.complete = False
             return None
-        return self._log.add(self._log.key(self._at), self._prompt, written, logprobs)
+        key = self._log.key(self._at)
+        return self._log.add(key, self._prompt, written, logprobs, report.versions)
 
 
 def is_pooled(spec: CallSpec) -> bool:

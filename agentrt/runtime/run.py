@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from agentrt.graph import ExecutionDAG, to_svg
 from agentrt.journal import ProgramRecord
@@ -96,6 +96,10 @@ class Run:
     """The part of the costs in ``row`` that was paid before the program was resumed."""
     tokens: TokenLog | None = field(default=None, repr=False)
     """The tokens of the run's calls; None if the tokens are not recorded."""
+    weights_version: int | None = None
+    """The version of the weights with which the program began; None before its code begins."""
+    stale: Literal["end", "restart"] | None = field(default=None, repr=False)
+    """What is done with the program, which was cancelled because its weights are too old."""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once without a journal."""
 

@@ -15,7 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, JournalWriteError, UnrecordableError, text_of
+from agentrt.errors import (
+    AgentrtError,
+    JournalWriteError,
+    StaleWeightsError,
+    UnrecordableError,
+    text_of,
+)
 from agentrt.executors.base import Executor, Notification, Progress
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.vllm.entrypoints.models import open_frontend
@@ -26,6 +32,7 @@ from agentrt.interrupts.questions import Answerer, Questions, no_human
 from agentrt.interrupts.toolbox import Toolbox
 from agentrt.journal import Journal
 from agentrt.program import Context, Program
+from agentrt.request.weights import PauseMode
 from agentrt.runtime.durable import Durable, begin
 from agentrt.runtime.emitter import LiveEmitter
 from agentrt.runtime.events import Event, RunEnded, notification_of
@@ -35,6 +42,7 @@ from agentrt.runtime.registry import Listener, RunRegistry, registry_of
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.services import Services
 from agentrt.runtime.tokens import TokenLog
+from agentrt.runtime.updates import OnStale, WeightUpdates
 from agentrt.scheduler.programs import ProgramStats
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 from agentrt.steady import SteadyClock
@@ -105,6 +113,7 @@ class Runtime:
         self.steady = SteadyClock.of_loop() if journal is None else journal.clock
         self.questions = Questions(self.steady, ask_human)
         self.events = NoEvents() if events is None else events
+        self._updates = WeightUpdates(executor, self.registry.runs)
         self._services = Services(
             executor,
             self.frontend,
@@ -175,6 +184,7 @@ class Runtime:
             await self._close_frontend()
             await self.executor.close()
         finally:
+            self._updates.close()
             tracking.uninstall(asyncio.get_running_loop())
 
     async def frontend(self) -> Frontend:
@@ -214,6 +224,62 @@ class Runtime:
         await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
             await opening.result().close()
+
+    # -- weights -----------------------------------------------------------------------
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that the engines have; 0 before the first update."""
+        return self.executor.weights.version
+
+    async def update_weights(
+        self,
+        weights: Any,
+        *,
+        version: int | None = None,
+        mode: PauseMode = "keep",
+        clear_cache: bool = False,
+        max_staleness: int | None = None,
+        on_stale: OnStale = "wait",
+    ) -> int:
+        """Replace the weights of all engines while programs run, and return the new version.
+
+        ``weights`` is the path of a folder of safetensors, or tensors: a mapping of the names in
+        the model's checkpoint to torch tensors, or an iterable of pairs. ``version`` is the number
+        of the new weights, by default the next number. ``mode`` says what happens to calls in the
+        engines: ``keep`` lets them continue with the new weights, ``wait`` lets them end with the
+        old weights first, and ``abort`` begins them again. With ``clear_cache``, calls that
+        continue compute their tokens again under the new weights.
+
+        ``max_staleness`` is the maximum number of versions that may lie between the weights with
+        which a program began and the new ones. ``on_stale`` says what happens to older programs:
+        with ``wait`` the update waits for their ends, with ``end`` they are ended with
+        `StaleWeightsError`, and with ``restart`` they run again from their beginning.
+
+        All engines get the weights, or none. Raises `WeightsError` for weights that are missing,
+        incomplete or of another shape, `EngineError` if an engine could not load them, and
+        `ConfigError` for other wrong arguments.
+        """
+        if not self.has_engine:
+            await self._start_engine()
+        return await self._updates.update(
+            weights,
+            version=version,
+            mode=mode,
+            clear_cache=clear_cache,
+            max_staleness=max_staleness,
+            on_stale=on_stale,
+        )
+
+    async def pause_generation(self, mode: PauseMode = "keep") -> None:
+        """Pause all engines, and return when no call runs. Programs wait until
+        `resume_generation`. ``mode`` is that of `update_weights`.
+        """
+        await self.executor.pause_generation(mode)
+
+    async def resume_generation(self) -> None:
+        """Resume all engines."""
+        await self.executor.resume_generation()
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` with every event from now on. The listener must be quick and must not
@@ -289,7 +355,8 @@ class Runtime:
             self.registry.close(run, RunState.CANCELLED)
 
     async def _run(self, run: Run, program: Program, input: Any, durable: Durable | None) -> None:
-        state, error = RunState.DONE, None
+        state = RunState.DONE
+        error: Exception | None = None
         self._enter(run)
         try:
             if self.journal is not None and durable is not None:
@@ -301,14 +368,13 @@ class Runtime:
             if record is not None and record.has_result:
                 run.result = record.result()
             else:
-                live = self.emitter(run)
-                emitter = live if record is None else Recorded(live, record)
-                run.result = await program(Context(run.id, run.type, emitter), input)
-                # The program's code may have caught the error of a divergence, so raise it again.
-                if record is not None and record.diverged is not None:
-                    raise record.diverged
+                await self._updates.begin(run)
+                while not await self._run_code(run, program, input):
+                    await self._updates.begin(run)
         except asyncio.CancelledError:
             state = RunState.CANCELLED
+            if run.stale == "end":
+                state, error = RunState.FAILED, self._stale_error(run)
         except KeyboardInterrupt:
             self.registry.close(run, RunState.CANCELLED)
             raise
@@ -319,6 +385,37 @@ class Runtime:
             state, error = RunState.FAILED, AgentrtError(message)
             error.__cause__ = raised
         await tracking.to_its_end(self._clean_up(run, program, state, error))
+
+    async def _run_code(self, run: Run, program: Program, input: Any) -> bool:
+        """Run the program's code. Return False if it has to run again from its beginning, because
+        it was cancelled for weights that are too old.
+        """
+        record, live = run.record, self.emitter(run)
+        emitter = live if record is None else Recorded(live, record)
+        try:
+            run.result = await program(Context(run.id, run.type, emitter), input)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if run.stale != "restart" or task is None or task.uncancel():
+                raise  # it was also cancelled for another reason
+            run.stale = None
+            if program.owns_tasks:
+                await tracking.cancel_tasks(run, spare=run.task)
+            await self._services.end_feeds(run.id)
+            await self._cancel_client_calls(run.id)
+            if run.tokens is not None:
+                run.tokens.clear()
+            return False
+        # The program's code may have caught the error of a divergence, so raise it again.
+        if record is not None and record.diverged is not None:
+            raise record.diverged
+        return True
+
+    def _stale_error(self, run: Run) -> StaleWeightsError:
+        return StaleWeightsError(
+            f"program {run.id} began with version {run.weights_version} of the weights, which is "
+            f"too old: the engines have version {self.weights_version}"
+        )
 
     async def _clean_up(
         self, run: Run, program: Program, state: RunState, error: Exception | None

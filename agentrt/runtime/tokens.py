@@ -15,6 +15,7 @@ from itertools import count, islice
 
 from agentrt.request.common import common_length
 from agentrt.request.tokens import CallTokens, pack, unpack
+from agentrt.request.weights import Versions, version_spans
 
 _ID = "I"
 """Type code of a token id in memory."""
@@ -50,7 +51,7 @@ class _Span:
     start: int
     end: int
     logprobs: bytes
-    version: int
+    versions: Versions
 
 
 @dataclass(slots=True, eq=False)
@@ -118,13 +119,19 @@ class TokenLog:
         return next(key for number in count() if (key := f"{at}/{number}") not in self._places)
 
     def add(
-        self, key: str, prompt: Sequence[int], written: Sequence[int], logprobs: Iterable[float]
+        self,
+        key: str,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        logprobs: Iterable[float],
+        versions: Versions = (),
     ) -> CallTokens:
         """Add the tokens of a call that has ended, and return them in their recorded form."""
         ids = array(_ID, prompt)
         sequence = self._extended_by(ids)
         shared, base = self._longest_beginning(ids, sequence)
-        call = CallTokens(key, base, shared, tuple(ids[shared:]), tuple(written), pack(logprobs))
+        new, output = tuple(ids[shared:]), tuple(written)
+        call = CallTokens(key, base, shared, new, output, pack(logprobs), versions)
         self._put(call, ids, sequence)
         return call
 
@@ -150,7 +157,7 @@ class TokenLog:
         start = len(sequence.ids)
         sequence.ids.extend(call.written)
         end = len(sequence.ids)
-        sequence.spans.append(_Span(call.key, start, end, call.logprobs, call.version))
+        sequence.spans.append(_Span(call.key, start, end, call.logprobs, call.versions))
         sequence.ends.append((end, call.key))
         self._places[call.key] = sequence, end
 
@@ -205,6 +212,14 @@ class TokenLog:
             sequence, _ = self._places.pop(key)
             sequence.spans = [span for span in sequence.spans if span.key != key]
 
+    def clear(self) -> None:
+        """Drop everything, because the program runs again from its beginning."""
+        self._sequences.clear()
+        self._places.clear()
+        self.closed.clear()
+        self.rewards.clear()
+        self.complete = True
+
     # -- results -----------------------------------------------------------------------
 
     def sequences(self) -> list[TokenSequence]:
@@ -232,5 +247,7 @@ def _finished(sequence: _Growing) -> TokenSequence:
     for span in sequence.spans:
         logprobs[span.start : span.end] = unpack(span.logprobs)
         mask[span.start : span.end] = b"\1" * (span.end - span.start)
-        versions[span.start : span.end] = array("i", [span.version]) * (span.end - span.start)
+        for first, end, version in version_spans(span.versions, span.end - span.start):
+            at = slice(span.start + first, span.start + end)
+            versions[at] = array("i", [version]) * (end - first)
     return TokenSequence(sequence.ids[:length], logprobs, mask, versions)

@@ -266,6 +266,14 @@ class QueuedCall:
     other calls (admission ``memory``).
     """
 
+    # -- the weights -----------------------------------------------------------------------
+    salt: str | None = None
+    """The cache salt that the client sent with the call."""
+    salted_for: int = 0
+    """The version of the weights that the hashes of the call's blocks cover."""
+    versions: list[list[int]] = field(default_factory=list)
+    """The versions of the weights that wrote the output (`agentrt.request.weights.Versions`)."""
+
     # -- its history, for displays ---------------------------------------------------------
     notes: list[Any] = field(default_factory=list, repr=False)
     """The notes from which `agentrt.scheduler.account` makes the call's spans."""

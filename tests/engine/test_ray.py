@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentrt import Context, Runtime, program
 from agentrt.engines import EngineOptions, ReplicaSet
 from agentrt.errors import CallRejectedError, ConfigError, NoRoomError
-from agentrt.executors.base import NO_ROOM_YET, Executor
+from agentrt.executors.base import NO_ROOM_YET, Executor, last_reply
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.ray import Cluster, RayEngine
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
@@ -266,6 +266,35 @@ async def test_the_engine_s_own_errors_come_as_they_are(replicas: ReplicaSet) ->
     long = Call(Identity("p/3", "p", "t"), CallSpec(prompt_token_ids=(5,) * 2000))
     with pytest.raises(CallRejectedError, match="the prompt has 2000 tokens"):
         await anext(replicas.generate(long, stream=False))
+
+
+async def test_weights_reach_other_nodes(replicas: ReplicaSet, tmp_path: Path) -> None:
+    """Of a model with images and an adapter. 1. Both engines have the new weights. 2. They go back
+    to their own.
+    """
+    from safetensors.torch import load_file, save_file
+
+    own = replicas.info.model
+    [file] = Path(own).glob("*.safetensors")  # noqa: ASYNC240
+    tensors = {name: -tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    async def both() -> set[tuple[int, ...]]:
+        spec = CallSpec(prompt_token_ids=(*range(10, 60),), max_tokens=12, ignore_eos=True)
+        engines = [replica.executor for replica in replicas.replicas]
+        calls = [Call(Identity(f"w{n}", "w", "w"), spec) for n in range(2)]
+        replies = [
+            await last_reply(e.generate(c, stream=False))
+            for e, c in zip(engines, calls, strict=True)
+        ]
+        return {reply.token_ids for reply in replies}
+
+    [before] = await both()
+    await replicas.update_weights(str(tmp_path), 1)
+    [after] = await both()
+    assert after != before
+    await replicas.update_weights(own, 2, "wait")
+    assert await both() == {before}
 
 
 async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.journal.analysis.misses import Miss, misses_of
+from agentrt.journal.analysis.why import missed
 from agentrt.request import CallReport, Reply
 from agentrt.request.spans import Cause
 from tests.journal.made import Made, spent
@@ -76,6 +77,33 @@ def test_a_message_that_is_new_before_others(tmp_path: Path) -> None:
     )
     assert (miss.was[:4], miss.now[:4]) == ("tea?", "and ")
     assert miss.again == len("\n") + len(f"[user] tea? {RULES}\n")
+
+
+def test_weights_that_were_replaced(tmp_path: Path) -> None:
+    """The second call continues during an update: the third does not find its blocks. The fourth
+    finds those of the third; the fifth comes after another update.
+    """
+    turns = "abcdefghij"
+    versions: list[list[list[int]]] = [[], [[0, 0], [4, 1]], [[0, 1]], [[0, 1]], [[0, 3]]]
+    cached = [0, 96, 0, 96, 0]
+    found = misses(
+        tmp_path / "j",
+        *(
+            (
+                chat(RULES, *turns[: 2 * at + 1]),
+                computed(100 + at, cached[at], versions=versions[at]),
+                turns[2 * at + 1],
+            )
+            for at in range(5)
+        ),
+    )
+    places = {miss.node: (miss.verdict, miss.earlier, miss.was, miss.now) for miss in found}
+    assert places == {
+        "0#2": ("weights replaced", "0#1", "0", "1"),
+        "0#4": ("weights replaced", "0#3", "1", "3"),
+    }
+    (line,) = missed(found[0])
+    assert line.endswith("the weights have version 3, and had version 1 in node 0#3")
 
 
 def test_a_chat_that_goes_on_misses_nothing(tmp_path: Path) -> None:

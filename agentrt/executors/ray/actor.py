@@ -15,7 +15,9 @@ from agentrt.executors.base import Chunk, FrontSetup, Notification
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.weights import Weights
 from agentrt.request import Call, CallReport
+from agentrt.request.weights import PauseMode
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
@@ -159,6 +161,22 @@ class EngineActor:
     async def add_adapter(self, model: str, adapter: Any) -> None:
         """Load a LoRA adapter."""
         await self._engine.add_adapter(model, adapter)
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        """Pause generation."""
+        await self._engine.pause_generation(mode)
+
+    async def resume_generation(self) -> None:
+        """Resume generation."""
+        await self._engine.resume_generation()
+
+    async def check_weights(self, folder: str) -> str:
+        """Check a checkpoint on the engine's node, and return its mark."""
+        return await self._engine.check_weights(folder)
+
+    async def load_weights(self, weights: Weights, clear_cache: bool) -> None:
+        """Load other weights."""
+        await self._engine.load_weights(weights, clear_cache=clear_cache)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int, tuple[str, int]] | None:
         """Return the blocks in the prefix cache, the tokens of a block, and `VLLMEngine.hashing`.

@@ -26,7 +26,9 @@ from agentrt.executors.ray.cluster import Cluster
 from agentrt.executors.vllm.calls import BlockHasher
 from agentrt.executors.vllm.options import EngineOptions, reports_logprobs
 from agentrt.executors.vllm.processes import in_new_thread
+from agentrt.executors.weights import Weights
 from agentrt.request import Call, CallReport, CallSpec
+from agentrt.request.weights import PauseMode
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
 
@@ -63,6 +65,8 @@ class RayEngine(Executor):
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
         self._on_kv_events: KVEventListener | None = None
+        self._weights = Weights()
+        self._paused = False
         self._notes = Outbox(lambda notes: self._ask("notify", notes))
 
     @property
@@ -165,10 +169,36 @@ class RayEngine(Executor):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         await self._ask("add_adapter", model, adapter)
 
+    # -- weights -----------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        self._paused = True
+        await self._ask("pause_generation", mode)
+
+    async def resume_generation(self) -> None:
+        self._paused = False
+        await self._ask("resume_generation")
+
+    async def check_weights(self, folder: str) -> str:
+        mark: str = await self._ask("check_weights", folder)
+        return mark
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        await self._ask("load_weights", weights, clear_cache)
+        self._weights = weights
+
     # -- the prefix cache --------------------------------------------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
-        return () if self._hasher is None else self._hasher(spec)
+        return () if self._hasher is None else self._hasher(spec, self._weights.version)
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self._on_kv_events = listener

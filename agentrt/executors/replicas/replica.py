@@ -12,12 +12,15 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import AgentrtError, EngineDiedError
-from agentrt.executors.base import Executor, Progress, StreamReading
+from agentrt.executors.base import Executor, ForwardingExecutor, Progress, StreamReading
 from agentrt.executors.info import ExecutorInfo, is_model
+from agentrt.executors.weights import Weights
+from agentrt.request.weights import PauseMode
 from agentrt.router import ReplicaView
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ _OF_EACH = (
     "free_slots",
     "needs_blocks",
     "levelled",
+    "weights_version",
+    "paused",
 )
 """The values of an engine's snapshot that are shown for each replica."""
 
@@ -114,6 +119,7 @@ class Replica:
 
     ``calls`` is the number of its current calls. ``reruns`` is the number of calls that it lost and
     that ran again on another replica. A ``drained`` replica takes no calls, even after a new start.
+    A replica that is ``loading`` loads other weights.
     ``info`` describes the engine that started last. ``waits_for`` says what the engine's start
     waits for, such as a free node; "" if nothing. ``view`` is the replica as routers see it.
     """
@@ -133,6 +139,7 @@ class Replica:
         self.waits_for = ""
         self.programs: set[str] = set()
         self.drained = False
+        self.loading = False
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()
         self._ready_at = 0.0
@@ -143,10 +150,19 @@ class Replica:
         """The model of the replica's last engine; "" before the first start."""
         return self.info.model
 
-    async def start(self, progress: Progress, now: Callable[[], float]) -> None:
-        """Start the engine. Raises the errors of `Executor.start`."""
+    async def start(
+        self,
+        progress: Progress,
+        now: Callable[[], float],
+        prepare: Callable[[Replica], Awaitable[None]] | None = None,
+    ) -> None:
+        """Start the engine, and await ``prepare`` before the engine counts as ready. Raises the
+        errors of `Executor.start` and of ``prepare``.
+        """
         self.state = ReplicaState.STARTING
         await self.executor.start(progress)
+        if prepare is not None:
+            await prepare(self)
         self.info = self.executor.info
         self.waits_for = ""
         self.starts += 1
@@ -231,7 +247,43 @@ class Replica:
             "reruns": self.reruns,
             "last_error": self.last_error,
             "waits_for": self.waits_for,
+            "weights_version": self.executor.weights.version,
+            "paused": self.executor.paused,
         }
+
+
+class ReachedEngine(ForwardingExecutor):
+    """The engine of a replica during an update of the weights. ``lost`` is called if it dies."""
+
+    def __init__(
+        self, replica: Replica, lost: Callable[[Replica, Executor, Exception], None]
+    ) -> None:
+        super().__init__(replica.executor)
+        self._replica, self._lost = replica, lost
+        self._scope = replica.cancel_scope
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        await self._reach(partial(self.inner.pause_generation, mode))
+
+    async def resume_generation(self) -> None:
+        await self._reach(self.inner.resume_generation)
+
+    async def check_weights(self, folder: str) -> str:
+        return await self._reach(partial(self.inner.check_weights, folder))
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        self._replica.loading = True
+        try:
+            await self._reach(partial(self.inner.load_weights, weights, clear_cache=clear_cache))
+        finally:
+            self._replica.loading = False
+
+    async def _reach(self, work: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self._scope.run(work)
+        except EngineDiedError as error:
+            self._lost(self._replica, self.inner, error)
+            raise
 
 
 async def metrics_of(replicas: Sequence[Replica]) -> Sequence[Metric]:

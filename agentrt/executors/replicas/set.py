@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentrt.errors import AgentrtError, ConfigError, EngineDiedError
+from agentrt.errors import AgentrtError, ConfigError, EngineDiedError, EngineStartError
 from agentrt.executors.base import (
     Chunk,
     Executor,
@@ -22,6 +22,7 @@ from agentrt.executors.base import (
     Notification,
     Progress,
 )
+from agentrt.executors.checkpoints import mark_of
 from agentrt.executors.history import NONE, HistoryFile
 from agentrt.executors.history_folder import common_key, history_file
 from agentrt.executors.info import ExecutorInfo, not_served
@@ -29,6 +30,7 @@ from agentrt.executors.replicas.output import CallOutput
 from agentrt.executors.replicas.replica import (
     UP,
     Backoff,
+    ReachedEngine,
     Replica,
     ReplicaState,
     metrics_of,
@@ -36,7 +38,9 @@ from agentrt.executors.replicas.replica import (
 )
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
+from agentrt.executors.weights import Weights, update_engines
 from agentrt.request import Call, CallReport, Reply
+from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router import Router
 from agentrt.router.policies import RoundRobinRouter
 from agentrt.scheduler.config import SchedulerConfig
@@ -101,7 +105,11 @@ class ReplicaSet(Executor):
             ready=self.routing.ready,
             lost=self.routing.lost,
             restarted=self._teach,
+            prepare=self._load_latest,
         )
+        self._weights = Weights()
+        self._pause: PauseMode | None = None
+        self._updating = asyncio.Lock()
 
     @property
     def info(self) -> ExecutorInfo:
@@ -282,6 +290,69 @@ class ReplicaSet(Executor):
             return await replica.cancel_scope.run(lambda: engine.aborted(call_id))
         except EngineDiedError:
             return CallReport()
+
+    # -- weights -----------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    @property
+    def paused(self) -> bool:
+        return self._pause is not None
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        check_mode(mode)
+        async with self._updating:
+            self._pause = mode
+            engines = self._reached()
+            results = await asyncio.gather(
+                *(engine.pause_generation(mode) for engine in engines), return_exceptions=True
+            )
+            for result in results:
+                if result is not None and not isinstance(result, EngineDiedError):
+                    self._pause = None
+                    await asyncio.gather(*(each.resume_generation() for each in engines))
+                    raise result
+
+    async def resume_generation(self) -> None:
+        async with self._updating:
+            self._pause = None
+            for engine in self._reached():
+                with contextlib.suppress(EngineDiedError):
+                    await engine.resume_generation()
+
+    async def check_weights(self, folder: str) -> str:
+        marks = [await engine.check_weights(folder) for engine in self._reached()]
+        return marks[0] if marks else mark_of(folder)
+
+    async def update_weights(
+        self, folder: str, version: int, mode: PauseMode = "keep", *, clear_cache: bool = False
+    ) -> None:
+        await self._ready_of(self.replicas)
+        async with self._updating:
+            self._weights = await update_engines(
+                self._reached(), folder, version, mode, clear_cache=clear_cache
+            )
+
+    def _reached(self) -> list[ReachedEngine]:
+        lost = self._supervisor.lost
+        return [ReachedEngine(replica, lost) for replica in self.replicas if replica.state in UP]
+
+    async def _load_latest(self, replica: Replica) -> None:
+        """Load the latest weights into a new engine, before it takes calls. Raises
+        `EngineStartError` if they are not there any more.
+        """
+        async with self._updating:
+            if self._weights.version:
+                try:
+                    await replica.executor.load_weights(self._weights)
+                except AgentrtError as error:
+                    raise EngineStartError(
+                        f"{replica.name} cannot load the latest weights: {error}"
+                    ) from error
+            if self._pause is not None:
+                await replica.executor.pause_generation(self._pause)
 
     # -- programs ----------------------------------------------------------------------
 

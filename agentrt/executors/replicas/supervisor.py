@@ -82,7 +82,8 @@ class Supervisor:
 
     ``ready`` is called with a replica when its engine has started, and ``lost`` when its engine is
     dead or will be replaced. ``restarted`` is awaited with a replica after its new engine has
-    started, before ``ready``.
+    started, before ``ready``. ``prepare`` is awaited with a replica whose new engine has started,
+    before calls are sent to it.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Supervisor:
         ready: Callable[[Replica], None],
         lost: Callable[[Replica], None],
         restarted: Callable[[Replica], Awaitable[None]],
+        prepare: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.open = False
         self._replicas = replicas
@@ -104,6 +106,7 @@ class Supervisor:
         self._on_ready = ready
         self._on_lost = lost
         self._on_restarted = restarted
+        self._prepare = prepare
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -225,7 +228,8 @@ class Supervisor:
         """Start a new engine. Return the seconds until the next attempt, or None to stop trying."""
         try:
             await replica.replace_engine()
-            await replica.start(partial(self._progressed, replica), time.monotonic)
+            progressed = partial(self._progressed, replica)
+            await replica.start(progressed, time.monotonic, self._prepare)
             await self._on_restarted(replica)
             self._on_ready(replica)
         except NoRoomError as error:  # not counted as a death: the cluster may get another node
@@ -257,7 +261,7 @@ class Supervisor:
         """Check a replica's engine regularly: without calls, its death would not be noticed."""
         while True:
             await asyncio.sleep(self._health.every_s)
-            if replica.state in UP:
+            if replica.state in UP and not replica.loading:
                 try:
                     await self.check(replica)
                 except Exception as error:  # a bug must not end the checks
@@ -269,7 +273,9 @@ class Supervisor:
         try:
             await self._health.check(replica.name, engine)
         except Exception as error:
-            self.lost(replica, engine, error)
+            # An engine that loads weights may not answer for longer than the check waits.
+            if not replica.loading or not engine.alive():
+                self.lost(replica, engine, error)
 
     # -- by a user ---------------------------------------------------------------------
 

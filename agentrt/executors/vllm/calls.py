@@ -12,6 +12,7 @@ from agentrt.executors.vllm.compiling import LONGEST_S
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.request.sampling import Sampling
+from agentrt.request.weights import salted
 from agentrt.router.kv_events import short
 
 _REMEMBERED = 16384
@@ -172,14 +173,16 @@ class BlockHasher:
         self._hash: Callable[[bytes | None, tuple[int, ...], Any], bytes]
         self._hash = lru_cache(_REMEMBERED)(chained)
 
-    def __call__(self, spec: CallSpec) -> list[int]:
-        """Return 64 bits of the hash of each full block of a call's prompt."""
+    def __call__(self, spec: CallSpec, version: int = 0) -> list[int]:
+        """Return 64 bits of the hash of each full block of a call's prompt, under a version of the
+        weights.
+        """
         from agentrt.executors.vllm._compat.prefixes import block_keys
 
         size, ids = self.size, spec.prompt_token_ids or ()
         rendered = spec.rendered or RenderedCall({}, None)
-        adapter = rendered.options.get("lora_request")
-        every = block_keys(rendered.prompt, adapter, spec.cache_salt, size, ids, self._ahead)
+        adapter, salt = rendered.options.get("lora_request"), salted(spec.cache_salt, version)
+        every = block_keys(rendered.prompt, adapter, salt, size, ids, self._ahead)
         before, hashes = None, []
         for index, keys in enumerate(every):
             before = self._hash(before, ids[index * size : (index + 1) * size], keys)

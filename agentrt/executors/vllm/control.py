@@ -13,10 +13,11 @@ from agentrt.errors import ConfigError
 from agentrt.executors.history import HistoryFile
 from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
-from agentrt.executors.vllm._compat.scheduling import free_slots, sizes
+from agentrt.executors.vllm._compat.scheduling import free_slots, paused, sizes
 from agentrt.executors.vllm.kv_events import KVEventLog
 from agentrt.executors.vllm.reports import AbortedReports
 from agentrt.executors.vllm.retention import BlockRetention
+from agentrt.executors.vllm.weights import WeightVersions
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.events import InterruptEnded, InterruptStarted
@@ -37,6 +38,7 @@ class Controlled(Protocol):
     history: HistoryFile
     retention: BlockRetention
     kv_events: KVEventLog | None
+    weights: WeightVersions
     aborted: AbortedReports
     steps: int
     computed_tokens: int
@@ -44,6 +46,8 @@ class Controlled(Protocol):
     def use(self, config: SchedulerConfig) -> None: ...
 
     def end_program(self, totals: ProgramTotals, now: float) -> None: ...
+
+    def use_weights(self, version: int) -> None: ...
 
 
 def answer(scheduler: Controlled, op: str, argument: Any) -> Any:
@@ -163,6 +167,8 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "free_slots": free_slots(scheduler),
         "computed_tokens": scheduler.computed_tokens,
         "requests": len(scheduler.requests),
+        "weights_version": scheduler.weights.version,
+        "paused": paused(scheduler),
     }
 
 
@@ -182,6 +188,11 @@ def _describe(call: QueuedCall) -> dict[str, Any]:
     }
 
 
+def _use_weights(scheduler: Controlled, version: Any) -> None:
+    """Note that the workers have loaded the weights of another version."""
+    scheduler.use_weights(int(version))
+
+
 _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "ends": _ends,
     "prepare_grammars": _prepare_grammars,
@@ -192,4 +203,5 @@ _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "know": lambda scheduler, learned: scheduler.history.know(learned),
     "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,
+    "use_weights": _use_weights,
 }

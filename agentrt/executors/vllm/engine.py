@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import (
     CallRejectedError,
+    ConfigError,
     EngineDiedError,
+    EngineError,
     EngineStartError,
 )
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
+from agentrt.executors.checkpoints import check_checkpoint, mark_of, own_folder
 from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import NESTED
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
-from agentrt.executors.vllm._compat.core import core_pids, start_reader
+from agentrt.executors.vllm._compat.core import ask_scheduler, core_pids, start_reader
 from agentrt.executors.vllm._compat.grammars import validate_once
+from agentrt.executors.vllm._compat.weights import EXTENSION, LOAD
 from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
 from agentrt.executors.vllm.client import CoreClient
 from agentrt.executors.vllm.default_model import default_model
@@ -54,7 +59,9 @@ from agentrt.executors.vllm.processes import (
     script_left_out,
 )
 from agentrt.executors.vllm.reports import read_report
+from agentrt.executors.weights import Weights
 from agentrt.request import Call, CallReport, CallSpec, Reply
+from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 
 if TYPE_CHECKING:
@@ -87,6 +94,10 @@ class VLLMEngine(CoreClient):
         self._on_kv_events: KVEventListener | None = None
         self._metrics: CollectorRegistry | None = None
         self._history_key = self._history = ""
+        self._weights = Weights()
+        self._paused = False
+        self._broken = ""
+        self._live: dict[str, LiveCall] = {}
 
     @property
     def info(self) -> ExecutorInfo:
@@ -226,7 +237,7 @@ class VLLMEngine(CoreClient):
         return int(self._engine().model_config.max_model_len)
 
     def alive(self) -> bool:
-        return self._llm is not None and not self._llm.errored
+        return self._llm is not None and not self._llm.errored and not self._broken
 
     def pids(self) -> list[int]:
         return [] if self._llm is None else core_pids(self._llm)
@@ -248,31 +259,42 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
-        prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
-        text = ""
-        ids: list[int] = []
-        logprobs = LogprobCollector.of(call.spec)
+        is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
+        live = self._live[call.call_id] = LiveCall(restarts=not is_pooled)
         try:
-            await self._grammars.check(llm, params, call.identity.tenant)
-            is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
-            compute = llm.encode if is_pooled else llm.generate
-            outputs = compute(prompt, params, call.call_id, **options)
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    if isinstance(output, PoolingRequestOutput):
-                        yield Chunk("", _pooled(output), output=output)
-                        return
-                    last = output.outputs[0]
-                    check_compiled(call, params, last)
-                    text += last.text
-                    ids += last.token_ids
-                    added = () if logprobs is None else logprobs.add(output)
-                    reply = self._reply(output, text, ids, logprobs) if output.finished else None
-                    yield Chunk(last.text, reply, output, tuple(last.token_ids), added)
+            while not live.over:  # more than once only if a pause aborts the call
+                live.aborted = False
+                prompt, params, options = engine_input(call, self.max_model_len, stream=stream)
+                text = ""
+                ids: list[int] = []
+                logprobs = LogprobCollector.of(call.spec)
+                await self._grammars.check(llm, params, call.identity.tenant)
+                compute = llm.encode if is_pooled else llm.generate
+                outputs = compute(prompt, params, call.call_id, **options)
+                async with contextlib.aclosing(outputs):
+                    async for output in outputs:
+                        if isinstance(output, PoolingRequestOutput):
+                            live.over = True
+                            yield Chunk("", _pooled(output), output=output)
+                            break
+                        last = output.outputs[0]
+                        if live.aborted and last.finish_reason == "abort":
+                            break
+                        live.over, live.delivered = output.finished, True
+                        check_compiled(call, params, last)
+                        text += last.text
+                        ids += last.token_ids
+                        added = () if logprobs is None else logprobs.add(output)
+                        reply = self._reply(output, text, ids, logprobs) if live.over else None
+                        yield Chunk(last.text, reply, output, tuple(last.token_ids), added)
+                if not live.aborted:
+                    break
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
             raise refused(call, error) from error
+        finally:
+            self._live.pop(call.call_id, None)
 
     def _reply(
         self,
@@ -319,10 +341,112 @@ class VLLMEngine(CoreClient):
                 f"adapter {adapter.lora_name!r} cannot be loaded: {error}"
             ) from error
 
+    # -- weights -----------------------------------------------------------------------
+
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    async def pause_generation(self, mode: PauseMode) -> None:
+        check_mode(mode)
+        llm = self._engine()
+        self._paused = True
+        with _dying("it paused"):
+            # In vLLM's mode "abort", calls would end with a part of their output. Here, calls that
+            # have delivered a part continue, and the others are aborted one by one.
+            await llm.pause_generation(mode="wait" if mode == "wait" else "keep", clear_cache=False)
+            if mode == "abort":
+                calls = {i: live for i, live in self._live.items() if live.may_restart}
+                for live in calls.values():
+                    live.aborted = True
+                if calls:
+                    await llm.abort([*calls])
+
+    async def resume_generation(self) -> None:
+        self._paused = False
+        with _dying("it resumed"):
+            await self._engine().resume_generation()
+
+    async def check_weights(self, folder: str) -> str:
+        self._check_extension()
+        return await in_new_thread(check_checkpoint, folder, self._own_folder())
+
+    def _own_folder(self) -> Path | None:
+        revision = self._engine().vllm_config.model_config.revision
+        return own_folder(self.model, revision)
+
+    def _check_extension(self) -> None:
+        """Raise `ConfigError` if the user has replaced agentrt's extension of vLLM's worker."""
+        extension = self._engine().vllm_config.parallel_config.worker_extension_cls
+        if extension != EXTENSION:
+            raise ConfigError(
+                f"the engine was started with --worker-extension-cls {extension}, so agentrt "
+                "cannot load weights into it; start it without this flag"
+            )
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        llm, old = self._engine(), self._weights
+        if weights.folder and weights.mark != await in_new_thread(mark_of, weights.folder):
+            raise EngineError(
+                f"the weights of version {weights.version} are lost: the files in "
+                f"{weights.folder!r} have changed; write each version to a folder of its own"
+            )
+        with _dying("it loaded weights"):
+            if clear_cache:
+                await self._empty_cache(llm)
+            try:
+                await self._load_folder(llm, weights.folder)
+            except Exception as error:
+                if llm.errored:
+                    raise
+                await self._go_back(llm, old, error)
+                raise EngineError(
+                    f"the engine cannot load the weights of version {weights.version}: "
+                    f"{last_line(error)}"
+                ) from error
+            await ask_scheduler(llm, "use_weights", weights.version)
+        self._weights = weights
+
+    async def _load_folder(self, llm: AsyncLLM, folder: str) -> None:
+        """Load a folder of safetensors, or with "" the model's own files, in all workers."""
+        source = folder or str(self._own_folder() or self.model)
+        errors = await llm.collective_rpc(LOAD, args=(source, bool(folder)))
+        if error := next(filter(None, errors), None):
+            raise EngineError(error)
+
+    async def _empty_cache(self, llm: AsyncLLM) -> None:
+        """Empty the prefix cache, and take the blocks of calls that were stopped from them."""
+        try:
+            await llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        except Exception as error:
+            if llm.errored:
+                raise
+            raise EngineError(
+                f"the prefix cache cannot be emptied now: {last_line(error)}; update without "
+                "clear_cache"
+            ) from error
+
+    async def _go_back(self, llm: AsyncLLM, old: Weights, error: Exception) -> None:
+        """Load the ``old`` weights again after a failed load. If this fails, the engine is dead."""
+        try:
+            if old.folder and old.mark != await in_new_thread(mark_of, old.folder):
+                raise EngineError(f"the files in {old.folder!r} have changed")
+            await self._load_folder(llm, old.folder)
+        except Exception as second:
+            self._broken = (
+                f"the engine could neither load new weights ({last_line(error)}) nor those of "
+                f"version {old.version} again ({last_line(second)})"
+            )
+            raise EngineDiedError(self._broken) from second
+
     # -- the prefix cache --------------------------------------------------------------
 
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
-        return () if self._hasher is None else self._hasher(spec)
+        return () if self._hasher is None else self._hasher(spec, self._weights.version)
 
     def on_kv_events(self, listener: KVEventListener) -> None:
         self._on_kv_events = listener
@@ -344,6 +468,40 @@ class VLLMEngine(CoreClient):
             algorithm, ahead = self.hashing
             self._hasher = BlockHasher(algorithm, values["block_size"], ahead)
         return KVEventBatch.from_wire(values), self._hasher.size
+
+
+@dataclass(slots=True)
+class LiveCall:
+    """A call in the engine. ``aborted`` says that a pause has aborted it to begin it again.
+
+    A call that ``restarts`` may begin again as long as none of its output was ``delivered``.
+    """
+
+    restarts: bool
+    delivered: bool = False
+    aborted: bool = False
+    over: bool = False
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether the call can begin again."""
+        return self.restarts and not self.delivered and not self.over
+
+
+@contextlib.contextmanager
+def _dying(when: str) -> Iterator[None]:
+    """Convert vLLM's error for a dead engine."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDiedError(f"the engine died while {when}") from error
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's text, since errors of workers include their traceback."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def _pooled(output: PoolingRequestOutput[Any]) -> Reply:

@@ -19,6 +19,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
 from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.info import display_name
+from agentrt.executors.vllm._compat.weights import EXTENSION
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
 from agentrt.files import expanded, read_json
@@ -178,6 +179,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     values.pop("reasoning_parser", None)  # `VLLMEngine` sets it with the model's other parsers
     values["model"] = model
     values |= _scheduling(options, values.get("additional_config") or {})
+    values.setdefault("worker_extension_cls", EXTENSION)
     values |= _host_memory(options, flags, on_gpu=on_gpu)
     if options.scheduler.retention != "lru":
         values |= _offloading(values)

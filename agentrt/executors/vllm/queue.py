@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,55 @@ class LevelRequestQueue(RequestQueue):
     @override
     def __iter__(self) -> Iterator[Request]:
         return iter([call.item for call in self._core.in_order()])
+
+
+class BegunRequests(RequestQueue):
+    """A view of a ``queue`` that offers only the requests ``begun``, in this order."""
+
+    def __init__(self, queue: RequestQueue, begun: Sequence[Request]) -> None:
+        self._queue, self._begun = queue, deque(begun)
+
+    @override
+    def add_request(self, request: Request) -> None:
+        self._queue.add_request(request)
+
+    @override
+    def pop_request(self) -> Request:
+        request = self._begun.popleft()
+        self._queue.remove_request(request)
+        return request
+
+    @override
+    def peek_request(self) -> Request:
+        return self._begun[0]
+
+    @override
+    def prepend_request(self, request: Request) -> None:
+        self._queue.prepend_request(request)
+
+    @override
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        self._queue.prepend_requests(requests)
+
+    @override
+    def remove_request(self, request: Request) -> None:
+        self.remove_requests([request])
+
+    @override
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        self._queue.remove_requests(requests)
+
+    @override
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @override
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
 
 
 class RunningCalls(Sequence[QueuedCall]):

@@ -54,6 +54,7 @@ def report_of(call: QueuedCall, step: int) -> dict[str, Any]:
         "loaded_tokens": call.loaded_tokens,
         "unused_loaded_tokens": call.unused_loaded_tokens,
         "level": call.level,
+        "versions": call.versions,
         "notes": noted(call),
     }
 

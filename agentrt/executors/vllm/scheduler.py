@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from agentrt.executors.identity import RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.offloading import without_loading
+from agentrt.executors.vllm._compat.offloading import separates_salts, without_loading
 from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
     cached_tokens,
@@ -42,10 +43,13 @@ from agentrt.executors.vllm._compat.scheduling import (
     RequestQueue,
     SchedulerOutput,
     adapter_fits,
+    begun_waiting,
+    draining,
     free_slots,
     load_ended,
     loading,
     may_preempt,
+    offering,
     paused,
     preempt,
     put_holders_first,
@@ -62,9 +66,16 @@ from agentrt.executors.vllm.processes import (
     keep_heap_frozen,
     leave_interrupts_to_parent,
 )
-from agentrt.executors.vllm.queue import LevelRequestQueue, RunningCalls, put_in_order, take_out
+from agentrt.executors.vllm.queue import (
+    BegunRequests,
+    LevelRequestQueue,
+    RunningCalls,
+    put_in_order,
+    take_out,
+)
 from agentrt.executors.vllm.reports import AbortedReports, report_of
 from agentrt.executors.vllm.retention import BlockRetention
+from agentrt.executors.vllm.weights import WeightVersions
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
@@ -122,6 +133,7 @@ class ProgramScheduler(AsyncScheduler):
         self.last_update = 0.0
         self.kv_events = KVEventLog.of(self)
         self.aborted = AbortedReports()
+        self.weights = WeightVersions(self)
         self.config = SchedulerConfig.from_dict(settings)
         self._stock_waiting = self.waiting
         self._view = _EngineView(self)
@@ -180,7 +192,9 @@ class ProgramScheduler(AsyncScheduler):
         if isinstance(self.waiting, LevelRequestQueue):
             self._prepare_step(self.waiting, now)
         put_holders_first(self)
-        output = super().schedule(*args, **kwargs)
+        begun = begun_waiting(self) if draining(self) else ()
+        with offering(self, BegunRequests(self.waiting, begun)) if begun else nullcontext():
+            output = super().schedule(*args, **kwargs)
         self.notes.settle(output)
         if self.connector is not None:
             self._note_loads(now)
@@ -189,6 +203,13 @@ class ProgramScheduler(AsyncScheduler):
         if output.num_scheduled_tokens:
             self._dispatched[id(output)] = self.clock()
         return output
+
+    @override
+    def get_num_unfinished_requests(self) -> int:
+        # A pause that waits ends when nothing is unfinished. Calls that were preempted have begun,
+        # so the pause must wait for them, too.
+        begun = len(begun_waiting(self)) if draining(self) else 0
+        return int(super().get_num_unfinished_requests()) + begun
 
     @override
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> Any:
@@ -296,6 +317,7 @@ class ProgramScheduler(AsyncScheduler):
             identity=identity,
             arrived_step=self.steps,
         )
+        self.weights.arrived(call)
         if not row.lone:
             self.retention.at(now)
             self.retention.arriving(call)
@@ -335,6 +357,8 @@ class ProgramScheduler(AsyncScheduler):
         if call is not None and call.state is RUNNING:  # else the preemption is already reported
             self._call_preempted(call, PreemptionReason.MEMORY)
         super()._preempt_request(request, timestamp, *args, **kwargs)
+        if call is not None:
+            self.weights.preempted(call)
 
     def _call_preempted(
         self, call: QueuedCall, reason: PreemptionReason, better: QueuedCall | None = None
@@ -350,9 +374,22 @@ class ProgramScheduler(AsyncScheduler):
                 call = self.core.calls[request.request_id]
                 self._call_preempted(call, PreemptionReason.RESET)
         if done := super().reset_prefix_cache(*args, **kwargs):
-            self.retention.cache_emptied(self.table)
-            self.notes.emptied(self.clock())
+            self._cache_emptied()
         return bool(done)
+
+    def _cache_emptied(self) -> None:
+        self.retention.cache_emptied(self.table)
+        self.notes.emptied(self.clock())
+
+    def use_weights(self, version: int) -> None:
+        """Note that the workers have loaded the weights of another version. Generation must be
+        paused.
+        """
+        self.weights.update(version, self.core.calls.values())
+        self.reset_encoder_cache()
+        if not separates_salts(self):
+            self.reset_connector_cache()
+        self._cache_emptied()  # calls no longer find the blocks in it
 
     @override
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:

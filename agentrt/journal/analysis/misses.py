@@ -23,9 +23,10 @@ from agentrt.request.common import common_length
 from agentrt.request.spans import RECOMPUTE, Cause, read_spans
 
 EVICTED, CHANGED, SALTED, NEW = "evicted", "changed", "salted", "new"
+REPLACED = "weights replaced"
 """Causes of a miss: the blocks had been cached and were evicted; the prompt differs from an earlier
-prompt, but is equal to it again later; the prompt has another ``cache_salt``; or the new part of
-the prompt had never been computed.
+prompt, but is equal to it again later; the prompt has another ``cache_salt``; the new part of the
+prompt had never been computed; or the weights of the model were replaced.
 """
 _AROUND = 40
 """Number of characters that are shown on each side of a change. For token ids, a quarter of this
@@ -81,6 +82,8 @@ class _Prompt(ABC):
     def __init__(self, node: str, salt: str | None) -> None:
         self.node, self.salt = node, salt
         self.size = 0
+        self.version = 0
+        """The version of the weights when the call began. The hashes of its blocks cover it."""
 
     @abstractmethod
     def common(self, earlier: Any) -> int:
@@ -195,6 +198,8 @@ def misses_of(recorded: RecordedTime) -> list[Miss]:
     recent: list[tuple[Stay, _Prompt | None]] = []
     for stay, report in ended:
         prompt, began = _prompt(recorded, stay, texts), stay.start.started
+        if prompt is not None and report.versions:
+            prompt.version = report.versions[0][1]
         before = [at for at, (earlier, _) in enumerate(recent) if earlier.until <= began]
         # Later calls are not compared with calls before `recent` either.
         recent = recent[before[-_COMPARED] :] if len(before) >= _COMPARED else recent
@@ -234,6 +239,9 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
         return None
     if closest.salt != prompt.salt and at:
         return (SALTED, closest.node, 0, "characters", "", str(closest.salt), str(prompt.salt), at)
+    if closest.version != prompt.version and at:
+        was, now = str(closest.version), str(prompt.version)
+        return (REPLACED, closest.node, 0, "characters", "", was, now, at)
     if at >= closest.size or at >= prompt.size:
         return None
     around = prompt.around

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agentrt.journal.analysis.misses import CHANGED, EVICTED, SALTED, Miss
+from agentrt.journal.analysis.misses import CHANGED, EVICTED, REPLACED, SALTED, Miss
 from agentrt.journal.analysis.shares import Blame, shares_of
 from agentrt.journal.analysis.wall import (
     ENGINE,
@@ -31,6 +31,7 @@ from agentrt.request.spans import (
     RECOMPUTE,
     STARTING,
 )
+from agentrt.request.weights import version_spans
 
 WORDS = {
     STARTING: "on the way to the engine",
@@ -82,6 +83,7 @@ def why_json(
         "pieces": [piece_json(piece) for piece in pieces],
         "misses": [{**asdict(miss), **_by(miss), "words": [*missed(miss)]} for miss in misses],
         "note": note_of(recorded),
+        "weights": versions_of(recorded),
     }
 
 
@@ -135,13 +137,24 @@ def note_of(recorded: RecordedTime) -> str:
     )
 
 
+def versions_of(recorded: RecordedTime) -> list[int]:
+    """Return the versions of the weights that wrote a program's tokens, in ascending order. Calls
+    without a report do not count.
+    """
+    reports = [stay.report for life in recorded.lives for stay in life.stays]
+    calls = [report for report in reports if report is not None and report.output_tokens]
+    return sorted(
+        {v for report in calls for _, _, v in version_spans(report.versions, report.output_tokens)}
+    )
+
+
 def missed(miss: Miss) -> Iterator[str]:
     """Yield lines that say how many tokens a call computed, and why."""
     yield (
         f"node {miss.node}: {miss.computed_tokens} of {miss.prompt_tokens} prompt tokens "
         f"computed, {_reason_of(miss)}"
     )
-    if miss.verdict != SALTED and miss.earlier:
+    if miss.verdict not in (SALTED, REPLACED) and miss.earlier:
         yield (
             f"  differs from the prompt of node {miss.earlier} after {miss.at} {miss.unit}; "
             f"{miss.again} later {miss.unit} are equal"
@@ -155,4 +168,9 @@ def _reason_of(miss: Miss) -> str:
         return f"{miss.lost_tokens} of them had been cached and were evicted for {causes}"
     if miss.verdict == CHANGED:
         return "not cached: the prompt has changed"
+    if miss.verdict == REPLACED:
+        return (
+            f"not cached: the weights have version {miss.now}, and had version {miss.was} in node "
+            f"{miss.earlier}"
+        )
     return f"not cached: cache_salt is {miss.now} and was {miss.was} in node {miss.earlier}"

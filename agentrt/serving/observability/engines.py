@@ -59,6 +59,8 @@ class EngineStatus:
     computed_tokens: int | None = None
     deaths: int = 0
     last_error: str = ""
+    weights_version: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class _EngineQueue:
             before = call.get("level", 0)
 
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
+        if self._engine.get("paused"):
+            return "generation is paused"
         if call.get("held"):
             return "its program is not admitted"
         if call.get("loading"):

@@ -270,6 +270,18 @@ _OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[EngineStatus], float]]]
         "Tokens computed, of prompts and outputs.",
         lambda r: r.computed_tokens or 0,
     ),
+    (
+        GaugeMetricFamily,
+        "weights_version",
+        "Version of the model's weights; 0 before the first update.",
+        lambda r: r.weights_version,
+    ),
+    (
+        GaugeMetricFamily,
+        "generation_paused",
+        "1 while generation is paused, else 0.",
+        lambda r: r.paused,
+    ),
     (CounterMetricFamily, "replica_deaths", "Times that the engine died.", lambda r: r.deaths),
 )
 

@@ -77,11 +77,13 @@ class Observability:
         why = self._why_not_ready()
         failing = self._server.background.failing()
         waiting = self._server.runtime.executor.waits_for()
+        version = self._server.runtime.weights_version
         body = {
             "ready": why is None,
             "why": why,
             **({"failing": failing} if failing else {}),
             **({"waiting": list(waiting)} if waiting else {}),
+            **({"weights_version": version} if version else {}),
         }
         return JSONResponse(body, 200 if why is None else 503)
 
@@ -91,6 +93,8 @@ class Observability:
         if not self._poller.up():
             waiting = "; ".join(self._server.runtime.executor.waits_for())
             return f"{_NO_ENGINE}: {waiting}" if waiting else _NO_ENGINE
+        if self._server.runtime.executor.paused:
+            return "generation is paused"
         for check in self._server.checks.values():
             if (why := check()) is not None:
                 return why

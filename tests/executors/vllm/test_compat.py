@@ -57,6 +57,8 @@ CALLED = {
             "self reset_running_requests reset_connector"
         ),
         "v1.core.sched.scheduler:Scheduler.finish_requests": "self request_ids finished_status",
+        "v1.core.sched.scheduler:Scheduler.get_num_unfinished_requests": "self",
+        "v1.core.sched.scheduler:Scheduler.reset_encoder_cache": "self",
         "v1.core.sched.request_queue:RequestQueue.add_request": "self request",
         "v1.core.sched.request_queue:RequestQueue.pop_request": "self",
         "v1.core.sched.request_queue:RequestQueue.peek_request": "self",
@@ -64,6 +66,18 @@ CALLED = {
         "v1.core.sched.request_queue:RequestQueue.prepend_requests": "self requests",
         "v1.core.sched.request_queue:RequestQueue.remove_request": "self request",
         "v1.core.sched.request_queue:RequestQueue.remove_requests": "self requests",
+    },
+    "weights": {
+        "v1.worker.gpu_worker:Worker.reload_weights": "self *args **kwargs",
+        "v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": (
+            "self weights_iterator weights_path is_checkpoint_format"
+        ),
+        "model_executor.model_loader.reload.layerwise:get_layerwise_info": "layer",
+        "model_executor.model_loader.reload.layerwise:_place_kernel_tensors": "layer info",
+        "model_executor.model_loader.reload.layerwise:_get_weight_loader": "tensor",
+        "model_executor.model_loader.reload.layerwise:_get_original_loader": "tensor",
+        "model_executor.layers.vocab_parallel_embedding:"
+        "UnquantizedEmbeddingMethod.process_weights_after_loading": "self layer",
     },
     "pool": {
         "v1.core.block_pool:BlockPool.get_num_free_blocks": "self",
@@ -249,7 +263,8 @@ differ, what each has stands behind a bar.
 READ = {
     "scheduling": (
         "running waiting requests max_num_active_reqs num_waiting_for_streaming_input "
-        "kv_holding_waiting failed_recving_kv_req_ids finished_recving_kv_req_ids "
+        "kv_holding_waiting failed_recving_kv_req_ids finished_recving_kv_req_ids pause_state "
+        "_pause_state "
         "max_num_running_reqs prev_step_scheduled_req_ids requires_kv_delivery connector "
         "ec_connector block_size max_model_len scheduler_config vllm_config kv_cache_config "
         "cache_config.enable_prefix_caching kv_cache_config.num_blocks "

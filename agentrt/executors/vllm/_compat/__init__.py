@@ -15,6 +15,8 @@ Each module covers one part of vLLM. Put a new use into the module of its part:
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 - `grammars`: the validation of structured outputs, and the threads that compile grammars.
 - `logits`: the interface of logits processors in each model runner (a documented plug-in).
+- `weights`: loading of other weights in vLLM's workers (``worker_extension_cls`` is public), and
+  the state of vLLM's reloading after a failure.
 - `stats`: vLLM's own metrics and their registry.
 - `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers.
 - `chats`: rendering and formatting of chat completions, without the engine client in between.

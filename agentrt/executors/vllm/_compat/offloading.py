@@ -46,6 +46,27 @@ def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerO
     return replace(output, preempted_req_ids=kept)
 
 
+def forget_keys(scheduler: Scheduler, request_id: str) -> None:
+    """Forget the keys of a request in host memory, because the hashes of its blocks have changed.
+
+    The connector computes the keys of new hashes only when it is asked for a request again.
+    """
+    connector: Any = getattr(scheduler, "connector", None)
+    statuses = getattr(getattr(connector, "connector_scheduler", None), "_req_status", {})
+    status = statuses.get(request_id)
+    for group in () if status is None else status.group_states:
+        group.offload_keys.clear()
+        group.next_stored_chunk_idx = group.num_hit_chunks = 0
+
+
+def separates_salts(scheduler: Scheduler) -> bool:
+    """Return whether other caches of the scheduler, such as host memory, distinguish blocks by the
+    hashes that the prefix cache has for them. vLLM's own connector does; others may not.
+    """
+    connector = getattr(scheduler, "connector", None)
+    return connector is None or type(connector).__name__ == "OffloadingConnector"
+
+
 def in_prefix_order(
     groups: Sequence[Sequence[OffloadKey]], context: ReqContext
 ) -> list[OffloadKey]:

@@ -151,3 +151,9 @@ def running_needs(scheduler: Scheduler) -> tuple[int, int]:
         if new > 1:
             blocks += more_blocks_needed(scheduler, request)
     return tokens, blocks
+
+
+def holds_blocks(scheduler: Scheduler, request: Request) -> bool:
+    """Return whether the request holds blocks of the KV cache."""
+    blocks = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+    return any(len(group) for group in blocks)

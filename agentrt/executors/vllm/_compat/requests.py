@@ -6,7 +6,13 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-__all__ = ["Request", "compiles_grammar", "extra_args", "tokens_left"]
+__all__ = [
+    "Request",
+    "compiles_grammar",
+    "extra_args",
+    "rehash",
+    "tokens_left",
+]
 
 
 def extra_args(request: Request) -> dict[str, Any]:
@@ -32,3 +38,10 @@ def tokens_left(request: Request) -> int:
     """Return how many tokens the request may still produce; tokens in flight count as produced."""
     done = len(request.output_token_ids) + request.num_output_placeholders
     return int(request.max_tokens) - done
+
+
+def rehash(request: Request, salt: str | None) -> None:
+    """Replace the request's cache salt, and compute the hashes of its blocks again."""
+    request.cache_salt = salt
+    request.block_hashes = []
+    request.update_block_hashes()

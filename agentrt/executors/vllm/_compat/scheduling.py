@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -106,6 +107,32 @@ def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """
     in_flight = request.resumable and request.num_in_flight_tokens
     return not in_flight and scheduler._request_blocks_can_be_freed(request)
+
+
+def draining(scheduler: Scheduler) -> bool:
+    """Return whether only calls that have begun may run, until they have ended."""
+    return bool(scheduler.pause_state == PauseState.PAUSED_NEW)
+
+
+def begun_waiting(scheduler: Scheduler) -> list[Request]:
+    """Return the waiting requests that have begun before, and can run again."""
+    loaded = {request.request_id for request in scheduler.kv_holding_waiting}
+    return [
+        request
+        for name, request in scheduler.requests.items()
+        if request.status is RequestStatus.PREEMPTED and name not in loaded
+    ]
+
+
+@contextlib.contextmanager
+def offering(scheduler: Scheduler, waiting: RequestQueue) -> Iterator[None]:
+    """Let the scheduler start the requests of another queue ``waiting`` while it drains."""
+    own, state = scheduler.waiting, scheduler.pause_state
+    scheduler.waiting, scheduler._pause_state = waiting, PauseState.UNPAUSED
+    try:
+        yield
+    finally:
+        scheduler.waiting, scheduler._pause_state = own, state
 
 
 def paused(scheduler: Scheduler) -> bool:

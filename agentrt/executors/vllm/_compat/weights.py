@@ -1,0 +1,77 @@
+"""Loading of other weights into a running model, in vLLM's workers.
+
+vLLM mixes `WeightsWorker` into its worker class (the option ``worker_extension_cls``), so that
+`AsyncLLM.collective_rpc` reaches its methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXTENSION = f"{__name__}.WeightsWorker"
+LOAD = "agentrt_load_weights"
+"""The worker's method that loads weights."""
+
+
+class WeightsWorker:
+    """The methods that agentrt adds to vLLM's worker."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def agentrt_load_weights(self, folder: str, safetensors: bool) -> str:
+        """Replace the weights of the model by those in a folder: of ``safetensors``, or else in the
+        format of the model's own files.
+
+        Returns the error, or "". After an error, the model's weights are undefined until another
+        load succeeds. The error is not raised, because vLLM would log its traceback.
+        """
+        try:
+            self._agentrt_load(folder, safetensors)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _agentrt_load(self, folder: str, safetensors: bool) -> None:
+        model = self.model_runner.get_model()
+        _leave_unfinished_load(model)
+        load_format = self.vllm_config.load_config.load_format
+        if safetensors:
+            self.vllm_config.load_config.load_format = "safetensors"
+        try:
+            self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
+        finally:
+            self.vllm_config.load_config.load_format = load_format
+        _pack_tied_heads(model)
+
+
+def _leave_unfinished_load(model: Any) -> None:
+    """Restore the parts of a model that an earlier load has left without memory, because it failed.
+
+    vLLM replaces the tensors of each layer by tensors without memory until it has loaded the layer.
+    """
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+        for tensor in layerwise.get_layer_tensors(layer).values():
+            if layerwise._get_weight_loader(tensor).__name__ == "online_process_loader":
+                tensor.weight_loader = layerwise._get_original_loader(tensor)
+
+
+def _pack_tied_heads(model: Any) -> None:
+    """Pack the weights of output heads again that share them with the embeddings.
+
+    On a CPU, layers compute with a packed copy of their weights. vLLM makes the copy when it loads
+    the layer, and it loads tied weights for one of the two layers only.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedEmbeddingMethod) and hasattr(layer, "cpu_linear"):
+            method.process_weights_after_loading(layer)

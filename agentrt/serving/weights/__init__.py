@@ -1,0 +1,1 @@
+"""The weights of the served model over HTTP: update them, and pause and resume generation."""

@@ -1,0 +1,326 @@
+"""Updates of the weights of real engines under load: every token is written by the weights that it
+names, and no block of old weights is read.
+
+Two models of the same shape have different random weights. The log probability of each token must
+be that of one forward pass of transformers, in 32 bits, with the weights that the token names. So a
+wrong version, or a block of the other weights, shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agentrt import Context, Runtime, program
+from agentrt.batch import RecordedTokens, Result, batch, read_tokens
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
+from agentrt.errors import EngineError, WeightsError
+from agentrt.executors.base import Executor, last_reply
+from agentrt.executors.weights import Weights
+from agentrt.request import Call, CallSpec, Identity, Reply
+from agentrt.router import make_router
+from agentrt.runtime.events import Event, NodeEnded
+from tests.doubles.tinymodel import tiny_model
+from tests.engine.test_tokens import TOLERANCE, agent, forward, long
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+FLAGS = ("--dtype", "float32", "--max-model-len", "512", "--num-gpu-blocks-override", "36")
+"""Too few blocks for the programs that run at the same time, so that they preempt each other."""
+PROMPT = tuple(range(100, 180))
+INPUTS = [f"Question {number}?" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    return [str(tiny_model(folder / f"model-{seed}", seed, says_blanks=False)) for seed in range(2)]
+
+
+def engine_of(model: str, *flags: str) -> VLLMEngine:
+    return VLLMEngine(EngineOptions(model, 6, flags=(*FLAGS, *flags)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime(models: list[str]) -> AsyncIterator[Runtime]:
+    async with Runtime(engine_of(models[0])) as opened:
+        yield opened
+
+
+async def greedy(executor: Executor, name: str = "g", tokens: int = 24) -> Reply:
+    spec = CallSpec(prompt_token_ids=PROMPT, max_tokens=tokens, ignore_eos=True)
+    call = Call(Identity(f"{name}/0", name, "greedy"), spec)
+    reply = await last_reply(executor.generate(call, stream=False))
+    await executor.end_program(name)
+    return reply
+
+
+def furthest(tokens: RecordedTokens, models: dict[int, str]) -> dict[int, float]:
+    """For each version: the largest difference of a log probability from one forward pass."""
+    import torch
+
+    worst: dict[int, float] = {}
+    for sequence in tokens.sequences:
+        ids = torch.tensor([list(sequence.token_ids)])
+        own = torch.tensor(list(sequence.logprobs))[1:]
+        versions = torch.tensor(list(sequence.versions))[1:]
+        for version in {*sequence.versions} - {-1}:
+            with torch.inference_mode():
+                every = forward(models[version])(ids).logits[0, :-1].log_softmax(-1)
+            exact = every.gather(1, ids[0, 1:, None])[:, 0]
+            difference = float((exact - own)[versions == version].abs().max())
+            worst[version] = max(worst.get(version, 0.0), difference)
+    return worst
+
+
+class Served:
+    """Which model each version of a runtime's weights is."""
+
+    def __init__(self, runtime: Runtime, models: list[str]) -> None:
+        self.runtime, self.models = runtime, models
+        self.of: dict[int, str] = {}
+        self.now = models[0]
+
+    async def other(self, **options: Any) -> None:
+        """Update to the weights that the engines do not have."""
+        self.of[self.runtime.weights_version] = self.now
+        self.now = self.models[self.models.index(self.now) - 1]
+        self.of[await self.runtime.update_weights(self.now, **options)] = self.now
+
+
+SERVED: dict[int, Served] = {}
+
+
+def served(runtime: Runtime, models: list[str]) -> Served:
+    return SERVED.setdefault(id(runtime), Served(runtime, models))
+
+
+async def under_load(runtime: Runtime, work: Any) -> list[Result]:
+    """Run programs with tools, forks, contexts and preemptions. Do ``work`` when calls run, and
+    again when three programs have ended.
+    """
+    ended = 0
+
+    async def updates() -> None:
+        for least in (0, 3):
+            while ended < least or not (await runtime.executor.snapshot())["running"]:
+                await asyncio.sleep(0)
+            await work()
+
+    async def all_of(kind: Any) -> list[Result]:
+        nonlocal ended
+        results = []
+        async for each in batch(kind, INPUTS, runtime=runtime, tokens=True):
+            ended += 1
+            results.append(each)
+        return results
+
+    agents, longs, _ = await asyncio.gather(all_of(agent), all_of(long), updates())
+    return agents + longs
+
+
+@pytest.mark.parametrize(
+    ("mode", "clear_cache"), [("keep", True), ("wait", False), ("abort", False), ("keep", False)]
+)
+async def test_under_load(
+    runtime: Runtime, models: list[str], mode: str, clear_cache: bool
+) -> None:
+    here, preemptions = served(runtime, models), 0
+
+    def count(event: Event) -> None:
+        nonlocal preemptions
+        if isinstance(event, NodeEnded) and event.node.report is not None:
+            preemptions += event.node.report.preemptions
+
+    runtime.listen(count)
+    first = runtime.weights_version
+    results = await under_load(runtime, lambda: here.other(mode=mode, clear_cache=clear_cache))
+    assert [(each.state, each.error) for each in results] == [("done", None)] * 12
+    assert preemptions > 0
+    worst: dict[int, float] = {}
+    for each in results:
+        assert each.recorded is not None
+        assert each.recorded.complete
+        for version, difference in furthest(each.recorded, here.of).items():
+            worst[version] = max(worst.get(version, 0.0), difference)
+    print(f"\n{mode}, {clear_cache=}: {worst}")  # noqa: T201
+    # With "abort", all calls of the first version may have begun again.
+    assert {first + 1, first + 2} <= {*worst} <= {first, first + 1, first + 2}
+    assert mode == "abort" or first in worst
+    if mode != "keep" or clear_cache:
+        assert max(worst.values()) < TOLERANCE
+    else:  # calls that span an update read their own blocks of old weights
+        assert worst[first] < TOLERANCE
+
+
+async def test_as_a_fresh_engine(runtime: Runtime, models: list[str]) -> None:
+    """The same prompt before and after updates gives what engines of these weights give."""
+    here = served(runtime, models)
+    fresh: dict[str, tuple[int, ...]] = {}
+    for model in models:
+        engine = engine_of(model)
+        await engine.start(lambda message: None)
+        fresh[model] = (await greedy(engine)).token_ids
+        await engine.close()
+    assert len({*fresh.values()}) == 2
+    for mode in ("keep", "wait", "abort"):
+        before = [(await greedy(runtime.executor, f"{mode}{n}")) for n in range(2)]
+        assert {reply.token_ids for reply in before} == {fresh[here.now]}
+        assert before[1].report.cached_tokens > 0
+        await here.other(mode=mode)
+        after = await greedy(runtime.executor, f"{mode}-after")
+        assert after.token_ids == fresh[here.now]
+        assert after.report.cached_tokens == 0
+        assert [*after.report.versions] == [[0, runtime.weights_version]]
+
+
+async def test_tensors(runtime: Runtime, models: list[str]) -> None:
+    from safetensors.torch import load_file
+
+    here = served(runtime, models)
+    before = await greedy(runtime.executor, "before")
+    await here.other()
+    by_path = await greedy(runtime.executor, "path")
+    await here.other()
+    tensors = load_file(Path(models[models.index(here.now) - 1]) / "model.safetensors")
+    version = await runtime.update_weights(tensors)
+    here.now = models[models.index(here.now) - 1]
+    here.of[version] = here.now
+    assert (await greedy(runtime.executor, "tensors")).token_ids == by_path.token_ids
+    assert by_path.token_ids != before.token_ids
+
+
+async def test_a_load_that_fails_in_the_middle(
+    runtime: Runtime, models: list[str], tmp_path: Path
+) -> None:
+    """1. The check finds weights of another shape. 2. Without it, the engine goes back by itself,
+    while a call is kept.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    here = served(runtime, models)
+    tensors = load_file(Path(models[models.index(here.now) - 1]) / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] = torch.zeros(64, 100)
+    save_file(tensors, tmp_path / "model.safetensors")
+    engine, version = runtime.executor, runtime.weights_version
+    before = await greedy(engine, "before", 200)
+    with pytest.raises(WeightsError, match=r"down_proj.* has the shape"):
+        await runtime.update_weights(tmp_path)
+    call = asyncio.create_task(greedy(engine, "kept", 200))
+    while not (await engine.snapshot())["running"]:
+        await asyncio.sleep(0)
+    await engine.pause_generation("keep")
+    from agentrt.executors.checkpoints import mark_of
+
+    with pytest.raises(EngineError, match="cannot load the weights"):
+        await engine.load_weights(Weights(99, str(tmp_path), mark_of(str(tmp_path))))
+    await engine.resume_generation()
+    assert (await call).token_ids == before.token_ids
+    assert runtime.weights_version == version
+    assert (await greedy(engine, "after", 200)).token_ids == before.token_ids
+
+
+@program
+async def streams(ctx: Context, question: str) -> int:
+    """Closes one stream in the middle, and reads another one to its end."""
+    count = 0
+    async for _ in ctx.llm(question, stream=True, max_tokens=200, temperature=1.0):
+        count += 1
+        if count == 20:
+            break
+    async for _ in ctx.llm(f"{question}?", stream=True, max_tokens=60, temperature=1.0):
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_streams_that_are_being_read(runtime: Runtime, models: list[str], mode: str) -> None:
+    """They are continued, since what was read cannot be taken back."""
+    here = served(runtime, models)
+    made = batch(streams, INPUTS, runtime=runtime, tokens=True)
+
+    async def results() -> list[Result]:
+        return [each async for each in made]
+
+    first = runtime.weights_version
+    task = asyncio.create_task(results())
+    while not task.done():
+        if (await runtime.executor.snapshot())["running"]:
+            await here.other(mode=mode, clear_cache=True)
+    every = await task
+    assert runtime.weights_version > first
+    assert [(each.state, each.error) for each in every] == [("done", None)] * 6
+    for each in every:
+        assert each.recorded is not None
+        assert each.recorded.complete
+        assert max(furthest(each.recorded, here.of).values()) < TOLERANCE
+
+
+async def test_a_batch_that_resumes_after_an_update(
+    runtime: Runtime, models: list[str], tmp_path: Path
+) -> None:
+    """Calls that the journal has keep their versions; the others are of the new weights."""
+    here, ended, file = served(runtime, models), 0, tmp_path / "t.jsonl"
+    options: dict[str, Any] = {"out": tmp_path / "r.jsonl", "tokens": file, "max_live": 3}
+    async with aclosing(batch(agent, INPUTS, runtime=runtime, **options)) as first:
+        async for _ in first:
+            ended += 1
+            if ended == 2:
+                break
+    await here.other()
+    every = [each async for each in batch(agent, INPUTS, runtime=runtime, **options)]
+    assert [each.state for each in every] == ["done"] * 6
+    kept = [*read_tokens(file)]
+    assert len(kept) == 6
+    seen: set[int] = set()
+    for recorded in kept:
+        worst = furthest(recorded, here.of)
+        seen |= {*worst}
+        assert max(worst.values()) < TOLERANCE
+    assert seen == {runtime.weights_version - 1, runtime.weights_version}
+
+
+async def test_replicas_and_an_engine_that_is_killed(models: list[str]) -> None:
+    """1. Both get the weights. 2. One is killed, and comes back with them. 3. One is killed during
+    an update, and comes back with the newest.
+    """
+    made: list[VLLMEngine] = []
+
+    def make(index: int) -> VLLMEngine:
+        made.append(VLLMEngine(EngineOptions(models[0], 4, flags=FLAGS, replicas=2)))
+        return made[-1]
+
+    replicas = ReplicaSet(make, 2, make_router("round-robin"))
+    async with Runtime(replicas) as runtime:
+        here = served(runtime, models)
+
+        async def both() -> set[tuple[int, ...]]:
+            engines = [replica.executor for replica in replicas.replicas]
+            return {(await greedy(engine)).token_ids for engine in engines}
+
+        [old] = await both()
+        await here.other()
+        [new] = await both()
+        assert new != old
+        os.kill(made[0].pids()[0], signal.SIGKILL)
+        while not replicas.replicas[0].deaths:
+            await asyncio.sleep(0.01)
+        await replicas.settled()
+        assert await both() == {new}
+        update = asyncio.create_task(here.other())
+        os.kill(made[1].pids()[0], signal.SIGKILL)
+        await update
+        while not replicas.replicas[1].deaths:
+            await asyncio.sleep(0.01)
+        await replicas.settled()
+        assert await both() == {old}
+        assert [replica.executor.weights.version for replica in replicas.replicas] == [2, 2]
