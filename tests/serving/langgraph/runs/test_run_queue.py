@@ -137,13 +137,14 @@ async def test_entering_a_run_looks_at_its_own_thread_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many runs of other threads wait."""
+    goes_on = asyncio.Event()
 
     class Execution:
         def __init__(self, live: LiveRun, state: Any) -> None:
             pass
 
         async def run(self) -> None:
-            await asyncio.Event().wait()
+            await goes_on.wait()
 
     monkeypatch.setattr(run_queue, "Execution", Execution)
     server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
@@ -155,5 +156,6 @@ async def test_entering_a_run_looks_at_its_own_thread_only(
             for _ in range(20):
                 await queue.enter(replace(same, run_id=uuid4()), None)
             lines.append(lines_run(partial(queue._dispatch, first.record.thread_id)))
+        goes_on.set()
         await queue.close()
     assert lines[0] == lines[1]
