@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ DROPPED_PER_S = 8 * 1024 * 1024
 """Maximum rate at which the rest of a refused body is read and dropped (bytes per second). Without
 a limit, a single client could use half of the event loop's time.
 """
+_UPGRADE = re.compile(rb"\r\nupgrade:(?![ \t]*websocket)[^\r\n]*(?=\r\n|$)", re.IGNORECASE)
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -71,6 +73,16 @@ class ReaderTimeout(asyncio.Protocol):
         self._cancel_reader_timer()
 
 
+def _without_upgrade(data: bytes) -> bytes:
+    """Remove from a request's head an upgrade to another protocol than WebSocket.
+
+    A server may ignore the upgrade, but the parser would drop the request's body. Java's HTTP
+    client offers ``h2c`` with its requests.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"", head) + end + rest
+
+
 class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
     """The protocol of WebSockets, which closes connections whose client does not read."""
 
@@ -108,6 +120,8 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
             self._await_request()  # the next request on a kept-alive connection
         if not self._in_body:
             self._header_bytes += len(data)
+            if b"pgrade" in data or b"PGRADE" in data:
+                data = _without_upgrade(data)
         super().data_received(data)
         if self._in_body and self.cycle.response_complete:
             self._drop_slowly(len(data))

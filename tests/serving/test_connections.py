@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Self
@@ -88,9 +89,12 @@ class Connection:
     async def __aexit__(self, *error: object) -> None:
         self._writer.close()
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes, bytes]:
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *headers: str
+    ) -> tuple[int, bytes, bytes]:
         """Send a request; return its answer's status, head and body."""
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}"
+        head = "\r\n".join([head, *headers])
         self._writer.write(f"{head}\r\n\r\n".encode() + body)
         async with asyncio.timeout(60):
             told = (await self._reader.readuntil(b"\r\n\r\n")).lower()
@@ -144,6 +148,30 @@ async def test_an_error_before_any_route_keeps_the_connection(
         with monkeypatch.context() as patch:
             patch.setattr(server.server.tenants, "arrive", lambda tenant: broken())
             assert (await connection.ask("POST", "/works", b"{}"))[0] == 500
+        assert (await connection.ask("GET", "/works"))[0] == 200
+
+
+async def echoes(body: dict[str, int]) -> dict[str, int]:
+    return body
+
+
+@contextlib.asynccontextmanager
+async def echoing(server: Server) -> AsyncIterator[APIRouter]:
+    router = APIRouter()
+    router.add_api_route("/echo", echoes, methods=["POST"])
+    router.add_api_route("/works", works, methods=["GET"])
+    yield router
+
+
+@pytest.mark.parametrize("name", ["Upgrade: h2c", "upgrade:h2c", "UPGRADE: TLS/1.0, HTTP/2.0"])
+async def test_a_body_is_read_when_its_client_offers_another_protocol(name: str) -> None:
+    """Java's client offers HTTP/2 so, and continues with HTTP/1.1. A body keeps such words."""
+    async with open_server(apis=(echoing,)) as server, Connection(server) as connection:
+        offer = [name, "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABk"]
+        offer.append("content-type: application/json")
+        for body in (b'{"a": 1}', b'{"\\r\\nupgrade: h2c": 2}'):
+            got, _, content = await connection.ask("POST", "/echo", body, *offer)
+            assert (got, json.loads(content)) == (200, json.loads(body))
         assert (await connection.ask("GET", "/works"))[0] == 200
 
 
