@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Part
-from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import NOT_ADMITTED, CachedBlocks, EngineProgram, QueuedCall
 
 
@@ -61,7 +61,7 @@ class Admission(Part):
         self.changed: Callable[[CachedBlocks], None] = lambda blocks: None
         self.residents: dict[EngineProgram, None] = {}
         """The resident programs, in the order of their admission."""
-        self._not_admitted: Heap[QueuedCall] = Heap()
+        self._not_admitted: PriorityQueue[QueuedCall] = PriorityQueue()
 
     # -- decisions of a subclass -----------------------------------------------------------
 

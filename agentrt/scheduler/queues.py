@@ -7,7 +7,7 @@ from itertools import count, islice
 
 from agentrt.errors import InvariantError
 from agentrt.scheduler.admission import Admission
-from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import DEFERRED, NOT_ADMITTED, UNQUEUED, WAITING, QueuedCall
 
@@ -26,7 +26,7 @@ class CallQueue:
 
     def __init__(self, admission: Admission | None, promoter: Promoter) -> None:
         self._admission, self._promoter = admission, promoter
-        self._waiting: Heap[QueuedCall] = Heap()
+        self._waiting: PriorityQueue[QueuedCall] = PriorityQueue()
         self.outdated: dict[str, QueuedCall] = {}
         """The calls whose priorities are outdated, by id, those that arrived first first. Some may
         no longer wait.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import DOUBT, RESOLUTION_S, Forecast, Learned
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import CachedBlocks
 
 BETWEEN = "(between calls)"
@@ -143,8 +143,8 @@ class EvictionOrder:
     def clear(self) -> None:
         """Remove all owners."""
         self._unranked: dict[CachedBlocks, None] = {}
-        self._placed: Heap[CachedBlocks] = Heap()
-        self._steady: Heap[CachedBlocks] = Heap()
+        self._placed: PriorityQueue[CachedBlocks] = PriorityQueue()
+        self._steady: PriorityQueue[CachedBlocks] = PriorityQueue()
         self._weighed: dict[CachedBlocks, None] = {}
 
     def first(self, now: float) -> CachedBlocks | None:

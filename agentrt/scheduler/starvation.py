@@ -4,8 +4,8 @@ A call starves when the ratio of waiting to service, (W_p + W_c) / (T_p + T_c), 
 the waiting time and T the service, of the program (p) and of the call (c). While a call waits, only
 W_c changes, so the time at which the call will starve is known: ``born + beta·T_p - W_p``, with
 ``born = (start of the wait) - W_c + beta·T_c``. ``born`` depends only on the call, and the rest
-depends only on the program. So each program has a heap of its calls, sorted by ``born``, and one
-heap holds the programs, sorted by the time at which their first call starves.
+depends only on the program. So each program has a queue of its calls, sorted by ``born``, and one
+queue holds the programs, sorted by the time at which their first call starves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.heap import Heap
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import EngineProgram, QueuedCall
 
@@ -46,9 +46,9 @@ class Starvation(Promoter):
         self._most = config.max_promoted
         self._promoted: set[QueuedCall] = set()
         self._debts: dict[QueuedCall, _Debt] = {}
-        self._watched: dict[EngineProgram, Heap[QueuedCall]] = {}
+        self._watched: dict[EngineProgram, PriorityQueue[QueuedCall]] = {}
         """For each program: its waiting calls that are not in Q_1, sorted by ``born``."""
-        self._programs: Heap[EngineProgram] = Heap()
+        self._programs: PriorityQueue[EngineProgram] = PriorityQueue()
 
     def waits(self, call: QueuedCall) -> None:
         if math.isinf(self._beta) or call.since is None:
@@ -58,7 +58,7 @@ class Starvation(Promoter):
         if call.level > 0:  # a call in Q_1 cannot be promoted
             served_s = call.served_s - debt.promoted_at_s
             born = debt.since - debt.waited_s + self._beta * served_s
-            self._watched.setdefault(call.program, Heap()).put(call, born)
+            self._watched.setdefault(call.program, PriorityQueue()).put(call, born)
             self._file(call.program)
         else:
             self._unwatch(call)
@@ -102,18 +102,18 @@ class Starvation(Promoter):
         call.promoted = False
 
     def _unwatch(self, call: QueuedCall) -> None:
-        heap = self._watched.get(call.program)
-        if heap is not None and heap.discard(call):
+        calls = self._watched.get(call.program)
+        if calls is not None and calls.discard(call):
             self._file(call.program)
 
     def _file(self, program: EngineProgram) -> None:
         """Record the time at which the first of a program's calls starves."""
-        heap = self._watched.get(program)
-        if heap is None:
+        calls = self._watched.get(program)
+        if calls is None:
             return
-        if not heap:
+        if not calls:
             del self._watched[program]
             self._programs.discard(program)
             return
-        moment = heap.first_key() + self._beta * program.service_s - program.waiting_s
+        moment = calls.first_key() + self._beta * program.service_s - program.waiting_s
         self._programs.put(program, moment)

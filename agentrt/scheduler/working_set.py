@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from agentrt.scheduler.admission import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
-from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import SCANNED, Forecast, Learned
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
 
@@ -67,7 +67,7 @@ class WorkingSet(Admission):
         """Blocks that residents claim for future calls."""
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
-        self._held: Heap[EngineProgram] = Heap()
+        self._held: PriorityQueue[EngineProgram] = PriorityQueue()
         """Absent residents whose contexts are held, sorted by the end of that time."""
         self._due: dict[EngineProgram, None] = {}
         """Absent residents whose contexts are no longer held. They are expelled if another program
@@ -75,7 +75,7 @@ class WorkingSet(Admission):
         """
         self._absent: dict[EngineProgram, None] = {}
         """All absent residents, the longest absent first."""
-        self._by_age: Heap[QueuedCall] = Heap()
+        self._by_age: PriorityQueue[QueuedCall] = PriorityQueue()
         """The calls that are not admitted, the longest waiting first."""
         self._full_at: int | None = None
         """The number of running calls when `admit` last found no program to admit; None if the

@@ -15,7 +15,6 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.offloading import policy_of
 from agentrt.executors.vllm._compat.scheduling import started
-from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
 from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
@@ -447,9 +446,6 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, list | tuple | set | frozenset | deque):
         for part in thing:
             yield "[]", part
-    elif isinstance(thing, Heap):  # it removes discarded items lazily
-        for key in thing:
-            yield "[key]", key
     elif type(thing).__module__.startswith("agentrt.") and not isinstance(thing, Enum):
         yield from _fields(thing)
 

@@ -17,8 +17,8 @@ def check_queues(core: SchedulerCore) -> None:
         assert call.program.queued.get(call.call_id) is call
     assert len(core.queue) == sum(call.queued for call in calls.values())
     if isinstance(promoter := core.promoter, Starvation):
-        for heap in promoter._watched.values():
-            for call in heap:
+        for watched in promoter._watched.values():
+            for call in watched:
                 assert call.call_id in calls
                 assert call.since is not None
                 assert call.level != 0, f"{call.call_id} does not starve but is watched"

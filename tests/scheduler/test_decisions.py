@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import importlib.util
 import math
 import sys
@@ -12,7 +11,14 @@ from typing import ClassVar
 
 import pytest
 
-from agentrt.scheduler import EngineProgram, Policy, QueuedCall, SchedulerConfig, policy_names
+from agentrt.scheduler import (
+    EngineProgram,
+    Policy,
+    QueuedCall,
+    SchedulerConfig,
+    policy_names,
+    priority_queue,
+)
 from agentrt.scheduler.policies import Priority
 from tests.lines import lines_run
 from tests.scheduler.crowd import SLOTS, Crowd
@@ -25,9 +31,9 @@ STEPS = 100
 # -- counting --------------------------------------------------------------------------
 
 
-def heapq_in_python() -> ModuleType:
-    """The standard library's heapq without its C half, so that what it does can be counted."""
-    spec = importlib.util.find_spec("heapq")
+def bisect_in_python() -> ModuleType:
+    """The standard library's bisect without its C half, so that what it does can be counted."""
+    spec = importlib.util.find_spec("bisect")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,12 +42,12 @@ def heapq_in_python() -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def _countable_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def _countable_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as without_c:
-        without_c.setitem(sys.modules, "_heapq", None)
-        module = heapq_in_python()
-    for name in ("heapify", "heappop", "heappush", "heappushpop", "heapreplace"):
-        monkeypatch.setattr(heapq, name, getattr(module, name))
+        without_c.setitem(sys.modules, "_bisect", None)
+        module = bisect_in_python()
+    for name in ("bisect_left", "insort"):
+        monkeypatch.setattr(priority_queue, name, getattr(module, name))
 
 
 def lines_per_decision(live: int, name: str = "fcfs", policy: Policy | None = None) -> float:
@@ -118,13 +124,11 @@ def test_a_linear_policy_misses_the_bound(
     assert not is_logarithmic(few, many), f"{few:.0f} lines, then {many:.0f}"
 
 
-def test_heaps_are_counted() -> None:
-    heap = list(range(1000))
-
-    def pop() -> None:
-        heapq.heappop(heap)
-
-    assert lines_run(pop) > math.log2(1000)
+def test_searches_are_counted() -> None:
+    queue = priority_queue.PriorityQueue[int]()
+    for item in range(1000):
+        queue.put(item, item)
+    assert lines_run(lambda: queue.put(1000, 500)) > math.log2(1000)
 
 
 # -- the crowd -------------------------------------------------------------------------

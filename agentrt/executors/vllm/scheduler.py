@@ -28,6 +28,7 @@ from agentrt.executors.vllm._compat.pool import (
     cached_tokens,
     context_blocks,
     free_blocks,
+    put_holders_first,
     running_needs,
 )
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
@@ -52,7 +53,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     offering,
     paused,
     preempt,
-    put_holders_first,
     started,
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state

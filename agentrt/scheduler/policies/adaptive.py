@@ -21,7 +21,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.heap import Heap
 from agentrt.scheduler.learned import (
     BINS_PER_DOUBLING,
     DOUBT,
@@ -32,6 +31,7 @@ from agentrt.scheduler.learned import (
     age_bin,
 )
 from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 
@@ -220,7 +220,7 @@ class AgeingShare(Promoter):
         self._credit = 0.0
         self._at = 0.0
         self._inside = 0
-        self._line: Heap[QueuedCall] = Heap()
+        self._line: PriorityQueue[QueuedCall] = PriorityQueue()
 
     def waits(self, call: QueuedCall) -> None:
         # Leave out streaming sessions: they last for as long as the client likes, and would keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -157,3 +158,30 @@ def holds_blocks(scheduler: Scheduler, request: Request) -> bool:
     """Return whether the request holds blocks of the KV cache."""
     blocks = scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
     return any(len(group) for group in blocks)
+
+
+def put_holders_first(scheduler: Scheduler) -> None:
+    """Put the waiting requests that hold KV-cache blocks into an order in which one can start.
+
+    vLLM starts these requests before all others, in the order in which they were queued, and stops
+    at the first that does not fit. Their blocks become free only after they have run. So if the
+    first does not fit beside the requests behind it, and nothing runs, nothing would ever start.
+    Two requests must not be in front of others: one whose load has failed, which has given its
+    blocks back but stays in this queue; and, while nothing runs, one that needs more blocks than
+    are free.
+    """
+    queue = scheduler.kv_holding_waiting
+    if len(queue) < 2 or not isinstance(queue, deque):
+        return
+    free = free_blocks(scheduler)
+
+    def rank(request: Request) -> int:
+        if not scheduler._holds_kv_blocks(request):
+            return 2
+        return int(not scheduler.running and more_blocks_needed(scheduler, request) > free)
+
+    before = [*queue]
+    after = sorted(before, key=rank)
+    if after != before:
+        queue.clear()
+        queue.extend(after)

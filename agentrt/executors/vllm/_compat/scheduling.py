@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
-
-from agentrt.executors.vllm._compat.pool import free_blocks, more_blocks_needed
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import AsyncScheduler, RequestQueue
@@ -38,33 +35,6 @@ def load_ended(scheduler: Scheduler, request: Request) -> bool | None:
     if waits and request.request_id not in scheduler.finished_recving_kv_req_ids:
         return None
     return True
-
-
-def put_holders_first(scheduler: Scheduler) -> None:
-    """Put the waiting requests that hold KV-cache blocks into an order in which one can start.
-
-    vLLM starts these requests before all others, in the order in which they were queued, and stops
-    at the first that does not fit. Their blocks become free only after they have run. So if the
-    first does not fit beside the requests behind it, and nothing runs, nothing would ever start.
-    Two requests must not be in front of others: one whose load has failed, which has given its
-    blocks back but stays in this queue; and, while nothing runs, one that needs more blocks than
-    are free.
-    """
-    queue = scheduler.kv_holding_waiting
-    if len(queue) < 2 or not isinstance(queue, deque):
-        return
-    free = free_blocks(scheduler)
-
-    def rank(request: Request) -> int:
-        if not scheduler._holds_kv_blocks(request):
-            return 2
-        return int(not scheduler.running and more_blocks_needed(scheduler, request) > free)
-
-    before = [*queue]
-    after = sorted(before, key=rank)
-    if after != before:
-        queue.clear()
-        queue.extend(after)
 
 
 def free_slots(scheduler: Scheduler) -> int:
