@@ -179,6 +179,6 @@ async def test_names_that_are_the_same_for_a_model_are_numbered(
         listed = [tool.name for tool in await ctx.mcp("bad")]
         return listed, [await ctx.tool(name, timeout=WAIT_S) for name in listed]
 
-    how = {"names": names} | ({"cursor": cursor} if cursor else {})
+    how: dict[str, Any] = {"names": names} | ({"cursor": cursor} if cursor else {})
     transport = McpTransport(raw("bad", **how), lambda line: None)
     assert await run(calling, transport) == (offered, ["of bad"] * len(offered))
