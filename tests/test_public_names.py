@@ -42,6 +42,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agentrt.journal": ("register",),
     "agentrt.router": ("ReplicaView", "Router", "RouterCall", "make_router", "router_names"),
     "agentrt.scheduler.policies": (),
+    "agentrt.training": (),
 }
 """Which modules, and which names of them; () is all that they say they have."""
 MEASURING = ("calibrate", "simulate")

@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,14 @@ class BatchSettings:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """An item of a batch of which only the samples with these ``numbers`` are run."""
+
+    item: Item
+    numbers: range
+
+
 @dataclass(slots=True, eq=False)
 class _Live:
     """A run of an item that has not ended. If it is being stopped, ``over`` is the limit that it
@@ -142,6 +150,7 @@ class Batch:
         self._live: dict[str, _Live] = {}
         self.scoring = 0
         self._draining = self._stopping = False
+        self._stopped: dict[str, int] = {}
         self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
 
@@ -149,6 +158,11 @@ class Batch:
     def live(self) -> int:
         """The number of live programs."""
         return len(self._live)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that the engines have."""
+        return self._runtime.weights_version
 
     def slowest(self, count: int = 5) -> list[tuple[str, float]]:
         """Return the ``count`` live items that have run longest, each with the seconds that it has
@@ -166,12 +180,31 @@ class Batch:
         """Start no further runs. Live runs continue to their ends."""
         self._draining = True
 
+    def stop_samples(self, item_id: str, below: int) -> None:
+        """Stop the samples of an item whose numbers are below ``below``, as ``stop_when`` does.
+
+        A sample that has not begun has a result without a program, which is not written to the
+        file.
+        """
+        self._stopped[item_id] = below
+        for live in self._live.values():
+            if live.item.id == item_id and live.sample < below and live.over is None:
+                live.over = "stop-when"
+                self._cancel(live.run)
+
+    def forget_item(self, item_id: str) -> None:
+        """Release the memory of an item whose samples have all ended."""
+        self._stopped.pop(item_id, None)
+
+    def _is_stopped(self, item: Item, sample: int) -> bool:
+        return self._stopping or sample < self._stopped.get(item.id, 0)
+
     def _starts_nothing(self) -> bool:
         """Return whether the batch starts no further runs."""
         return self._draining or self._stopping
 
     async def results(
-        self, items: AsyncIterator[Item], *, earlier: bool = True
+        self, items: AsyncIterator[Item | Samples], *, earlier: bool = True
     ) -> AsyncGenerator[Result, None]:
         """Run the batch, and yield each result after the result was written to the file.
 
@@ -207,17 +240,25 @@ class Batch:
     # -- the work to do ----------------------------------------------------------------
 
     async def _work(
-        self, items: AsyncIterator[Item], done: asyncio.Queue[Result | None] | None
+        self, items: AsyncIterator[Item | Samples], done: asyncio.Queue[Result | None] | None
     ) -> AsyncGenerator[_SampleWork, None]:
         """Yield the remaining work, and put the results that the file already has into ``done``.
 
         The samples of an input follow each other, so that their prompt is in the prefix cache.
         """
         count = 0
-        async for item in items:
-            for sample in range(self._settings.samples):
+        async for each in items:
+            if isinstance(each, Samples):
+                item, numbers = each.item, each.numbers
+            else:
+                item, numbers = each, range(self._settings.samples)
+            for sample in numbers:
                 count += 1
-                if self._out is None:
+                if sample < self._stopped.get(item.id, 0):
+                    self.ended += 1
+                    if done is not None:
+                        await done.put(_not_begun(item, sample))
+                elif self._out is None:
                     yield _SampleWork(item, sample, 1)
                 elif not self._out.has(item.id, sample):
                     if (unscored := self._out.unscored(item.id, sample)) is not None:
@@ -289,7 +330,7 @@ class Batch:
             return await self._ended(self._with_tokens(result, TokenLog()))
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
-        if self._stopping:
+        if self._is_stopped(item, work.sample):
             live.over = "stop-when"
             run.cancel()
         try:
@@ -490,6 +531,12 @@ def run_name(type: str, item_id: str, sample: int) -> str:
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
 
 
+def _not_begun(item: Item, sample: int) -> Result:
+    """Return the result of a sample that was stopped before it began."""
+    reason = _OVER["stop-when"]
+    return Result(item.id, sample, "stopped", error=reason, over="stop-when", attempt=0)
+
+
 def digest_of(raw_value: Any) -> str:
     """Return a fingerprint of an input. It shows whether the input has changed since its result."""
     return key_of(as_json(raw_value)).hex()[:12]
@@ -600,6 +647,45 @@ async def batch(
         skips=True,
         tokens=tokens is not False,
     )
+    total = len(inputs) * samples if isinstance(inputs, Sized) else None
+    opening = opened_batch(
+        program,
+        settings,
+        runtime=runtime,
+        executor=executor,
+        model=model,
+        out=out,
+        retry=retry,
+        scores=scores,
+        tokens=tokens,
+        total=total,
+        seed=seed,
+    )
+    async with opening as whole:
+        items = items_of(inputs, Fields(input_field, id_field))
+        async with aclosing(whole.results(items)) as results:
+            async for result in results:
+                yield result
+
+
+@asynccontextmanager
+async def opened_batch(
+    program: Any,
+    settings: BatchSettings,
+    *,
+    runtime: Runtime | None = None,
+    executor: Executor | None = None,
+    model: str | None = None,
+    out: str | Path | None = None,
+    retry: Retry | None = None,
+    scores: Sequence[Score] = (),
+    tokens: str | Path | bool = False,
+    total: int | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Batch]:
+    """Open a batch with its files, its engine and its journal. The arguments are those of `batch`,
+    and ``total`` is the number of results if it is known.
+    """
     async with AsyncExitStack() as stack:
         path = None if out is None else Path(out)
         file = None
@@ -620,15 +706,9 @@ async def batch(
             journal = await _journal_beside(stack, path, target)
             runtime = Runtime(executor or _engine(model), seed=seed, journal=journal)
             await stack.enter_async_context(runtime)
-        total = len(inputs) * samples if isinstance(inputs, Sized) else None
-        whole = Batch(
+        yield Batch(
             target, runtime, settings, scores=scores, out=file, tokens=token_file, total=total
         )
-        async with aclosing(
-            whole.results(items_of(inputs, Fields(input_field, id_field)))
-        ) as results:
-            async for result in results:
-                yield result
 
 
 def journal_beside(out: Path) -> Path:
@@ -668,6 +748,8 @@ async def items_of(
         if isinstance(record, Item):
             item = record
         else:
+            if number == 1:
+                fields = fields.settled(record)
             item = fields.item(record, number, f"input {number}")
         if isinstance(item, Problem):
             raise UsageError(f"{item.place}: {item.reason}")

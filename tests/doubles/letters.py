@@ -30,8 +30,10 @@ from agentrt.executors.chat_api import (
     whole_of,
 )
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.weights import Weights
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.request.sampling import Sampling
+from agentrt.request.weights import PauseMode
 
 END = ord(">")
 Says = Callable[[str, Call], str]
@@ -55,13 +57,27 @@ def text_of(ids: Sequence[int]) -> str:
 class LettersEngine(Executor):
     """Says what ``says`` says to a prompt, one letter in each step of the event loop.
 
-    ``calls`` are the prompts so far, as text. Without ``logprobs`` it reports none.
+    ``calls`` are the prompts so far, as text. Without ``logprobs`` it reports none. Its weights
+    have a version, and change nothing.
     """
 
     def __init__(self, says: Says, *, logprobs: bool = True) -> None:
         self.calls: list[str] = []
         self._says, self._reports = says, logprobs
         self._open = False
+        self._weights = Weights()
+
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    async def pause_generation(self, mode: PauseMode) -> None: ...
+
+    async def check_weights(self, folder: str) -> str:
+        return ""
+
+    async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        self._weights = weights
 
     @property
     def info(self) -> ExecutorInfo:
@@ -84,6 +100,8 @@ class LettersEngine(Executor):
             raise EngineDiedError("the engine of letters is not running")
         prompt = list(call.spec.prompt_token_ids or ())
         self.calls.append(text_of(prompt))
+        version = self._weights.version
+        versions = ((0, version),) if version else ()
         ids = [*ids_of(self._says(text_of(prompt), call)), END][: call.spec.max_tokens]
         values = [logprob([*prompt, *ids[:n]], token) for n, token in enumerate(ids)]
         for token, value in zip(ids[:-1], values, strict=False):
@@ -99,7 +117,7 @@ class LettersEngine(Executor):
             text,
             "stop" if ended else "length",
             token_ids=tuple(ids),
-            report=CallReport(prompt_tokens=len(prompt), output_tokens=len(ids)),
+            report=CallReport(prompt_tokens=len(prompt), output_tokens=len(ids), versions=versions),
             token_logprobs=tuple(((t, v),) for t, v in zip(ids, values, strict=True))
             if wanted
             else (),

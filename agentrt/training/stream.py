@@ -1,0 +1,502 @@
+"""An asynchronous stream of groups: the samples of each input, run ahead of the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from agentrt.batch.inputs import Fields, Item
+from agentrt.batch.limits import ItemLimits
+from agentrt.batch.results import Result
+from agentrt.batch.runner import (
+    DEFAULT_LIVE,
+    Batch,
+    BatchSettings,
+    Samples,
+    items_of,
+    opened_batch,
+)
+from agentrt.batch.scores import Score
+from agentrt.errors import ConfigError, UsageError
+from agentrt.executors.base import Executor
+from agentrt.runtime import Runtime
+from agentrt.training.group import Group, GroupCounts, Rollout
+
+Stragglers = Literal["drop", "keep"]
+_ERRORS = 20
+"""Number of messages of errors that a stream keeps."""
+_EPOCH = "@epoch"
+"""The text between the id of an input and the number of the epoch, from the second epoch on."""
+_LOG = logging.getLogger(__name__)
+Reward = Callable[[Any, Result], float | None]
+"""Returns the reward of a result; the first argument is the record of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of a stream; `groups` explains them."""
+
+    samples: int
+    extra_samples: int
+    stragglers: Stragglers
+    ahead: int
+    enough: int | None
+    keep: Callable[[Group], bool] | None
+    max_staleness: int | None
+    replacements: int
+    reward: Reward | None
+    epochs: int | None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("samples", 1),
+            ("extra_samples", 0),
+            ("ahead", 1),
+            ("enough", 1),
+            ("max_staleness", 0),
+            ("replacements", 0),
+            ("epochs", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value!r}")
+        if self.stragglers not in ("drop", "keep"):
+            raise ConfigError(f"stragglers must be 'drop' or 'keep', got {self.stragglers!r}")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A group that has begun.
+
+    The samples of this attempt have the numbers from ``first`` to ``next`` - 1. ``pending`` of them
+    have no result yet, and ``older`` samples of earlier attempts have none. ``complete`` is the
+    number of rollouts that were not stopped as stragglers. ``closed`` is set when no further
+    samples may begin, ``made`` when the group was made, and ``over`` when the trainer has taken the
+    group, or the group was dropped.
+    """
+
+    item: Item
+    id: str
+    epoch: int
+    attempt: int = 1
+    first: int = 0
+    next: int = 0
+    pending: int = 0
+    older: int = 0
+    replaced: int = 0
+    complete: int = 0
+    stragglers: int = 0
+    rollouts: list[Rollout] = field(default_factory=list)
+    failures: list[Result] = field(default_factory=list)
+    closed: bool = False
+    made: bool = False
+    over: bool = False
+
+
+class GroupStream:
+    """The groups that `groups` makes. Iterate over it, or call `take`.
+
+    The stream starts at the first group that is requested. Close it with `aclose`, or use it in an
+    ``async with`` block. ``counts`` says what has become of groups and samples. It must be used in
+    one event loop, by one task at a time.
+    """
+
+    def __init__(
+        self,
+        settings: _Settings,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        fields: Fields,
+        opening: Callable[[], AbstractAsyncContextManager[Batch]],
+    ) -> None:
+        self.counts = GroupCounts()
+        self._settings, self._inputs, self._fields = settings, inputs, fields
+        self._opening = opening
+        self._open: dict[str, _Open] = {}
+        self._further: deque[tuple[_Open, range]] = deque()
+        self._ready: deque[tuple[_Open, Group]] = deque()
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._held = 0
+        self._read_all = False
+        self._batch: Batch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    # -- for the trainer ---------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engines have."""
+        return 0 if self._batch is None else self._batch.weights_version
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Group:
+        if self._task is None and not self._ended:
+            self._task = asyncio.create_task(self._run(), name="groups")
+        while not self._ended:
+            while self._ready:
+                opened, group = self._ready.popleft()
+                if self._is_too_old(group):
+                    self.counts.too_old += 1
+                    self._repeat(opened)
+                    continue
+                self.counts.taken += 1
+                self._release(opened)
+                if self.counts.taken == self._settings.enough:
+                    await self.aclose()
+                return group
+            assert self._task is not None
+            if self._task.done():
+                self._ended = True
+                self._task.result()
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        raise StopAsyncIteration
+
+    async def take(self, count: int) -> list[Group]:
+        """Return the next ``count`` groups; fewer if the stream ends before."""
+        taken: list[Group] = []
+        while len(taken) < count:
+            try:
+                taken.append(await anext(self))
+            except StopAsyncIteration:
+                break
+        return taken
+
+    async def aclose(self) -> None:
+        """Stop all samples that are running, and close what the stream has opened. Idempotent.
+
+        With files, the samples that were stopped are resumed when the same stream is made again.
+        """
+        self._ended = True
+        task = self._task
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.debug("a stream of groups ended with an error after it was closed", exc_info=error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    # -- the work ----------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            async with self._opening() as batch:
+                self._batch = batch
+                async with aclosing(batch.results(self._work())) as results:
+                    async for result in results:
+                        self._add(result)
+        finally:
+            self._changed.set()
+
+    async def _work(self) -> AsyncGenerator[Item | Samples, None]:
+        """Yield the samples to run: first further samples of groups that have begun, then new
+        groups, as long as fewer than ``ahead`` groups wait for the trainer.
+        """
+        async with aclosing(self._items()) as items:
+            while True:
+                if self._further:
+                    opened, numbers = self._further.popleft()
+                    yield Samples(opened.item, numbers)
+                elif not self._read_all and self._held < self._settings.ahead:
+                    try:
+                        opened = await anext(items)
+                    except StopAsyncIteration:
+                        self._read_all = True
+                        continue
+                    self._held += 1
+                    self.counts.begun += 1
+                    self._open[opened.item.id] = opened
+                    self._ask(opened, self._settings.samples + self._settings.extra_samples)
+                elif self._read_all and not self._held:
+                    return
+                else:
+                    self._room.clear()
+                    await self._room.wait()
+
+    async def _items(self) -> AsyncGenerator[_Open, None]:
+        """Yield the inputs as groups that have not begun, for all epochs."""
+        epoch = 0
+        while self._settings.epochs is None or epoch < self._settings.epochs:
+            epoch += 1
+            number = 0
+            async with aclosing(items_of(self._inputs, self._fields)) as items:
+                async for item in items:
+                    number += 1
+                    if _EPOCH in item.id and self._settings.epochs != 1:
+                        raise UsageError(
+                            f"input {number}: id {item.id!r} contains {_EPOCH!r}, which marks the "
+                            "inputs of later epochs; rename it"
+                        )
+                    name = item.id if epoch == 1 else f"{item.id}{_EPOCH}{epoch}"
+                    yield _Open(replace(item, id=name), item.id, epoch)
+            if not number:
+                return
+
+    def _ask(self, opened: _Open, count: int) -> None:
+        """Let ``count`` further samples of a group begin."""
+        numbers = range(opened.next, opened.next + count)
+        opened.next += count
+        opened.pending += count
+        self._further.append((opened, numbers))
+        self._room.set()
+
+    # -- results -----------------------------------------------------------------------
+
+    def _add(self, result: Result) -> None:
+        """Count the result of a sample, and add it to its group."""
+        opened = self._open[result.id]
+        is_current = result.sample >= opened.first
+        if is_current:
+            opened.pending -= 1
+        else:
+            opened.older -= 1
+        rollout = self._rollout(opened.item, result)
+        is_straggler = result.over == "stop-when" and result.state == "stopped"
+        if is_straggler:
+            self.counts.stragglers += 1
+        elif isinstance(rollout, Rollout):
+            self.counts.ended += 1
+        else:
+            self._count_error(opened, result.sample, rollout)
+        if is_current and not opened.made:
+            if isinstance(rollout, Rollout) and not (
+                is_straggler and self._settings.stragglers == "drop"
+            ):
+                opened.rollouts.append(rollout)
+                opened.complete += not is_straggler
+            elif is_straggler:
+                opened.stragglers += 1
+            elif not isinstance(rollout, Rollout):
+                opened.failures.append(replace(result, error=rollout))
+            self._advance(opened)
+        self._forget(opened)
+
+    def _count_error(self, opened: _Open, sample: int, message: str | None) -> None:
+        self.counts.errors += 1
+        self.counts.last_errors.append(f"{opened.id!r}, sample {sample}: {message}")
+        del self.counts.last_errors[:-_ERRORS]
+
+    def _rollout(self, item: Item, result: Result) -> Rollout | str | None:
+        """Return the rollout of a result, or the reason why it has failed. A run that was stopped
+        before the model wrote a token has no rollout.
+        """
+        if result.state == "failed":
+            return result.error or "the program failed"
+        recorded = result.recorded
+        is_stopped = result.state == "stopped"
+        if recorded is None:
+            return None if is_stopped else "the result has no tokens"
+        if not recorded.complete:
+            return "tokens of calls are missing, because an earlier process did not record them"
+        if not recorded.sequences:
+            return None if result.over == "stop-when" else "the model wrote no tokens"
+        reward = recorded.reward
+        if self._settings.reward is not None:
+            try:
+                reward = self._settings.reward(item.record, result)
+            except Exception as error:
+                return f"the reward function raised {type(error).__name__}: {error}"
+        if reward is None and is_stopped:
+            reward = 0.0
+        if reward is None:
+            return "the program gave no reward; call ctx.reward(value), or pass reward="
+        if not math.isfinite(reward):
+            return f"the reward is {reward!r}; a reward must be a finite number"
+        return Rollout(float(reward), recorded.sequences, result.state, result)
+
+    def _advance(self, opened: _Open) -> None:
+        """Replace failed samples, stop stragglers, and make the group when it is complete."""
+        settings = self._settings
+        if opened.complete >= settings.samples and not opened.closed:
+            opened.closed = True
+            if opened.pending:
+                assert self._batch is not None
+                self._batch.stop_samples(opened.item.id, opened.next)
+        missing = settings.samples - opened.complete - opened.pending
+        count = min(missing, settings.replacements - opened.replaced)
+        if not opened.closed and count > 0:
+            opened.replaced += count
+            self._ask(opened, count)
+        elif not opened.pending:
+            opened.closed = True
+        if opened.closed and (not opened.pending or settings.stragglers == "drop"):
+            self._make(opened)
+
+    def _make(self, opened: _Open) -> None:
+        opened.made = True
+        if not opened.rollouts:
+            self.counts.failed += 1
+            _LOG.warning(
+                "no sample of input %r can be used; the last error: %s",
+                opened.id,
+                opened.failures[-1].error if opened.failures else "all samples were stopped",
+            )
+            self._release(opened)
+            return
+        group = Group(
+            opened.id,
+            opened.epoch,
+            opened.item.record,
+            tuple(sorted(opened.rollouts, key=lambda rollout: rollout.sample)),
+            tuple(opened.failures),
+            opened.stragglers + opened.pending,
+            opened.attempt,
+        )
+        if self._settings.keep is not None and not self._settings.keep(group):
+            self.counts.filtered += 1
+            self._release(opened)
+            return
+        self._ready.append((opened, group))
+        self._changed.set()
+
+    def _is_too_old(self, group: Group) -> bool:
+        oldest, bound = group.oldest_version(), self._settings.max_staleness
+        return bound is not None and oldest is not None and self.version - oldest > bound
+
+    def _repeat(self, opened: _Open) -> None:
+        """Run a group again with new samples, because its samples are too old."""
+        again = _Open(
+            opened.item,
+            opened.id,
+            opened.epoch,
+            attempt=opened.attempt + 1,
+            first=opened.next,
+            next=opened.next,
+            older=opened.pending + opened.older,
+        )
+        self._open[opened.item.id] = again
+        self._ask(again, self._settings.samples + self._settings.extra_samples)
+
+    def _release(self, opened: _Open) -> None:
+        """Make room for another group ahead of the trainer."""
+        opened.over = True
+        self._held -= 1
+        self._room.set()
+        self._forget(opened)
+
+    def _forget(self, opened: _Open) -> None:
+        """Release the memory of a group that is over and whose samples have all ended."""
+        if opened.over and not opened.pending and not opened.older:
+            self._open.pop(opened.item.id, None)
+            if self._batch is not None:
+                self._batch.forget_item(opened.item.id)
+
+
+def groups(
+    program: Any,
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    samples: int = 8,
+    extra_samples: int = 0,
+    stragglers: Stragglers = "drop",
+    ahead: int = 16,
+    enough: int | None = None,
+    keep: Callable[[Group], bool] | None = None,
+    max_staleness: int | None = None,
+    replacements: int | None = None,
+    reward: Reward | None = None,
+    epochs: int | None = 1,
+    runtime: Runtime | None = None,
+    executor: Executor | None = None,
+    model: str | None = None,
+    out: str | Path | None = None,
+    input_field: str | None = None,
+    id_field: str | None = None,
+    max_live: int = DEFAULT_LIVE,
+    scores: Sequence[Score] = (),
+    max_tokens_total: int | None = None,
+    max_calls: int | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+) -> GroupStream:
+    """Run a program or a LangGraph graph several times on each input, and stream the samples of
+    each input as a `Group`, in the order in which groups are complete.
+
+    A group is complete when ``samples`` of its samples have ended. With ``extra_samples``, so many
+    further samples begin for each input. The samples that still run when a group is complete are
+    stopped. ``stragglers`` says whether the group gets them with the tokens that they have
+    (``keep``), or without them (``drop``). A sample that fails, or that has no reward, is replaced
+    by a new sample, at most ``replacements`` times for each group (default: ``samples``). After
+    that, the group has fewer samples.
+
+    At most ``ahead`` groups have begun and were not yet taken by the trainer. The stream ends after
+    ``enough`` groups, and then stops all other samples. Groups for which ``keep`` returns False,
+    such as `varied`, are dropped and counted. If a group has a token whose weights are more than
+    ``max_staleness`` versions older than the weights of the engines when the trainer asks for the
+    group, the input is run again with new samples. `Runtime.update_weights` sets the version.
+
+    The reward of a sample is the sum of its ``ctx.reward`` calls, or the result of ``reward``,
+    which gets the record of the input and the `Result`, also with its ``scores``. A sample that a
+    limit has stopped, and that has no reward, has the reward 0. The inputs are read ``epochs``
+    times, or without end with None.
+
+    With ``out``, the results are written to this file, their tokens to a file whose name also ends
+    in ``.tokens``, and a journal is kept beside them. If the process was killed, the same call
+    streams the groups in the files first, and resumes the samples that were running. All other
+    arguments are those of `agentrt.batch.batch`.
+
+    Raises `UsageError` for arguments and inputs that cannot be used. The stream raises
+    `EngineError` or `JournalWriteError` if it cannot continue.
+    """
+    settings = _Settings(
+        samples,
+        extra_samples,
+        stragglers,
+        ahead,
+        enough,
+        keep,
+        max_staleness,
+        samples if replacements is None else replacements,
+        reward,
+        epochs,
+    )
+    if epochs != 1 and isinstance(inputs, Iterator | AsyncIterator):
+        raise ConfigError(
+            f"epochs={epochs} reads the inputs several times, but this iterator can be read only "
+            "once; pass a list or an InputFile"
+        )
+    batch_settings = BatchSettings(
+        max_live=max_live,
+        limits=ItemLimits(max_tokens_total, max_calls, timeout),
+        skips=True,
+        tokens=True,
+    )
+    path = None if out is None else Path(out)
+    opening = partial(
+        opened_batch,
+        program,
+        batch_settings,
+        runtime=runtime,
+        executor=executor,
+        model=model,
+        out=path,
+        scores=scores,
+        tokens=True if path is None else path.with_name(f"{path.name}.tokens"),
+        seed=seed,
+    )
+    return GroupStream(settings, inputs, Fields(input_field, id_field), opening)
