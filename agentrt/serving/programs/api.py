@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError, text_of
+from agentrt.extras import install_command
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState
@@ -320,7 +321,7 @@ def _submissions() -> Any:
     try:
         from agentrt.serving.submit.api import submissions
     except ImportError as error:
-        text = f"--submit needs agentrt[submit] ({error}); run: pip install 'agentrt[submit]'"
+        text = f"--submit needs further packages ({error}); run: {install_command('submit')}"
         raise ConfigError(text) from error
     return submissions
 
