@@ -21,7 +21,8 @@ def test_a_lock_file_that_was_removed_meanwhile_is_not_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the opening of the lock file and its lock, another process ends and removes it."""
-    lock, taken, name = fcntl.lockf, [], tmp_path / "a.lock"
+    lock, name = fcntl.lockf, tmp_path / "a.lock"
+    taken: list[Any] = []
 
     def late(file: Any, operation: int) -> None:
         if not taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_shares_that_would_be_shown_as_zero_are_added_up(
     tmp_path: Path, why: Callable[..., str]
 ) -> None:
     """1. Each share is below 0.005 s, but their sum is not. 2. Nor is their sum. 3. All are."""
-    steps = [["queued", 0.003, 3, 4.5, 0, []], ["preempted", 0.003, 3, 4.5, 0, []]]
+    steps: list[list[Any]] = [["queued", 0.003, 3, 4.5, 0, []], ["preempted", 0.003, 3, 4.5, 0, []]]
     for scale, long, rest in ((1.0, 2.0, "other reasons 0.01"), (0.1, 2.0, None), (0.1, 0.0, None)):
         shares = [[name, scale * seconds, *more] for name, seconds, *more in steps]
         whole = long + sum(share[1] for share in shares)

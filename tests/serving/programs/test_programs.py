@@ -11,6 +11,7 @@ import httpx
 import pytest
 from langgraph.graph import StateGraph
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from agentrt import Context, Runtime, program
 from agentrt.engines import OpenAIEndpoint
@@ -336,6 +337,9 @@ async def test_a_served_program_runs_and_gives_its_result() -> None:
 async def test_a_program_says_what_it_is() -> None:
     """The description has the input's schema and the routes; a graph is told from a program."""
 
+    class State(TypedDict):
+        text: str
+
     class Trip(BaseModel):
         city: str
         days: int = 3
@@ -346,10 +350,11 @@ async def test_a_program_says_what_it_is() -> None:
 
     async def odd(ctx: Context, thing: Callable[[], int]) -> None: ...
 
-    travels, odds = program(travel, name="trip plan"), program(odd)
+    travels, odds = program(name="trip plan")(travel), program(odd)
     travel.__annotations__["trip"] = Trip
-    served = SERVED | {one.name: ServedProgram(one, "here.py") for one in (travels, odds)}
-    graph = StateGraph(dict).add_node("n", lambda state: state).set_entry_point("n").compile()
+    served: dict[str, Any] = {**SERVED}
+    served |= {one.name: ServedProgram(one, "here.py") for one in (travels, odds)}
+    graph = StateGraph(State).add_node("n", lambda state: state).set_entry_point("n").compile()
     async with open_server(served=served | {"agent": ServedGraph(graph, "g.py")}) as local:
 
         async def described(name: str) -> dict[str, Any]:
