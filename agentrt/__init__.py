@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(
             f"agentrt.{name} is not part of agentrt-scheduler, which is for 'vllm serve' only; "
-            "run: pip uninstall agentrt-scheduler; pip install agentrt"
+            "run: pip uninstall agentrt-scheduler; pip install . in a checkout of agentrt"
         ) from error
     globals()[name] = value
     return value

@@ -41,9 +41,6 @@ Cancellation and preemption are not errors.
 
 from __future__ import annotations
 
-INSTALL_VLLM = "install agentrt[engine] on a machine with a GPU, agentrt[engine-cpu] on one without"
-"""What to do if vLLM is not installed."""
-
 
 def text_of(error: BaseException) -> str:
     """Return the text of an error; a replacement text if the error's own ``__str__`` raises."""

@@ -81,17 +81,30 @@ def is_database(path: Path) -> bool:
 def lock_beside(path: Path) -> IO[str]:
     """Lock ``path`` for this process with a lock file next to it, and return the lock file.
 
-    The lock ends when the lock file is closed or the process ends. Raises `BlockingIOError` if
-    another process has the lock.
+    The lock ends when the lock file is closed or the process ends; `remove_lock` also removes the
+    lock file. Raises `BlockingIOError` if another process has the lock.
     """
     check_plain(path)
-    file = path.with_name(path.name + ".lock").open("w")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    name = path.with_name(path.name + ".lock")
+    while True:
+        file = name.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between open and lock, the process that had the lock may have removed the file.
+            if name.exists() and os.path.samestat(name.stat(), os.fstat(file.fileno())):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
         file.close()
-        raise
-    return file
+
+
+def remove_lock(file: IO[str]) -> None:
+    """Release a lock of `lock_beside`, and remove its lock file."""
+    Path(file.name).unlink(missing_ok=True)
+    file.close()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ import zstandard
 
 from agentrt import files
 from agentrt.errors import UsageError
+from agentrt.extras import install_command
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -473,8 +474,8 @@ def _parquet() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise UsageError(
-            "--inputs: Parquet files need pyarrow; install agentrt[parquet], or convert the file "
-            "to JSONL"
+            "--inputs: Parquet files need pyarrow; convert the file to JSONL, or run: "
+            f"{install_command('parquet')}"
         ) from error
     return pyarrow.parquet
 

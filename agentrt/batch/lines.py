@@ -136,7 +136,7 @@ class OutputFile(LineFile):
         try:
             super().__init__(path)
         except OSError as error:
-            self._lock.close()
+            files.remove_lock(self._lock)
             raise self._unwritable(error) from error
 
     @property
@@ -188,6 +188,7 @@ class OutputFile(LineFile):
         self.close()
 
     def close(self) -> None:
-        """Close the file and release its lock. Idempotent."""
+        """Close the file, release its lock, and remove the lock file. Idempotent."""
         super().close()
-        self._lock.close()
+        if not self._lock.closed:
+            files.remove_lock(self._lock)

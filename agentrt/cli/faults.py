@@ -22,13 +22,13 @@ import click
 
 from agentrt.cli.streams import drop_unwritten, reader_left, say
 from agentrt.errors import (
-    INSTALL_VLLM,
     AgentrtError,
     InvariantError,
     ProgramError,
     UsageError,
     text_of,
 )
+from agentrt.extras import install_vllm
 
 FAILED = 1
 USAGE = 2
@@ -93,7 +93,7 @@ def _report(error: BaseException) -> int:
             _say(_of_click(error))
             return USAGE
         case ModuleNotFoundError(name="vllm"):
-            _say(f"this command needs vLLM; {INSTALL_VLLM}")
+            _say(f"this command needs vLLM; {install_vllm()}")
             return USAGE
         case AgentrtError():
             return _own_fault(error)

@@ -16,6 +16,7 @@ from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.streams import printable
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
+from agentrt.extras import install_command
 from agentrt.graph import write
 from agentrt.journal.analysis.comparison import comparison
 from agentrt.journal.analysis.reading import History, ReadingStore, find, histories, history
@@ -78,7 +79,7 @@ def read_journal_at(name: str) -> Iterator[Store]:
             from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
             raise JournalError(
-                f"journal {name}: {error}; run: pip install 'agentrt[postgres]'"
+                f"journal {name}: {error}; run: {install_command('postgres')}"
             ) from error
         store: Store = postgres_journal(Address.parse(name), makes=False)
     else:

@@ -53,10 +53,11 @@ def _node_json(node: PastNode) -> dict[str, Any]:
 
 def list_text(programs: Sequence[History]) -> list[str]:
     """Return the lines of a table of programs."""
-    rows = [(*_LISTED, "tenant")]
+    names = (*_LISTED, "tenant")
+    rows = [tuple(name.replace("_", " ") for name in names)]
     for row in map(program_json, programs):
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"]))
-        rows.append(tuple({**row, "started": began}[name] for name in rows[0]))
+        rows.append(tuple({**row, "started": began}[name] for name in names))
     return aligned(rows)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.plan import Start
 from agentrt.errors import JournalError, UsageError
+from agentrt.extras import install_command
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.analysis.reading import listed
 from agentrt.journal.schema import DONE
@@ -79,7 +80,7 @@ def postgres_journal(address: Address, *, makes: bool = True) -> Store:
         from agentrt.serving.langgraph.database.connections import TIMEOUTS
     except ImportError as error:
         raise JournalError(
-            f"journal {address}: {error}; run: pip install 'agentrt[postgres]'"
+            f"journal {address}: {error}; run: {install_command('postgres')}"
         ) from error
     return PostgresStore(address.url, str(address), TIMEOUTS, makes=makes)
 

@@ -252,9 +252,9 @@ scheduling_options = together(
     scheduling.text(
         "--policy",
         "NAME",
-        "Scheduling policy, which orders the calls: adaptive, longest-remaining, atlas, "
-        "atlas-scalar, plas, mlfq, round-robin, program-fcfs, srtf, two-level, fcfs, or one of an "
-        "installed package.",
+        "Scheduling policy, which orders the calls: adaptive; fcfs, which is stock vLLM's order; "
+        "longest-remaining, for a batch whose last end counts; or another of docs/policies.md or "
+        "of an installed package.",
         default=DEFAULT_POLICY,
     ),
     scheduling.text(

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
+from agentrt.extras import install_command
 
 SUFFIXES = (".png", ".svg", ".pdf")
 """The allowed endings of a drawing's file."""
@@ -21,7 +22,7 @@ MARKERS = "osD^vP*X<>h"
 def check_matplotlib() -> None:
     """Raise `ConfigError` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError('--plot needs matplotlib; install it: pip install "agentrt[plot]"')
+        raise ConfigError(f"--plot needs matplotlib; run: {install_command('plot')}")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -29,6 +29,7 @@ from agentrt.runtime import Runtime
 from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
+from agentrt.serving.langgraph.database.connections import Address, reserved
 from agentrt.serving.listen import Listener
 from agentrt.serving.server import Api, Served, ServedGraph, Server
 from agentrt.serving.tenants import KeyRing, Tenants
@@ -106,6 +107,8 @@ class Serving:
         )
         apis = [*load_apis(job.projects), triggers_api(job.triggers, say)]
         async with AsyncExitStack() as stack:
+            # Before the engine starts, which takes minutes.
+            await stack.enter_async_context(reserved(Address.parse(job.database)))
             served = await self._prepared(stack)
             journal = await stack.enter_async_context(opened_journal(job.journal))
             opened = opened_runtime(
@@ -206,7 +209,8 @@ class Serving:
         serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signals")
         gone = asyncio.create_task(server.runtime.executor.given_up(), name="engines")
-        tasks = [serving, stopping, gone]
+        ready = asyncio.create_task(self.listener.ready.wait(), name="listener")
+        tasks = [serving, stopping, gone, ready]
 
         def drain(signal: str) -> None:
             say(
@@ -216,12 +220,12 @@ class Serving:
 
         try:
             with self.drain.possible(drain):
-                for front in fronts:
-                    say(f"{front.names[0]}: {front.args.family}")
                 settle()
-                say(f"threads, runs and answers are stored in {_place_of(server.database)}")
-                say(self._announcement(server))
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    self._announce(server, fronts)
+                    tasks.remove(ready)
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     # Without an engine no call can end: wait only for answers that are being sent.
                     await self.listener.drain(
@@ -235,17 +239,20 @@ class Serving:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _announcement(self, server: Server) -> str:
-        url = self.listener.url
+    def _announce(self, server: Server, fronts: Sequence[Front]) -> None:
+        """Say what was chosen, and that the server is ready, with the addresses to open."""
+        url, page = self.listener.url, self.listener.browser_url
+        for front in fronts:
+            say(f"model {front.names[0]}: {front.args.family}")
+        say(f"threads, runs and answers are stored in {_place_of(server.database)}")
         names = ", ".join([*server.models, *server.served])
-        chat = "; in a browser: a chat" if server.served else ""
         api = f"OpenAI API: {url}/v1" if server.models else "no model, so no OpenAI API"
-        return f"serving {names} at {url} ({api}{chat})"
+        say(f"ready: serving {names} at {url} ({api})")
+        say(f"chat in a browser: {page}/")
+        say(f"dashboard in a browser: {page}/dashboard")
 
 
 def _place_of(database: str) -> str:
     """Return where a database is: a file's absolute path, or a URL without its password."""
-    from agentrt.serving.langgraph.database.connections import Address
-
     address = Address.parse(database)
     return str(address) if address.file is None else str(address.file.absolute())

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.load import import_file, split_target
 from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.extras import install_command
 from agentrt.interrupts import Tool, tool
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
             raise ConfigError(f"{unused[0]} needs a broker; add --broker mqtts://HOST")
         return None
     if find_spec("aiomqtt") is None:
-        raise ConfigError("--broker needs the package aiomqtt; run: pip install 'agentrt[mqtt]'")
+        raise ConfigError(f"--broker needs the package aiomqtt; run: {install_command('mqtt')}")
     from agentrt.integrations.mqtt.broker import read_broker
 
     return read_broker(options["broker"], os.environ, **files)

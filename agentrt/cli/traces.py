@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from agentrt.errors import ConfigError
 from agentrt.executors.base import Executor
+from agentrt.extras import install_command
 from agentrt.runtime import Runtime
 
 FLAG = "--otlp-traces-endpoint"
@@ -32,7 +33,7 @@ def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
             f"{FLAG} {endpoint!r} is not a URL; write one such as http://127.0.0.1:4317"
         )
     if importlib.util.find_spec("opentelemetry.exporter") is None:
-        raise ConfigError(f"{FLAG} needs OpenTelemetry; run: pip install 'agentrt[otel]'")
+        raise ConfigError(f"{FLAG} needs OpenTelemetry; run: {install_command('otel')}")
     return endpoint
 
 

@@ -21,16 +21,19 @@ from agentrt.journal.store import Store
 
 _BLAMED = 3
 _MISSES = 5
+_SHOWN_S = 0.005
+"""Seconds below which a duration would be shown as 0.00. Shorter shares are added up."""
 
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.argument("program", metavar="[PROGRAM]", required=False)
+@click.argument("program", metavar="[ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def why(file: str, program: str | None, as_json: bool) -> None:
-    """Explain where PROGRAM spent its time, and why its calls missed the prefix cache.
+    """Explain where the program ID spent its time, and why its calls missed the prefix
+    cache.
 
-    PROGRAM defaults to the program that started last. FILE is a journal, or the
+    Without ID, it is the program that started last. FILE is a journal, or the
     postgresql:// URL of a server's database.
 
     Each second of the wall time along the program's critical path gets one reason.
@@ -61,12 +64,17 @@ def _table(recorded: RecordedTime, shares: Sequence[Share]) -> Iterator[str]:
     so_far = ", so far" if recorded.state == OPEN else ""
     yield f"{recorded.program.id} ({recorded.state}{so_far})"
     rows = [("reason", "seconds", "  %", "tokens", "by")]
-    for share in shares:
+    whole = sum(share.seconds for share in shares)
+    shown = [share for share in shares if share.seconds >= _SHOWN_S] or shares
+    for share in shown:
         part = f"{100 * share.seconds / wall:3.0f}" if wall else ""
-        by = "; ".join(blamed(blame, recorded.program.id) for blame in share.by[:_BLAMED])
+        causes = [blame for blame in share.by if blame.seconds >= _SHOWN_S] or share.by
+        by = "; ".join(blamed(blame, recorded.program.id) for blame in causes[:_BLAMED])
         seconds, tokens = f"{share.seconds:7.2f}", f"{share.tokens or '':>6}"
         rows.append((WORDS[share.reason], seconds, part, tokens, by))
-    whole = sum(share.seconds for share in shares)
+    if (rest := whole - sum(share.seconds for share in shown)) >= _SHOWN_S:
+        part = f"{100 * rest / wall:3.0f}" if wall else ""
+        rows.append(("other reasons", f"{rest:7.2f}", part, "", ""))
     yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
     if (versions := versions_of(recorded)) and versions != [0]:
         yield f"versions of the weights: {', '.join(map(str, versions))}"

@@ -22,6 +22,7 @@ from agentrt.executors.chat_api import Answer
 from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
+from agentrt.extras import install_command
 from agentrt.proxies import client_options
 from agentrt.request import Call, CallReport, Reply
 
@@ -79,13 +80,14 @@ class OpenAIEndpoint(Executor):
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as error:
             raise ConfigError(
-                f"an OpenAI endpoint needs the package openai ({error}); install agentrt[remote]"
+                f"an OpenAI endpoint needs the package openai ({error}); run: "
+                f"{install_command('remote')}"
             ) from error
         progress(f"asking {self.base_url} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
         self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
         self.model = _choose(self.base_url, self.model, await self._models())
-        progress("ready")
+        progress("the engine is ready")
 
     async def _models(self) -> list[str]:
         import openai

@@ -83,7 +83,7 @@ class SimulatedEngine(Executor):
 
     async def start(self, progress: Progress) -> None:
         self._stepping = asyncio.create_task(self._step_on(), name="simulated-engine")
-        progress("ready")
+        progress("the engine is ready")
 
     async def close(self) -> None:
         if self._stepping is not None:

@@ -79,6 +79,18 @@ class Program:
         # For an Iterable, pydantic checks the items only while they are read.
         return value if isinstance(converted, Iterator) else converted
 
+    def input_schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of the input: ``{}`` if its type has no schema, such as without an
+        annotation; None if the program takes no input.
+        """
+        if not self.takes_input:
+            return None
+        try:
+            schema = {} if self._input_type is None else self._input_type.json_schema()
+        except Exception:  # types that pydantic can validate, but not describe
+            schema = {}
+        return schema
+
     @cached_property
     def _input_type(self) -> TypeAdapter[Any] | None:
         from pydantic import TypeAdapter

@@ -281,8 +281,8 @@ class SchedulerCore:
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that waited too long by the policy's anti-starvation rule, and return
-        these calls.
+        """Promote the calls that, by the policy's rule against starvation, have waited too long,
+        and return these calls.
 
         Before that, if the policy's statistics have changed much, give all waiting calls a new
         priority, over several steps. A call that comes to the front meanwhile gets its new priority

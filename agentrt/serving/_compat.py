@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,18 @@ _UPGRADE = re.compile(rb"\r\nupgrade:(?![ \t]*websocket)[^\r\n]*(?=\r\n|$)", re.
 
 
 class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server that installs no signal handlers."""
+    """A uvicorn server that installs no signal handlers, and sets ``ready`` when it answers
+    connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -75,6 +75,8 @@ class Listener:
         self.port = int(self._socket.getsockname()[1])
         self._server: EmbeddedServer | None = None
         self._is_stopped = False
+        self.ready = asyncio.Event()
+        """Set once the server answers connections."""
 
     @property
     def url(self) -> str:
@@ -83,9 +85,11 @@ class Listener:
         return f"{'http' if self._certificate is None else 'https'}://{host}:{self.port}"
 
     @property
-    def is_serving(self) -> bool:
-        """Whether the server answers connections."""
-        return self._server is not None and self._server.started
+    def browser_url(self) -> str:
+        """The server's address for a browser on this machine."""
+        if self.host not in ("0.0.0.0", "::"):
+            return self.url
+        return self.url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
 
     async def serve(self, app: Any, bounds: Bounds) -> None:
         """Serve ``app`` until `stop` is called. If cancelled, drop the requests in flight."""
@@ -109,7 +113,7 @@ class Listener:
             limit_concurrency=min(bounds.connections, _file_limit() - _SPARE_FILES),
         )
         logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
-        server = self._server = EmbeddedServer(config)
+        server = self._server = EmbeddedServer(config, self.ready)
         server.should_exit = self._is_stopped
         try:
             await server.serve(sockets=[self._socket])

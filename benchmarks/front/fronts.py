@@ -111,7 +111,7 @@ async def stock() -> AsyncIterator[Served]:
     with socket.create_server((_HOST, 0)) as listener:
         config = uvicorn.Config(app, log_level="error", access_log=False)
         config.load()
-        server = EmbeddedServer(config)
+        server = EmbeddedServer(config, asyncio.Event())
         stop = partial(setattr, server, "should_exit", True)
         async with _served(server.serve(sockets=[listener]), stop):
             yield Served(f"http://{_HOST}:{listener.getsockname()[1]}")

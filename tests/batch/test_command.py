@@ -122,6 +122,7 @@ def test_each_broken_record_is_a_line(write: Write, command: Run, tmp_path: Path
     assert "line 2: not JSON" in first
     assert "line 3: id '1' occurs twice, first in line 1" in second
     assert "2 of 3 records cannot be used; nothing was run" in last
+    assert not [*tmp_path.glob("r.jsonl*")]
 
 
 GRAPH = """

@@ -291,7 +291,7 @@ async def test_mistakes(
     [
         ("t.jsonl", "needs an engine that reports token ids"),
         ("none/t.jsonl", "the folder"),
-        ("t.parquet", "install agentrt[parquet], or name a file that ends in .jsonl"),
+        ("t.parquet", "name a file that ends in .jsonl, or run: pip install"),
     ],
 )
 def test_a_mistake_is_one_line_and_loses_nothing(

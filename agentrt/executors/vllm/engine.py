@@ -133,7 +133,7 @@ class VLLMEngine(CoreClient):
         # An engine without a tokenizer takes prompts only as token ids.
         skips_tokenizer = llm.model_config.skip_tokenizer_init
         self._tokenizer = None if skips_tokenizer else llm.get_tokenizer()
-        progress("ready")
+        progress("the engine is ready")
 
     async def _loaded(self) -> AsyncLLM:
         """Load the engine in a thread. If this is cancelled, shut the engine down once it is

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agentrt.errors import INSTALL_VLLM, ModelLoadError
+from agentrt.errors import ModelLoadError
 from agentrt.executors.vllm._compat.core import close_context, stop_reader
 from agentrt.executors.vllm.processes import collections_paused, in_new_thread
+from agentrt.extras import install_vllm
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -36,8 +37,8 @@ def import_vllm() -> None:
         if any(name in str(error) for name in _DRIVERS):
             raise ModelLoadError(f"vLLM cannot be imported ({error}): {_NO_DEVICE}") from error
         raise ModelLoadError(
-            f"vLLM cannot be imported ({error}); {INSTALL_VLLM}; --engine simulated does not need "
-            "vLLM"
+            f"vLLM cannot be imported ({error}); {install_vllm()}; --engine simulated does not "
+            "need vLLM"
         ) from error
     # Without a device, vLLM fails later with various messages, some of which blame the model.
     from vllm.platforms import current_platform

@@ -45,6 +45,17 @@ def graph_input(graph: Graph, name: str, raw_input: Any) -> Any:
     return raw_input
 
 
+def ignored_keys(graph: Graph, name: str, raw_input: Any) -> str:
+    """Return a sentence about the keys of an input that LangGraph will ignore because the graph has
+    no such fields, with the fields that there are; "" if it will ignore none.
+    """
+    fields = input_fields(graph)
+    if fields is None or not isinstance(raw_input, dict):
+        return ""
+    unknown = ", ".join(repr(key) for key in raw_input if key not in fields)
+    return f"graph {name!r} has no field {unknown}; its input has {_listed(fields)}" * bool(unknown)
+
+
 def input_hint(graph: Graph) -> str:
     """Return the option that gives a graph its input, as an example for a message."""
     fields = input_fields(graph)

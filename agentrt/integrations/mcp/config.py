@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from agentrt.errors import ConfigError
+from agentrt.extras import install_command
 from agentrt.files import read_json
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -61,7 +62,7 @@ def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) ->
     if not paths:
         return []
     if find_spec("mcp") is None:
-        raise ConfigError("--mcp needs the package mcp; run: pip install 'agentrt[mcp]'")
+        raise ConfigError(f"--mcp needs the package mcp; run: {install_command('mcp')}")
     servers: dict[str, Server] = {}
     for path in paths:
         for name, entry in _entries(path).items():

@@ -60,6 +60,7 @@ _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: the journal does not say which engine and policy were used. Sizes are those of
 options such as --max-num-seqs and --kv-blocks, or made up"""
 _SEVERAL = "{}: the programs ran under several policies, so no policy is shown as the recorded one"
+_SIZES = "{}: the programs ran on engines of several sizes; the replay uses those of the last: {}"
 SIZES = (
     *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
     *("replicas", "router", "block_size", "in_flight"),
@@ -113,6 +114,8 @@ def replay(journal: Path, **options: Any) -> None:
     click.echo(setting.source.trace().report(), err=True)
     if "scheduler" not in recording.engine:
         click.echo((_SEVERAL if recording.engines else _UNKNOWN).format(journal), err=True)
+    if differences := _differences(recording, options):
+        click.echo(_SIZES.format(journal, differences), err=True)
     specs = grid([setting], contenders, [0], machine)
     if options["depth"] == "real":
         from agentrt.lab.runs.real import measure
@@ -156,20 +159,24 @@ def _check_depth(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{flag} needs --depth {depth}; leave it out, or add --depth {depth}")
 
 
-def _differ(recording: Recording) -> list[str]:
-    """Return the names of the size options whose values differ between the recorded engines."""
-    sizes = [{name: engine.get(name) for name in SIZES} for engine in recording.engines]
-    return [name for name in _SIZE_OPTIONS if len({engine[name] for engine in sizes}) > 1]
+def _differences(recording: Recording, options: Mapping[str, Any]) -> str:
+    """Say which sizes differ between the recorded engines and are not set by options, with the
+    value of the last engine, which is replayed; "" if none.
+    """
+    texts = []
+    for name in _SIZE_OPTIONS:
+        values = list(dict.fromkeys(engine.get(name) for engine in recording.engines))
+        if len(values) > 1 and options[name] is None:
+            last, *others = ("not set" if value is None else str(value) for value in values)
+            texts.append(f"--{name.replace('_', '-')} {last} (others: {', '.join(others)})")
+    return "; ".join(texts)
 
 
 def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the recorded engine, changed by the options."""
-    engine = recording.engine
+    """Return the sizes of the last recorded engine, changed by the options."""
+    engine = recording.engines[0] if recording.engines else {}
     sizes = {name: engine[name] for name in SIZES if name in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
-    if several := [name for name in _differ(recording) if name not in sizes]:
-        choices = ", ".join(f"--{name.replace('_', '-')}" for name in several)
-        raise ConfigError(f"the programs ran on engines of several sizes; set {choices}")
     if options["router"] is not None and sizes.get("replicas", 1) == 1:
         raise ConfigError(
             "--router needs several replicas; add --replicas N, or leave --router out"

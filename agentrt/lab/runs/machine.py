@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrt.errors import INSTALL_VLLM, ConfigError
+from agentrt.errors import ConfigError
+from agentrt.extras import install_vllm
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -157,5 +158,5 @@ def _loaded(path: Path) -> StepTimeModel:
 def _check_vllm() -> None:
     if find_spec("vllm") is None:
         raise ConfigError(
-            f"simulated engines need vLLM's scheduler, but vLLM is not installed; {INSTALL_VLLM}"
+            f"simulated engines need vLLM's scheduler, but vLLM is not installed; {install_vllm()}"
         )

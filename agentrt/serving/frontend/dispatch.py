@@ -417,7 +417,7 @@ def _edited(kept: StoredResponse | None, send: Send) -> Send:
 
 
 def _is_plain_get(request: Request) -> bool:
-    """Whether a request reads a stored response as JSON, and not as a stream of events."""
+    """Return whether a request reads a stored response as JSON, not as a stream of events."""
     name = request.scope["path"].removeprefix(_OF_RESPONSES)
     is_stream = request.query_params.get("stream", "false").lower() not in ("false", "0")
     return request.method == "GET" and "/" not in name and not is_stream

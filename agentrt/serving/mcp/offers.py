@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -93,22 +93,10 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
     if not program.takes_input:
         return "", schema
     name = list(inspect.signature(program.function).parameters)[1]
-    schema["properties"][name] = _schema_of(program.function, name)
+    schema["properties"][name] = program.input_schema()
     if program.needs_input:
         schema["required"] = [name]
     return name, schema
-
-
-def _schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Return the JSON schema of a parameter, or ``{}`` if its type has no JSON schema."""
-    from pydantic import TypeAdapter
-
-    try:
-        hint = get_type_hints(function).get(name, Any)
-        schema: dict[str, Any] = TypeAdapter(hint).json_schema()
-    except Exception:  # names that cannot be resolved, types that pydantic has no schema for
-        return {}
-    return schema
 
 
 # -- graphs -------------------------------------------------------------------------------

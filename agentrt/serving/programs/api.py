@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import ConfigError, text_of
+from agentrt.extras import install_command
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState
@@ -70,6 +72,11 @@ def add_runs(
         """List the programs that this server runs."""
         served = [_describe(name, program) for name, program in server.native.items()]
         return JSONResponse({"object": "list", "data": served})
+
+    @router.get("/programs/{name}", response_model=None)
+    async def retrieve_program(name: str) -> Response:
+        """Return what a program is: its description, the schema of its input, and its routes."""
+        return JSONResponse(_describe(name, _program(server, name)))
 
     @router.post("/programs/{name}/runs", response_model=None)
     async def start_run(request: Request, name: str, body: RunRequest) -> Response:
@@ -130,6 +137,11 @@ def _program(server: Server, name: str) -> Program:
     if name not in programs:
         known = ", ".join(programs) or "none"
         text = f"unknown program {name!r}; served programs: {known}"
+        if name in server.served:
+            text = (
+                f"{name!r} is a graph, not a program; run it with LangGraph's API: POST /runs/wait "
+                f'with {{"assistant_id": "{name}", "input": …}}'
+            )
         raise ApiError(404, text, code="program_not_found")
     return programs[name]
 
@@ -152,12 +164,15 @@ def accept_input(program: Program, input_value: Any) -> Any:
 
 
 def _describe(name: str, program: Program) -> dict[str, Any]:
+    path = f"/v1/programs/{quote(name, safe='')}"
     return {
         "id": name,
         "object": "program",
         "takes_input": program.takes_input,
         "needs_input": program.needs_input,
         "description": (program.__doc__ or "").strip() or None,
+        "input_schema": program.input_schema(),
+        "links": {"self": f"{path}", "runs": f"{path}/runs"},
     }
 
 
@@ -320,7 +335,7 @@ def _submissions() -> Any:
     try:
         from agentrt.serving.submit.api import submissions
     except ImportError as error:
-        text = f"--submit needs agentrt[submit] ({error}); run: pip install 'agentrt[submit]'"
+        text = f"--submit needs further packages ({error}); run: {install_command('submit')}"
         raise ConfigError(text) from error
     return submissions
 

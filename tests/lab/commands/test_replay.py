@@ -200,8 +200,8 @@ def test_ctrl_c_keeps_what_is_done(
 async def test_a_journal_that_two_engines_have_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is true of both is taken; the size in which they differ is to be given, and neither's
-    policy is the recorded one.
+    """The sizes of the last engine are replayed, with a note about those in which the engines
+    differ, unless options set them; neither's policy is the recorded one.
     """
     path = await recorded(tmp_path / "j")
     other = World(FCFS, replace(MACHINE, max_num_seqs=2).virtual_options(), TIMES)
@@ -211,8 +211,11 @@ async def test_a_journal_that_two_engines_have_written(
     ):
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
-    check(capfd, call(["journal", "replay", str(path)]), "of several sizes; set --max-num-seqs")
+    out, err = replayed(capfd, path, "--policy", "plas")
+    assert f"uses those of the last: --max-num-seqs 2 (others: {MACHINE.max_num_seqs})" in err
+    assert "2 batch slots, 220 KV blocks" in out
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
+    assert "several sizes" not in err
     assert "ran under several policies, so no policy is shown as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
+from langgraph.graph import StateGraph
+from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from agentrt import Context, Runtime, program
 from agentrt.engines import OpenAIEndpoint
@@ -16,7 +21,7 @@ from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.programs import api
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import SESSION_HEADERS, Claim
-from agentrt.serving.server import Bounds, ServedProgram
+from agentrt.serving.server import Bounds, ServedGraph, ServedProgram
 from agentrt.serving.tenants import Limits
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import Held, LocalServer, called, open_server
@@ -327,6 +332,50 @@ async def test_a_served_program_runs_and_gives_its_result() -> None:
         strange = {"x-agentrt-tenant": "other"}
         at = f"{RUNS}/{run['id']}"
         assert (await local.client.get(at, headers=strange)).status_code == 404
+
+
+async def test_a_program_says_what_it_is() -> None:
+    """The description has the input's schema and the routes; a graph is told from a program."""
+
+    class State(TypedDict):
+        text: str
+
+    class Trip(BaseModel):
+        city: str
+        days: int = 3
+
+    async def travel(ctx: Context, trip: Trip) -> int:
+        """Plan a trip."""
+        return trip.days
+
+    async def odd(ctx: Context, thing: Callable[[], int]) -> None: ...
+
+    travels, odds = program(name="trip plan")(travel), program(odd)
+    travel.__annotations__["trip"] = Trip
+    served: dict[str, Any] = {**SERVED}
+    served |= {one.name: ServedProgram(one, "here.py") for one in (travels, odds)}
+    graph = StateGraph(State).add_node("n", lambda state: state).set_entry_point("n").compile()
+    async with open_server(served=served | {"agent": ServedGraph(graph, "g.py")}) as local:
+
+        async def described(name: str) -> dict[str, Any]:
+            answer = await local.client.get(f"/v1/programs/{name}")
+            assert answer.status_code == 200, answer.text
+            said: dict[str, Any] = answer.json()
+            return said
+
+        whole = await described("trip%20plan")
+        assert whole["description"] == "Plan a trip."
+        assert whole["input_schema"]["required"] == ["city"]
+        assert whole["links"]["runs"] == "/v1/programs/trip%20plan/runs"
+        assert (await described("sum"))["input_schema"]["items"] == {"type": "integer"}
+        assert (await described("forever"))["input_schema"] is None
+        assert (await described("odd"))["input_schema"] == {}
+        listed = (await local.client.get("/v1/programs")).json()["data"]
+        assert listed == [await described(quote(name, safe="")) for name in served]
+        for name, words in (("none", "served programs: sum, forever"), ("agent", "is a graph")):
+            missing = await local.client.get(f"/v1/programs/{name}")
+            assert missing.status_code == 404
+            assert words in missing.json()["error"]["message"]
 
 
 async def test_a_program_that_fails_says_so() -> None:

@@ -37,13 +37,20 @@ class Family:
         )
 
     def __str__(self) -> str:
-        tools = f"tool parser {self.tool_parser}" if self.tool_parser else "no tool parser"
-        if self.tool_parser == TOOL_FORM:
-            tools += " (agentrt's own JSON form of tool calls)"
-        reasoning = f"reasoning parser {self.reasoning_parser}"
+        match self.tool_parser:
+            case None:
+                tools = "remain text"
+            case str() as name if name == TOOL_FORM:
+                tools = "use agentrt's own JSON form, which needs no support by the chat template"
+            case name:
+                tools = f"are read by vLLM's parser {name}"
+        if self.reasoning_parser is None:
+            reasoning = "is not separated from the answer"
+        else:
+            reasoning = f"is read by vLLM's parser {self.reasoning_parser}"
         return (
-            f"{tools}, {reasoning if self.reasoning_parser else 'no reasoning parser'}; chosen for "
-            f"{self.architecture}, change with --tool-call-parser and --reasoning-parser"
+            f"tool calls {tools}; reasoning {reasoning} (chosen for {self.architecture}; change "
+            "with -- --tool-call-parser and --reasoning-parser)"
         )
 
 

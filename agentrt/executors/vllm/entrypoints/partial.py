@@ -45,7 +45,9 @@ class _InsideCall(Enum):
 
 
 class OutputReader:
-    """Turns an output's pieces into pieces of the answer's text (`str`) or of a tool call."""
+    """A reader that turns an output's pieces into pieces of the answer's text (`str`) or of a tool
+    call.
+    """
 
     def __init__(self) -> None:
         self._inside = _InsideCall.HEAD

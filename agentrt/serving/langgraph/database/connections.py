@@ -422,6 +422,31 @@ def _keep(reading: ClockReading) -> sa.Executable:
 # -- locks ----------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def reserved(address: Address) -> AsyncIterator[None]:
+    """Keep other servers from using a database while the body runs, before it is opened.
+
+    An SQLite file stays locked; `open_database` in the body locks it again for this process. A
+    PostgreSQL database is only checked, and is locked when it is opened. Raises `ConfigError` if
+    another server uses the database, or if it cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            if address.file is not None:
+                await _lock_file(address.file, stack)
+            else:
+                _, writes = engines(address)
+                lock = AdvisoryLock(writes, address)
+                try:
+                    await lock.take()
+                finally:
+                    await lock.release()
+                    await writes.dispose()
+        except (SQLAlchemyError, OSError, ImportError) as error:
+            raise ConfigError(f"--database {address}: {first_line(error)}") from error
+        yield
+
+
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
     """Lock a file next to the database. The lock ends with this process."""
     for _ in range(_LOCK_TRIES):

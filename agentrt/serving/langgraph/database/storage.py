@@ -22,6 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.store.base import BaseStore, TTLConfig
 
 from agentrt.errors import ConfigError
+from agentrt.extras import install_command
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.database._compat import (
@@ -186,7 +187,7 @@ async def open_storage(
             saver, store = await open_langgraphs(address, stack, ttl)
         except ImportError as error:
             raise ConfigError(
-                f"--database {address}: {error}; install agentrt[postgres]"
+                f"--database {address}: {error}; run: {install_command('postgres')}"
             ) from error
         query = sa.text(f"SELECT max(checkpoint_id) FROM {CHECKPOINT_TABLE}")
         async with database.reading() as connection:

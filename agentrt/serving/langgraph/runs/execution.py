@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from langchain_core.runnables.config import merge_configs
@@ -25,6 +25,7 @@ from agentrt.integrations.langgraph.graphs import (
     program_result,
     program_terms,
 )
+from agentrt.integrations.langgraph.inputs import ignored_keys
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.background import Background
@@ -83,6 +84,12 @@ async def _back_off(live: LiveRun, seconds: float) -> None:
     live.retry_now = None
 
 
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning, once in a process."""
+    _log.warning(text)
+
+
 class Execution:
     """The execution of a run, from its start to its end."""
 
@@ -95,6 +102,8 @@ class Execution:
         self._begun = False
         self._began = time.time()
         self._stream = adapter_of(live.record)
+        self._ignored = ""
+        """A sentence about the keys of the input that the graph ignores."""
 
     async def run(self) -> None:
         """Run the graph, and store the run's end. A run that was stopped while it waited in the
@@ -117,6 +126,11 @@ class Execution:
             await self._begin()
             graph = self._graph = await self._open("threads.create_run")
             record, terms = self._record, program_terms(graph)
+            if not self._entry.resumes and not self._state.graphs.is_native(record.graph_id):
+                raw_input = record.kwargs.get("input")
+                self._ignored = ignored_keys(graph, record.graph_id, raw_input)
+                if self._ignored:
+                    _warn_once(f"a run's input: {self._ignored}; LangGraph ignores other keys")
             run = self._state.server.runtime.start(
                 self._program(graph),
                 self._input(),
@@ -220,6 +234,8 @@ class Execution:
         thread's state.
         """
         fault = error_json(error)
+        if self._ignored:  # probably the cause
+            fault = {**fault, "message": f"{fault['message']} ({self._ignored})"}
         failed = {**state, "status": "error", "error": fault}
         await self._store("error", encode({"__error__": fault}), failed, fault)
 

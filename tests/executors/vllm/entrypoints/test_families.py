@@ -101,10 +101,13 @@ def test_what_the_user_names_wins() -> None:
     assert family.named("held", "none") == Family("held", None, "Qwen3ForCausalLM")
     assert family.named("none", None) == Family(None, "qwen3", "Qwen3ForCausalLM")
     assert str(family) == (
-        "tool parser hermes, reasoning parser qwen3; chosen for Qwen3ForCausalLM, "
-        "change with --tool-call-parser and --reasoning-parser"
+        "tool calls are read by vLLM's parser hermes; reasoning is read by vLLM's parser qwen3 "
+        "(chosen for Qwen3ForCausalLM; change with -- --tool-call-parser and --reasoning-parser)"
     )
-    assert str(family.named("none", "none")).startswith("no tool parser, no reasoning parser; ")
+    assert str(family.named("held", "none")).startswith("tool calls use agentrt's own JSON form, ")
+    assert str(family.named("none", "none")).startswith(
+        "tool calls remain text; reasoning is not separated from the answer ("
+    )
 
 
 @pytest.mark.engine

@@ -71,7 +71,7 @@ async def listening(path: Path, bounds: Bounds) -> AsyncIterator[tuple[Listener,
         server = Server(runtime, ("m",), things, database, bounds=bounds, origins=Origins())
         async with opened_app(server, [api]) as app:
             serve = asyncio.create_task(listener.serve(app, bounds))
-            while not listener.is_serving:
+            while not listener.ready.is_set():
                 await asyncio.sleep(0)
             try:
                 yield listener, server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph.graphs import GATES
@@ -120,6 +121,25 @@ async def test_a_run_is_a_program_of_the_runtime(client: LangGraphClient, it: Se
     await client.runs.join(thread, run)
     assert live[0].ended_at is not None
     assert live[0].id not in it.server.runtime.runs
+
+
+async def test_keys_that_a_graph_ignores_are_named(
+    client: LangGraphClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LangGraph ignores unknown keys: a run that fails names them, one that does not is warned of,
+    and both have the fields that there are. A resume has no input, and needs no warning.
+    """
+    misspelt = given(gat="x", steps=[])
+    wrong: Any = await client.runs.wait(None, "gate", input=misspelt, raise_error=False)
+    assert wrong["__error__"]["error"] == "KeyError"
+    message = wrong["__error__"]["message"]
+    assert "graph 'gate' has no field 'gat'; its input has the fields 'gate', 'steps'" in message
+    assert await client.runs.wait(None, "steps", input={**IN, "extra": 1, "much": 2}) == DONE
+    [warned] = [it.message for it in caplog.records if "'extra'" in it.message]
+    assert "graph 'steps' has no field 'extra', 'much'; its input has the field" in warned
+    before = len(caplog.records)
+    assert await client.runs.wait(None, "steps", input=IN) == DONE
+    assert not any("no field" in it.message for it in caplog.records[before:])
 
 
 async def test_native_programs_run_as_graphs_do(client: LangGraphClient) -> None:
