@@ -188,7 +188,7 @@ def learn(model: Any, optimizer: Any, taken: list[Group], epochs: int, version: 
         new = log_probabilities(model, ids, attention)
         if epoch == 0:
             fresh = torch.tensor(table.versions)[:, 1:] == version
-            difference = float(((new - old).abs() * fresh).max())
+            difference = float(((new.detach() - old).abs() * fresh).max())
         ratio = (new - old).exp()
         clipped = ratio.clamp(0.8, 1.28)
         gain = torch.minimum(ratio * advantages, clipped * advantages)
