@@ -24,6 +24,10 @@ BENCHMARKS = {
         "When the last of many programs ends that are all there at once, compared with stock vLLM.",
     ),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
+    "cliff": (
+        "benchmarks.cliff:cliff",
+        "A published fall of throughput at growing concurrency, predicted in virtual time.",
+    ),
     "clients": (
         "benchmarks.clients.command:clients",
         "Calls per second of clients that never report their end, compared with stock vLLM.",

@@ -1,0 +1,324 @@
+"""``benchmarks cliff``: predicts a fall of throughput that others measured.
+
+InferenceX (pull request 2268) served coding agents' sessions (AgentX) with GLM-5.2 NVFP4 on one
+node of eight B300 GPUs, with SGLang and a KV cache of 3.3 million tokens. From 8 to 32 sessions at
+a time, the throughput fell to a fifth, because their contexts no longer fitted. Here, sessions of
+the published sizes run in virtual time on vLLM's scheduler and KV cache of the same size, and then
+under agentrt's defaults.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from random import Random
+from statistics import median
+from typing import Any
+
+import click
+
+from agentrt.cli.numbers import NumberRange
+from agentrt.executors.identity import to_extra_args
+from agentrt.lab.commands.options import (
+    ManyCommand,
+    counts,
+    many,
+    policy_option,
+    silence_vllm,
+)
+from agentrt.lab.commands.progress import finished
+from agentrt.lab.engine.headless import TOKEN, HeadlessEngine, make_scheduler, stock_scheduler
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.outcome import quantile
+from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
+from agentrt.request import Identity
+from benchmarks.cells import seeds_of, study_options
+from benchmarks.workloads.sizes import Sizes
+
+GPUS = 8
+POOL, BLOCK, STEP_TOKENS, SLOTS = 3_300_000, 64, 8_192, 256
+"""Tokens of the KV cache (published), and of a block, tokens a step, and slots (assumed)."""
+LONGEST = 1_000_000
+STEPS = StepTimeModel(
+    base_s=18e-3, per_prefill_token_s=52e-6, per_decode_s=0.0, per_context_token_s=0.0
+)
+"""Fitted: the base to the throughput at 8 sessions, a prompt token to that at 32."""
+FITTED = {(8, "tokens"), (32, "tokens"), (16, "hits")}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Published figures: tokens of prompts and outputs per second and GPU, the share of the
+    prompts' tokens that were cached, and the median seconds to the first token.
+    """
+
+    tokens: float
+    hits: float
+    ttft_s: float
+
+
+MEASURED: Mapping[int, Measured] = {
+    8: Measured(12_603, 0.97, 0.4),
+    16: Measured(3_421, 0.39, 14.2),
+    32: Measured(2_383, 0.05, 196.8),
+}
+"""By the number of sessions at a time."""
+
+SYSTEM = 20_000
+TURNS = Sizes(mean=60, spread=0.8, low=5, high=400)
+FIRST = Sizes(mean=20_000, spread=0.8, low=1_000, high=200_000)
+ADDED = Sizes(mean=2_800, spread=1.0, low=20, high=60_000)
+OUTPUT = Sizes(mean=640, spread=0.9, low=10, high=8_000)
+"""The medians over all calls are near the published ones: 43 turns, 142,000 tokens of prompt and
+444 of output. The means and spreads are assumed; the mean of a session's contexts is fitted to the
+hits at 16 sessions."""
+_GAP = (1.0, 1.5)
+"""Median and spread of the seconds from an answer to the next turn (assumed)."""
+_LONGEST_GAP_S = 10.0
+"""The rule of the published runs."""
+_AT_START = 64
+"""Sessions of which a client's first one is drawn."""
+
+
+@click.command(cls=ManyCommand)
+@many("--clients", metavar="N,…", help="Sessions at a time.  [default: 8,16,32,64]")
+@policy_option(f"Schedulers.  [default: {STOCK},{DEFAULT}]")
+@click.option(
+    "--minutes",
+    type=NumberRange(min=1.0),
+    default=30.0,
+    show_default=True,
+    metavar="M",
+    help="Virtual minutes that are measured, after a third of them.",
+)
+@study_options(3)
+def cliff(**options: Any) -> None:
+    """Predict a published fall of throughput, and what the defaults would have given.
+
+    Clients hold sessions of coding agents, one after the other, and never say that a session is
+    over. A cell shows tokens per second and GPU, the share of prompt tokens found in the KV cache,
+    and the median time to the first token, each the median over the seeds.
+    """
+    numbers = counts("--clients", options["clients"] or ("8", "16", "32", "64"))
+    names = [*dict.fromkeys(options["policy"] or (STOCK, DEFAULT))]
+    for name in names:
+        contender(name)
+    minutes = options["minutes"]
+    specs = [Spec(*cell, minutes) for cell in product(numbers, seeds_of(options), names)]
+    silence_vllm()
+    with finished(specs, options["jobs"], run) as results:
+        if results:
+            click.echo(table(results))
+            if options["as_json"]:
+                click.echo(json.dumps({"cells": cells(results)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The description of one run."""
+
+    clients: int
+    seed: int
+    name: str
+    minutes: float
+
+
+@dataclass(slots=True)
+class Counted:
+    """The calls that ended while it was measured."""
+
+    seconds: float
+    prompt: int = 0
+    output: int = 0
+    cached: int = 0
+    first_s: list[float] = field(default_factory=list)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Tokens per second and GPU, hits, and seconds to the first token. Without a call, hits and
+        seconds are not a number.
+        """
+        waits = sorted(self.first_s)
+        return {
+            "tokens": (self.prompt + self.output) / self.seconds / GPUS,
+            "hits": self.cached / self.prompt if self.prompt else float("nan"),
+            "ttft_p50_s": quantile(waits, 0.5) if waits else float("nan"),
+            "ttft_p95_s": quantile(waits, 0.95) if waits else float("nan"),
+            "calls": len(waits),
+        }
+
+
+class Session:
+    """A coding agent's session: a context that grows with each turn. It has no end but its last
+    turn, of which nobody hears.
+    """
+
+    def __init__(self, rng: Random, name: str, turns: int) -> None:
+        self.name = name
+        self.turns = turns
+        self.turn = 0
+        self.output = 0
+        self._rng = rng
+        self.prompt = [*_SYSTEM_TOKENS, *self._tokens(FIRST.draw(rng))]
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.choices(_VOCABULARY, k=count)
+
+    def skip(self, turns: int) -> None:
+        """Take turns of which the engine has seen nothing."""
+        for _ in range(turns):
+            self.output = OUTPUT.draw(self._rng)
+            self.advance()
+
+    def send(self) -> tuple[str, list[int], int]:
+        """Begin a turn: the call's id, its prompt and the number of output tokens."""
+        self.output = OUTPUT.draw(self._rng)
+        return f"{self.name}/{self.turn}", self.prompt, self.output
+
+    def advance(self) -> bool:
+        """End the turn. Return whether there is another one."""
+        self.turn += 1
+        self.prompt = [
+            *self.prompt,
+            *[TOKEN] * self.output,
+            *self._tokens(ADDED.draw(self._rng)),
+        ]
+        return self.turn < self.turns and len(self.prompt) < LONGEST - OUTPUT.high
+
+
+_VOCABULARY = range(1_000, 120_000)
+_SYSTEM_TOKENS = Random("system").choices(_VOCABULARY, k=SYSTEM)
+
+
+def first_session(rng: Random, name: str) -> Session:
+    """Return a session that is under way, as a client's session is at a random time: a long session
+    is as likely as it is long, and all of its turns are equally likely.
+    """
+    lengths = [TURNS.draw(rng) for _ in range(_AT_START)]
+    (turns,) = rng.choices(lengths, lengths)
+    session = Session(rng, name, turns)
+    session.skip(rng.randrange(turns))
+    return session
+
+
+@dataclass(slots=True)
+class _Engine(HeadlessEngine):
+    """An engine that notes how many tokens were cached when each call first ran."""
+
+    cached: dict[str, int] = field(default_factory=dict)
+
+    def _scheduled(self, output: Any) -> None:
+        from agentrt.executors.vllm._compat.scheduling import computed_before
+
+        for call_id, tokens in computed_before(output).items():
+            self.cached.setdefault(call_id, tokens)
+
+
+def run(spec: Spec) -> dict[str, float]:
+    """Run the clients under one scheduler, and return the figures."""
+    from agentrt.executors.vllm.scheduler import ProgramScheduler
+
+    config = contender(spec.name).config
+    scheduler = make_scheduler(
+        stock_scheduler() if config is None else ProgramScheduler,
+        max_num_seqs=SLOTS,
+        blocks=POOL // BLOCK,
+        block_size=BLOCK,
+        max_model_len=LONGEST,
+        max_num_batched_tokens=STEP_TOKENS,
+        settings={} if config is None else config.to_dict(),
+    )
+    engine = _Engine(scheduler, step_s=STEPS.seconds)
+    measured_s = spec.minutes * 60.0
+    begin_s, counted = measured_s / 3.0, Counted(measured_s)
+    draws = [Random(f"cliff/{spec.seed}/{client}") for client in range(spec.clients)]
+    sessions = [first_session(draw, f"{client}-0") for client, draw in enumerate(draws)]
+    begun = [0] * spec.clients
+    due = [(float(client), client) for client in range(spec.clients)]
+    calls: dict[str, tuple[int, Any]] = {}
+    silent: dict[str, float] = {}
+
+    def send(client: int) -> None:
+        session = sessions[client]
+        call_id, prompt, output = session.send()
+        identity = Identity(call_id, session.name, "agent")
+        extra = None if config is None else to_extra_args(identity)
+        engine.add(call_id, prompt, output, extra)
+        calls[call_id] = client, engine.requests[call_id]
+        silent[call_id] = engine.now
+
+    def end(call_id: str) -> None:
+        client, _ = calls.pop(call_id)
+        cached = engine.cached.pop(call_id)
+        session, draw = sessions[client], draws[client]
+        if engine.now > begin_s:
+            counted.prompt += len(session.prompt)
+            counted.output += session.output
+            counted.cached += cached
+        if not session.advance():
+            begun[client] += 1
+            sessions[client] = Session(draw, f"{client}-{begun[client]}", TURNS.draw(draw))
+        gap_s = min(_GAP[0] * draw.lognormvariate(0.0, _GAP[1]), _LONGEST_GAP_S)
+        heapq.heappush(due, (engine.now + gap_s, client))
+
+    while engine.now < begin_s + measured_s:
+        while due and due[0][0] <= engine.now:
+            send(heapq.heappop(due)[1])
+        if not engine.requests:
+            engine.now = due[0][0]
+            continue
+        step = engine.step()
+        for call_id in [name for name in step.scheduled if name in silent]:
+            if calls[call_id][1].num_output_tokens:
+                waited_s = engine.now - silent.pop(call_id)
+                if engine.now > begin_s:
+                    counted.first_s.append(waited_s)
+        for call_id in step.finished:
+            end(call_id)
+    return counted.figures
+
+
+# -- results -------------------------------------------------------------------------------
+
+
+def medians(results: Mapping[Spec, Mapping[str, float]]) -> dict[tuple[int, str], dict[str, float]]:
+    """Return each figure's median over the seeds, by clients and scheduler."""
+    groups: dict[tuple[int, str], list[Mapping[str, float]]] = {}
+    for spec, figures in results.items():
+        groups.setdefault((spec.clients, spec.name), []).append(figures)
+    return {
+        key: {name: median(seed[name] for seed in seeds) for name in seeds[0]}
+        for key, seeds in groups.items()
+    }
+
+
+def table(results: Mapping[Spec, Mapping[str, float]]) -> str:
+    """Return a row for each number of clients: the measurement, then each scheduler."""
+    cells_of = medians(results)
+    names = [*dict.fromkeys(name for _, name in cells_of)]
+    rows: list[Sequence[str]] = []
+    for clients in dict.fromkeys(number for number, _ in cells_of):
+        theirs = MEASURED.get(clients)
+        shown = _shown(theirs.tokens, theirs.hits, theirs.ttft_s) if theirs else ""
+        row = [str(clients), shown]
+        for name in names:
+            mine = cells_of.get((clients, name))
+            row.append(_shown(mine["tokens"], mine["hits"], mine["ttft_p50_s"]) if mine else "")
+        rows.append(row)
+    return markdown(["sessions", "measured", *names], rows)
+
+
+def _shown(tokens: float, hits: float, ttft_s: float) -> str:
+    return f"{tokens:,.0f} / {hits:.2f} / {ttft_s:.1f}"
+
+
+def cells(results: Mapping[Spec, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return all runs as JSON values."""
+    return [
+        {"clients": spec.clients, "scheduler": spec.name, "seed": spec.seed, **figures}
+        for spec, figures in results.items()
+    ]
