@@ -43,6 +43,20 @@ def test_a_batch_by_the_command_in_two_pieces(
     assert output.count("| bfcl") == 6
 
 
+@pytest.mark.engine
+def test_samples_of_an_input_share_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixteen samples of one input compute its prompt once; sixteen inputs compute all prompts."""
+    hits = {}
+    for samples in ("1", "16"):
+        options = [*SMALL, "--memory", "ample", "--policy", "default", "--samples", samples]
+        assert call(["batch", "--workload", "chat", *options, "--jobs", "1", "--json"]) == 0
+        runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+        assert {run["workload"] for run in runs} == {"chat" if samples == "1" else "chat x16"}
+        hits[samples] = {run["contender"]: run["hits"] for run in runs}
+    assert hits["16"]["stock"] > hits["1"]["stock"]
+    assert hits["16"]["default"] > hits["1"]["default"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
