@@ -85,13 +85,28 @@ def lock_beside(path: Path) -> IO[str]:
     another process has the lock.
     """
     check_plain(path)
-    file = path.with_name(path.name + ".lock").open("w")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
+    name = path.with_name(path.name + ".lock")
+    while True:
+        file = name.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between opening and locking, `unlock` may have removed the file. Then another process
+            # may have the lock of a new file with this name.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), name.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
         file.close()
-        raise
-    return file
+
+
+def unlock(file: IO[str]) -> None:
+    """End a lock of `lock_beside`, and remove its lock file. Idempotent."""
+    if not file.closed:
+        with contextlib.suppress(OSError):
+            Path(file.name).unlink()
+        file.close()
 
 
 @contextlib.contextmanager

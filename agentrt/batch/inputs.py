@@ -43,16 +43,20 @@ _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
 """Number of rows of a Parquet file that are in memory at once."""
 _CONDITION = re.compile(
-    r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
+    r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|==|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
 )
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
+    "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+
+_EQUALITY = ("=", "==", "!=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,11 @@ class Condition:
                 actual = files.parse_json(actual)
             except ValueError:
                 wanted = _as_text(wanted)
-        elif isinstance(wanted, str) and not isinstance(actual, str) and self.sign in ("=", "!="):
+        elif (
+            isinstance(wanted, str)
+            and not isinstance(actual, str)
+            and self.sign in ("=", "==", "!=")
+        ):
             actual = _as_text(actual)
         try:
             return bool(_SIGNS[self.sign](actual, wanted))
@@ -255,7 +263,9 @@ class InputFile:
                 place, reason = entry.place, entry.reason
             else:
                 place, key = entry.place, key_of(entry.id)
-                if key in seen and (first := self._first_place(entry)):
+                if key in seen:
+                    # Finding the first place reads the file again, so only for those shown.
+                    first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
                 try:
@@ -288,10 +298,9 @@ class InputFile:
         return count
 
     def _first_place(self, twin: Item) -> str:
-        for entry in self._selected({}):
-            if isinstance(entry, Item) and entry.id == twin.id:
-                return "" if entry.place == twin.place else entry.place
-        return ""
+        """Return the place of the first item with the same id."""
+        entries = (entry for entry in self._selected({}) if isinstance(entry, Item))
+        return next((entry.place for entry in entries if entry.id == twin.id), "this file")
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items. Raises `UsageError` at a record that cannot be used."""

@@ -156,7 +156,7 @@ class OutputFile(LineFile):
         try:
             super().__init__(path)
         except OSError as error:
-            self._lock.close()
+            files.unlock(self._lock)
             raise self._unwritable(error) from error
 
     @property
@@ -210,4 +210,4 @@ class OutputFile(LineFile):
     def close(self) -> None:
         """Close the file and release its lock. Idempotent."""
         super().close()
-        self._lock.close()
+        files.unlock(self._lock)

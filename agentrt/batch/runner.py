@@ -41,6 +41,7 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Executor
 from agentrt.graph import NodeKind
+from agentrt.interrupts.local import ToolThreads
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
@@ -140,6 +141,8 @@ class Batch:
         self._judges = {score.name: score.program() for score in scores if score.uses_model}
         self._out, self._tokens = out, tokens
         self._live: dict[str, _Live] = {}
+        # Python's own pool has few threads, which scores that hang would occupy.
+        self._threads = ToolThreads()
         self.scoring = 0
         self._draining = self._stopping = False
         self._thread = threading.get_ident()
@@ -194,6 +197,7 @@ class Batch:
                 running.exception()  # mark it as retrieved; it was raised above or is not needed
             self._runtime.registry.unlisten(self._on_event)
             await work.aclose()
+            self._threads.close()
             if self._tokens is not None:
                 await self._tokens.flush()
             if self._out is not None:
@@ -418,7 +422,7 @@ class Batch:
 
     async def _score(self, score: Score, item: Item, result: Result) -> Any:
         if not score.uses_model:
-            return await score.of(item.record, result.result)
+            return await score.of(item.record, result.result, self._threads)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],

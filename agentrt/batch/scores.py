@@ -23,6 +23,7 @@ from typing import Any, overload
 from agentrt import files
 from agentrt.batch.plain import as_json
 from agentrt.errors import AgentrtError, ConfigError
+from agentrt.interrupts.local import ToolThreads
 from agentrt.interrupts.schema import name_of
 from agentrt.program import Context, Program
 
@@ -76,11 +77,11 @@ class Score:
 
         return Program(scored, self.name)
 
-    async def of(self, record: Any, result: Any) -> Any:
+    async def of(self, record: Any, result: Any, threads: ToolThreads) -> Any:
         """Return the value of the function. A function that is not async runs in a thread."""
         if inspect.iscoroutinefunction(self.function):
             return await self.function(record, result)
-        value = await asyncio.to_thread(self.function, record, result)
+        value = await threads.run(functools.partial(self.function, record, result))
         return await value if inspect.isawaitable(value) else value
 
     def numbers(self, value: Any) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
@@ -110,6 +111,10 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     engine, fleet = engine_options(dict(options), engine_flags), read_fleet(dict(options))
     tools, traces = read_tools(dict(options)), read_traces(options["traces"], engine_flags)
     settings, journal = _settings(options), _journal(options)
+    for name in ("input_field", "id_field"):
+        if options[name] == "":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} '': give the name of a field, or leave the option out")
     conditions = [Condition.parse(text) for text in options["where"]]
     program = load_program(target)
     scores = _scores(target, options["score_targets"])
@@ -159,13 +164,7 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
     limits = ItemLimits(options["max_tokens_total"], options["max_calls"], options["timeout"])
     price = None
     if options["price"] is not None:
-        try:
-            prompt, output = map(float, options["price"].split(","))
-        except ValueError as error:
-            raise ConfigError(
-                f"--price {options['price']!r}: give two numbers, such as 0.15,0.6"
-            ) from error
-        price = prompt, output
+        price = _price(options["price"])
     source = click.get_current_context().get_parameter_source("on_unrecordable")
     return BatchSettings(
         options["samples"] or 1,
@@ -176,6 +175,19 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
         skips=options["journal"] is None and source is not click.core.ParameterSource.COMMANDLINE,
         tokens=options["tokens"] is not None,
     )
+
+
+def _price(text: str) -> tuple[float, float]:
+    try:
+        prompt, output = map(float, text.split(","))
+    except ValueError:
+        prompt = output = math.nan
+    if not (0 <= prompt < math.inf and 0 <= output < math.inf):
+        raise ConfigError(
+            f"--price {text!r}: give two numbers of at least 0, such as 0.15,0.6: the prices of a "
+            "million prompt tokens and of a million output tokens"
+        )
+    return prompt, output
 
 
 def _journal(options: Mapping[str, Any]) -> JournalPlan:

@@ -80,12 +80,18 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--input-field", "nothing"], "nothing was run"),
         (["--out", "{out}", "--id-field", "nothing"], "nothing was run"),
         (["--out", "{out}", "--where", "answer"], "FIELD=VALUE"),
+        (["--out", "{out}", "--where", "=="], "FIELD=VALUE"),
+        (["--out", "{out}", "--input-field", ""], "name of a field"),
+        (["--out", "{out}", "--id-field", "nothing", "--retry", "all"], "nothing was run"),
+        (["--out", "{out}", "--id-field", "nothing", "--tokens", "{tmp}/t"], "nothing was run"),
         (["--out", "{out}", "--where", "nothing=1"], "no record has the field"),
         (["--out", "{out}", "--n", "2"], "--samples"),
         (["--out", "{out}", "--input", "tea"], "leave it out"),
         (["--out", "{out}", "--human", "yes"], "leave it out"),
         (["--out", "{out}", "--stop-when", "often"], "99%"),
         (["--out", "{out}", "--price", "1"], "0.15,0.6"),
+        (["--out", "{out}", "--price", "nan,1"], "at least 0"),
+        (["--out", "{out}", "--price", "-1,1"], "at least 0"),
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
@@ -106,6 +112,8 @@ def test_a_mistake_is_told_before_anything_runs(
     assert "Traceback" not in ran.err
     assert "warming up" not in ran.err
     assert inputs.read_bytes() == before
+    kept = {program.name, inputs.name, "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
 def test_options_of_a_batch_need_its_inputs(write: Write, command: Run) -> None:

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,8 @@ def test_what_is_the_id_and_the_input_where_nothing_is_named(tmp_path: Path) -> 
         ("level<=1", ["a"]),
         ("q<p", ["a"]),
         ("q=one", ["a"]),
+        ("q == one", ["a"]),
+        ("level==5", ["b"]),
         ("q~^t", ["b"]),
         ("level~5", ["b"]),
         ("some", None),
@@ -222,3 +224,18 @@ def test_many_broken_records_are_told_of_in_part(tmp_path: Path) -> None:
     with pytest.raises(InputsError, match="1000 of 1000 records") as raised:
         InputFile(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
     assert len(raised.value.problems) == 20
+
+
+def test_many_records_with_the_same_id_do_not_read_the_file_for_each(tmp_path: Path) -> None:
+    reads = []
+
+    class Counted(InputFile):
+        def _records(self) -> Iterator[tuple[str, Any]]:
+            reads.append(self)
+            return super()._records()
+
+    (tmp_path / "x.jsonl").write_text('{"id": "same"}\n' * 1000, "utf-8")
+    with pytest.raises(InputsError, match="999 of 1000 records") as raised:
+        Counted(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
+    assert len(raised.value.problems) == 20
+    assert len(reads) <= 21
