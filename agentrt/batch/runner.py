@@ -27,7 +27,7 @@ from agentrt.batch.inputs import Fields, Item, Problem, key_of
 from agentrt.batch.limits import ItemLimits, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
-from agentrt.batch.scores import Score, ScoreError
+from agentrt.batch.scores import Score, ScoreError, value_of
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
 from agentrt.batch.tokens import TokenFile, check_executor, recorded_tokens
 from agentrt.errors import (
@@ -422,7 +422,7 @@ class Batch:
 
     async def _score(self, score: Score, item: Item, result: Result) -> Any:
         if not score.uses_model:
-            return await score.of(item.record, result.result, self._threads)
+            return await value_of(score, item.record, result.result, self._threads)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],

@@ -77,12 +77,13 @@ class Score:
 
         return Program(scored, self.name)
 
-    async def of(self, record: Any, result: Any, threads: ToolThreads) -> Any:
+    async def of(self, record: Any, result: Any) -> Any:
         """Return the value of the function. A function that is not async runs in a thread."""
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(record, result)
-        value = await threads.run(functools.partial(self.function, record, result))
-        return await value if inspect.isawaitable(value) else value
+        threads = ToolThreads()
+        try:
+            return await value_of(self, record, result, threads)
+        finally:
+            threads.close()
 
     def numbers(self, value: Any) -> dict[str, float]:
         """Return the value of the function as numbers by name.
@@ -109,6 +110,16 @@ class Score:
             f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
             "to numbers, or None"
         )
+
+
+async def value_of(score: Score, record: Any, result: Any, threads: ToolThreads) -> Any:
+    """Return the value of a score's function, which runs in one of the ``threads`` if it is not
+    async.
+    """
+    if inspect.iscoroutinefunction(score.function):
+        return await score.function(record, result)
+    value = await threads.run(functools.partial(score.function, record, result))
+    return await value if inspect.isawaitable(value) else value
 
 
 @overload
