@@ -208,6 +208,10 @@ def parse_json(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
+    except ValueError as error:
+        if str(error).startswith("Exceeds the limit"):  # of Python, for the digits of a number
+            raise ValueError("a whole number has more than 4,300 digits") from error
+        raise
 
 
 def _refuse(constant: str) -> NoReturn:

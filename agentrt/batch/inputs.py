@@ -117,7 +117,8 @@ class Condition:
             try:
                 value = files.parse_json(raw_value)
             except ValueError:
-                value = raw_value
+                is_quoted = len(raw_value) > 1 and raw_value[0] == raw_value[-1] == "'"
+                value = raw_value[1:-1] if is_quoted else raw_value
         return cls(text, match["field"].strip(), match["sign"], value)
 
     def holds(self, record: Any) -> bool:
@@ -182,9 +183,16 @@ class Fields:
             raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
-        if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
+        if not _is_id(id_value):
             return Problem(place, f"invalid id {id_value!r}; an id is a text or a whole number")
         return Item(str(id_value), raw_value, record, place)
+
+
+def _is_id(value: Any) -> bool:
+    """Return whether a value can be an id, which must come back unchanged from a file."""
+    if isinstance(value, str):
+        return value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:
@@ -329,12 +337,11 @@ class InputFile:
     def _records(self) -> Iterator[tuple[str, Any]]:
         """Yield each record's position and the record, or a `Problem` if it cannot be read."""
         reader = {"jsonl": _jsonl, "json": _json, "csv": _csv, "tsv": _tsv, "parquet": _rows}
-        if self._copy is not None:
-            self._copy.seek(0)
-            yield from reader[self._format](self._copy, self.name)
-            return
-        assert self._path is not None
         try:
+            if self._copy is not None:
+                yield from reader[self._format](_decompressed(self._copy), self.name)
+                return
+            assert self._path is not None
             with _opened(self._path) as file:
                 yield from reader[self._format](file, self.name)
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -373,8 +380,14 @@ def _format_of(path: Path) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file for reading. A compressed file is decompressed while it is read."""
-    match path.suffix.lower():
+    """Open a file for reading. A compressed file is decompressed while it is read, even if its name
+    does not say that it is compressed.
+    """
+    kind = path.suffix.lower()
+    if kind not in _COMPRESSED:
+        with path.open("rb") as file:
+            kind = _compression(file)
+    match kind:
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
         case ".zst":
@@ -383,10 +396,33 @@ def _opened(path: Path) -> IO[bytes]:
             return path.open("rb")
 
 
+def _compression(file: IO[bytes]) -> str:
+    """Return ``.gz`` or ``.zst`` for compressed data, recognized by its first bytes; else ""."""
+    file.seek(0)
+    head = file.read(4)
+    file.seek(0)
+    return ".gz" if head.startswith(b"\x1f\x8b") else ".zst" if head == b"\x28\xb5\x2f\xfd" else ""
+
+
+def _decompressed(file: IO[bytes]) -> IO[bytes]:
+    """Return the data of a file from its beginning, decompressed if it is compressed."""
+    match _compression(file):
+        case ".gz":
+            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # as above
+        case ".zst":
+            reader = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
+            return io.BufferedReader(reader)
+        case _:
+            return file
+
+
 def _sniffed(file: IO[bytes]) -> str:
     """Return the format of data from a pipe, recognized by its first bytes."""
-    file.seek(0)
-    head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    try:
+        head = _decompressed(file).read(64 * 1024)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+        return "jsonl"  # reading the records reports the error
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"["):
@@ -457,6 +493,12 @@ def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str
         if not columns or len(set(columns)) < len(columns):
             wrong = "a name occurs twice" if columns else "it has no names"
             raise UsageError(f"{name}: the first line must name the columns, but {wrong}")
+        for other in ";\t":
+            if len(columns) == 1 and other in columns[0]:
+                raise UsageError(
+                    f"{name}: the first line has {other!r} between its names, but a .csv file has "
+                    "commas and a .tsv file has tabs; convert or rename the file"
+                )
         end = rows.line_num
         for row in rows:
             place, end = f"line {end + 1}", rows.line_num

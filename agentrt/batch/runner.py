@@ -54,6 +54,8 @@ DEFAULT_LIVE = 256
 """Default number of programs of a batch that are live at the same time. How many of them may use
 the KV cache is decided by the engine's admission control.
 """
+MAX_SAMPLES = 1_000_000
+"""Maximum number of samples of an input. All of them are looked up before the batch begins."""
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
 of the error is removed.
@@ -86,6 +88,8 @@ class BatchSettings:
         for name in ("samples", "max_live"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.samples > MAX_SAMPLES:
+            raise ConfigError(f"samples must be at most {MAX_SAMPLES:,}, got {self.samples}")
 
 
 @dataclass(slots=True, eq=False)

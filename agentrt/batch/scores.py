@@ -10,13 +10,18 @@ A score may be async, may ask a model (``async def judge(ctx, record, result)``)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import inspect
 import math
+import os
 import re
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, overload
 
@@ -104,7 +109,7 @@ class Score:
     def _number(self, value: Any) -> float:
         if hasattr(value, "item") and callable(value.item):  # a number of numpy, or a tensor
             value = value.item()
-        if isinstance(value, bool | int | float) and math.isfinite(value):
+        if isinstance(value, Real | Decimal) and math.isfinite(value):
             return float(value)
         raise ScoreError(
             f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
@@ -176,14 +181,18 @@ def score_process(command: str | Sequence[str], *, name: str | None = None) -> S
 async def _output(words: Sequence[str], said: str) -> Any:
     pipe = asyncio.subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
     except OSError as error:
         raise ScoreError(f"{words[0]}: {error.strerror or error}") from error
     try:
         out, err = await process.communicate(said.encode("utf-8", "replace"))
     finally:
         if process.returncode is None:
-            process.kill()
+            # The command may have started others, such as a shell does.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
         words_said = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]

@@ -44,7 +44,7 @@ from agentrt.cli.journals import (
     read_journal,
 )
 from agentrt.cli.load import LoadedGraph, LoadedTarget, import_file, load_program, split_target
-from agentrt.cli.results import print_summary
+from agentrt.cli.results import print_summary, shortened
 from agentrt.cli.screen import LiveScreen, Screen
 from agentrt.cli.signals import Drain, Interrupts
 from agentrt.cli.streams import say
@@ -413,7 +413,9 @@ class _BatchProgress:
             speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
             words += [speed, f"{_duration(left / rate)} left"]
         if slowest := self._batch.slowest():
-            named = ", ".join(f"{item} ({_duration(length)})" for item, length in slowest)
+            named = ", ".join(
+                f"{shortened(item, 40)} ({_duration(length)})" for item, length in slowest
+            )
             words.append(f"slowest: {named}")
         return ", ".join(words[:-1]) + f"; {words[-1]}"
 

@@ -442,6 +442,7 @@ def test_functions_that_are_no_scores(function: Any) -> None:
         ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
         ([1], {"samples": 0}, "samples must be at least 1"),
+        ([1], {"samples": 10**30}, "samples must be at most 1,000,000"),
         ([1], {"max_calls": 0}, "max_calls must be above 0"),
         ([1], {"stop_when": "99"}, "give a share such as 99%"),
         ([1], {"retry": "all"}, "name it with out="),

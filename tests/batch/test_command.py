@@ -222,6 +222,23 @@ def test_a_score_that_raised_is_mended_without_running_again(
     ]
 
 
+def test_long_errors_and_ids_are_shown_in_part(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    source = """
+@program
+async def ask(ctx, question):
+    raise ValueError("x" * 10_000)
+"""
+    inputs = records([{"id": "i" * 10_000, "input": "tea"}])
+    ran = command("run", write(source), "--inputs", inputs, "--out", tmp_path / "r.jsonl")
+    assert ran.code == 1
+    assert "failed: iii" in ran.out + ran.err
+    assert max(map(len, (ran.out, ran.err))) < 5000
+    [line] = lines(tmp_path / "r.jsonl")
+    assert (len(line["id"]), len(line["error"])) == (10_000, len("ValueError: ") + 10_000)
+
+
 def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(
     write: Write, records: Records, tmp_path: Path
 ) -> None:

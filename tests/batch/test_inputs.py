@@ -128,7 +128,8 @@ def test_what_is_the_id_and_the_input_where_nothing_is_named(tmp_path: Path) -> 
         ("level<=1", ["a"]),
         ("q<p", ["a"]),
         ("q=one", ["a"]),
-        ("q == one", ["a"]),
+        ("q == 'one'", ["a"]),
+        ("q=one'", []),
         ("level==5", ["b"]),
         ("q~^t", ["b"]),
         ("level~5", ["b"]),
@@ -162,9 +163,12 @@ BROKEN = [
     ("x.jsonl", b'{"id": 1}\n{"id"\n{"id": 2}\n', {"line 2": "not JSON"}),
     ("x.jsonl", b'{"id": 1}\n\xff\n', {"line 2": "not UTF-8"}),
     ("x.jsonl", b'{"id": 1}\n{"id": NaN}\n', {"line 2": "not JSON"}),
+    ("x.jsonl", b'{"id": 1}\n' + b"9" * 5000 + b"\n", {"line 2": "more than 4,300 digits"}),
     ("x.jsonl", b'{"id": 1}\n{"x": 1}\n"tea"\n', {"line 2": "no field 'id'", "line 3": "a text"}),
     ("x.jsonl", b'{"id": 1}\n{"id": ""}\n{"id": [1]}\n', {"line 2": "id ''", "line 3": "id [1]"}),
     ("x.jsonl", b'{"id": 1}\n{"id": 2}\n{"id": "1"}\n', {"line 3": "first in line 1"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": "\\ud800"}\n', {"line 2": "invalid id"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": true}\n{"id": 1.5}\n', {"line 2": "True", "line 3": "1.5"}),
     ("x.jsonl", b'[\n{"id": 1},\n', {"line 1": ".json", "line 2": "not JSON"}),
     ("x.csv", b"id,q\na,b\nc\nd,e,f\n", {"line 3": "1 values", "line 4": "3 values"}),
     ("x.csv", b'id,q\na,b\nc,"d"e\n', {"line 3": "bad CSV"}),
@@ -195,6 +199,8 @@ def test_each_record_that_cannot_be_used_is_one_line(
         ("x.csv", b"", "name the columns"),
         ("x.csv", b"a,a\n1,2\n", "occurs twice"),
         ("x.csv", b"a\n\xff\n", "UTF-8"),
+        ("x.csv", b"a;b\n1;2\n", "has ';' between its names"),
+        ("x.csv", b"a\tb\n1\t2\n", "rename the file"),
         ("x.jsonl", b"", "x.jsonl: no records"),
         ("x.txt", b"", "must end in .jsonl"),
         ("none.jsonl", None, "no such file"),
@@ -239,3 +245,20 @@ def test_many_records_with_the_same_id_do_not_read_the_file_for_each(tmp_path: P
         Counted(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
     assert len(raised.value.problems) == 20
     assert len(reads) <= 21
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_data_without_a_name_that_says_so(
+    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.jsonl"
+    jsonl(path)
+    path.write_bytes(compress(path.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    for name in (str(path), "-"):
+        inputs = InputFile(name)
+        assert [[item.id for item in inputs] for _ in range(2)] == [["a", "b"]] * 2
+        inputs.close()
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(InputFile(str(path)))

@@ -34,7 +34,10 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         storage = await asyncio.to_thread(open_storage, server.database)
         stack.callback(storage.close)
         clock = SteadyClock(server.machine)
-        batches = Records(storage, "batch_", "batch", StoredBatch.from_fields)
+        # Reading from the storage blocks, so it runs in threads.
+        batches = await asyncio.to_thread(
+            Records, storage, "batch_", "batch", StoredBatch.from_fields
+        )
         live = [record for record in batches.all() if record.is_live]
 
         def batch_reading(tenant: str, file_id: str) -> str | None:
@@ -47,13 +50,13 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
                 None,
             )
 
-        files = Files(server, storage, clock, batch_reading)
+        files = await asyncio.to_thread(Files, server, storage, clock, batch_reading)
         being_written = {
             (record.tenant, file_id)
             for record in live
             for file_id in (record.output_id, record.error_id)
         }
-        files.remove_orphans(being_written)
+        await asyncio.to_thread(files.remove_orphans, being_written)
         files.add_to(router)
         await stack.enter_async_context(
             server.background.doing("sweep of files", files.sweep, _SWEEP_S)
