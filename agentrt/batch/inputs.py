@@ -39,6 +39,10 @@ FORMATS = {
 _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """Maximum number of bytes of a line, and of a field of a CSV file."""
+_COMPRESSED_BYTES = 4096
+"""Number of compressed bytes that are decompressed at once. They can become a thousand times as
+many.
+"""
 _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
 """Number of rows of a Parquet file that are in memory at once."""
@@ -379,6 +383,40 @@ def _format_of(path: Path) -> str:
     return kind
 
 
+class _ZstdReader(io.RawIOBase):
+    """A reader that decompresses Zstandard frames, and raises `EOFError` for a frame that was cut
+    off, which zstandard's own reader takes for the end of the data.
+    """
+
+    def __init__(self, file: IO[bytes], *, closes: bool = True) -> None:
+        self._file, self._closes = file, closes
+        self._frame: Any = None
+        self._compressed = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = self._compressed or self._file.read(_COMPRESSED_BYTES)
+            if not chunk:
+                if self._frame is not None:
+                    raise EOFError("the compressed data was cut off")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready, self._compressed = self._frame.decompress(chunk), b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        if self._closes:
+            self._file.close()
+        super().close()
+
+
 def _opened(path: Path) -> IO[bytes]:
     """Open a file for reading. A compressed file is decompressed while it is read, even if its name
     does not say that it is compressed.
@@ -391,7 +429,7 @@ def _opened(path: Path) -> IO[bytes]:
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
         case ".zst":
-            return io.BufferedReader(zstandard.open(path, "rb"))
+            return io.BufferedReader(_ZstdReader(path.open("rb")))
         case _:
             return path.open("rb")
 
@@ -410,8 +448,7 @@ def _decompressed(file: IO[bytes]) -> IO[bytes]:
         case ".gz":
             return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # as above
         case ".zst":
-            reader = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
-            return io.BufferedReader(reader)
+            return io.BufferedReader(_ZstdReader(file, closes=False))
         case _:
             return file
 
