@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,10 @@ def test_a_second_server_is_refused(
     PostgresStorage(address).close()
 
 
+def _has(calls: Sequence[Any], count: int) -> bool:
+    return len(calls) >= count
+
+
 async def test_a_batch_survives_lost_connections(postgres_url: str, tmp_path: Path) -> None:
     """The connection to the database is cut again and again while a batch is answered."""
     proxy = Proxy(new_database(postgres_url))
@@ -75,7 +81,8 @@ async def test_a_batch_survives_lost_connections(postgres_url: str, tmp_path: Pa
     async with serve_batches(tmp_path, database=proxy.url) as server:
         batch = await server.batch(*(request(str(n)) for n in range(60)))
         for count in (5, 20, 40):
-            await server.local.until(lambda count=count: len(server.local.engine.calls) >= count)
+            enough = functools.partial(_has, server.local.engine.calls, count)
+            await server.local.until(enough)
             await proxy.cut()
             await proxy.open()
         batch = await server.until(batch)
