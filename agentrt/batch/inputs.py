@@ -511,7 +511,10 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{name}: not JSON: {error}{hint}") from error
     del raw
     if not isinstance(records, list):
-        raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records")
+        hint = ""
+        if isinstance(records, dict):
+            hint = f"; its keys are {_listed(records)}: extract the list, such as by jq '[.[]]'"
+        raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records{hint}")
     for number, record in enumerate(records, 1):
         yield f"record {number}", record
 

@@ -262,3 +262,14 @@ def test_compressed_data_without_a_name_that_says_so(
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(UsageError, match="cannot be read"):
         list(InputFile(str(path)))
+
+
+def test_zstandard_frames_follow_each_other_and_each_may_be_cut_off(tmp_path: Path) -> None:
+    frames = [zstandard.compress(f'{{"id": "{name}"}}\n'.encode()) for name in "ab"]
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(b"".join(frames))
+    assert [item.id for item in InputFile(str(path))] == ["a", "b"]
+    for cut in (len(frames[0]) - 1, len(frames[0]) + 6, len(frames[0] + frames[1]) - 1):
+        path.write_bytes(b"".join(frames)[:cut])
+        with pytest.raises(UsageError, match="cannot be read"):
+            list(InputFile(str(path)))
