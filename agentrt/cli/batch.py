@@ -30,7 +30,7 @@ from agentrt.batch.runner import (
 )
 from agentrt.batch.scores import Score, score_process, scores_among
 from agentrt.batch.statistics import summarize
-from agentrt.batch.targets import ProgramTarget, Target, opened_target
+from agentrt.batch.targets import ProgramTarget, Target, opened_target, threads_beside
 from agentrt.batch.tokens import TokenFile, check_executor
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import NOTES, check_kind, engine_options, make_executor, read_fleet
@@ -215,6 +215,8 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
         if text.startswith(_COMMAND):
             scores.append(score_process(text.removeprefix(_COMMAND)))
             continue
+        if not text:
+            raise UsageError("--score '': give a Python file with @score functions, or cmd:COMMAND")
         path, name = split_target(text)
         there = scores_among(vars(import_file(path)))
         chosen = [score for score in there if name is None or score.name == name]
@@ -275,8 +277,16 @@ async def _execute(
 ) -> bool:
     """Check all records, and run those without a result. Return whether the batch has ended."""
     async with AsyncExitStack() as stack:
+        threads = threads_beside(job.out.path)
+        is_new = not threads.exists()
         target = await stack.enter_async_context(_opened(job))
-        total, left = _check(job, target)
+        try:
+            total, left = _check(job, target)
+        except UsageError:
+            await stack.aclose()
+            if is_new:
+                threads.unlink(missing_ok=True)
+            raise
         await stack.enter_async_context(screen.showing())
         if not left:
             screen.announce(f"all {total} results are in {job.out.path} already")

@@ -95,6 +95,7 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
+        (["--out", "{out}", "--score", ""], "give a Python file"),
         (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
@@ -149,6 +150,16 @@ builder.add_node(reply)
 builder.set_entry_point("reply")
 graph = builder.compile(name="asks")
 """
+
+
+def test_a_refused_batch_of_a_graph_leaves_nothing(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    inputs, program = records(["no object"]), write(GRAPH)
+    ran = command("run", program, "--inputs", inputs, "--out", tmp_path / "r.jsonl")
+    assert ran.code == 2, ran.err
+    kept = {program.name, inputs.name, "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
 def test_a_graph_takes_the_fields_that_it_has(
