@@ -265,6 +265,7 @@ class InputFile:
         """
         problems: list[str] = []
         count = wrong = 0
+        hint = ""
         seen: set[bytes] = set()
         fields_seen = {condition.field: False for condition in self._conditions}
         total = 0
@@ -280,10 +281,10 @@ class InputFile:
                     first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
-                try:
-                    accept(entry.input)
-                except UsageError as error:
-                    reason = reason or str(error)
+                refusal = _refusal(accept, entry.input)
+                reason = reason or refusal
+                is_whole = entry.input is entry.record and isinstance(entry.record, Mapping)
+                hint = hint or (_WHOLE if refusal and is_whole else "")
             if reason:
                 wrong += 1
                 if len(problems) < shown:
@@ -295,7 +296,8 @@ class InputFile:
         if wrong:
             rest = f" (the first {shown} are above)" if wrong > shown else ""
             raise InputsError(
-                f"{self.name}: {wrong} of {total} records cannot be used{rest}; nothing was run",
+                f"{self.name}: {wrong} of {total} records cannot be used{rest}; nothing was run"
+                f"{hint}",
                 tuple(problems),
             )
         for name, was_there in fields_seen.items():
@@ -356,6 +358,18 @@ class InputFile:
         """Remove the copy of a pipe. Idempotent."""
         if self._copy is not None:
             self._copy.close()
+
+
+_WHOLE = "; if one field of a record holds the input, name it with --input-field"
+
+
+def _refusal(accept: Callable[[Any], object], raw_value: Any) -> str:
+    """Return why an input is not accepted, or "" if it is."""
+    try:
+        accept(raw_value)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def key_of(*parts: object) -> bytes:

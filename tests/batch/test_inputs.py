@@ -273,3 +273,14 @@ def test_zstandard_frames_follow_each_other_and_each_may_be_cut_off(tmp_path: Pa
         path.write_bytes(b"".join(frames)[:cut])
         with pytest.raises(UsageError, match="cannot be read"):
             list(InputFile(str(path)))
+
+
+def test_a_whole_record_that_is_no_input_is_told_of_its_fields(tmp_path: Path) -> None:
+    def accept(raw_value: Any) -> None:
+        if not isinstance(raw_value, str):
+            raise UsageError("not a text")
+
+    jsonl(tmp_path / "x.jsonl")
+    with pytest.raises(InputsError, match="name it with --input-field"):
+        InputFile(str(tmp_path / "x.jsonl")).check(accept)
+    assert InputFile(str(tmp_path / "x.jsonl"), Fields("q")).check(accept) == 2
