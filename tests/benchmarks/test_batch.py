@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import call
-from benchmarks.batch import KNOWN, LEARNED, LiveLimit, over_stock, verdict
+from benchmarks.batch import (
+    KNOWN,
+    LEARNED,
+    Batch,
+    LiveLimit,
+    figures,
+    over_stock,
+    verdict,
+)
 from benchmarks.rivals.gates import ThunderAgent
 
 SMALL = ["--programs", "16", "--max-live", "8", "--max-num-seqs", "4", "--seeds", "1"]
@@ -44,17 +54,15 @@ def test_a_batch_by_the_command_in_two_pieces(
 
 
 @pytest.mark.engine
-def test_samples_of_an_input_share_its_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sixteen samples of one input compute its prompt once; sixteen inputs compute all prompts."""
-    hits = {}
-    for samples in ("1", "16"):
-        options = [*SMALL, "--memory", "ample", "--policy", "default", "--samples", samples]
-        assert call(["batch", "--workload", "chat", *options, "--jobs", "1", "--json"]) == 0
-        runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
-        assert {run["workload"] for run in runs} == {"chat" if samples == "1" else "chat x16"}
-        hits[samples] = {run["contender"]: run["hits"] for run in runs}
-    assert hits["16"]["stock"] > hits["1"]["stock"]
-    assert hits["16"]["default"] > hits["1"]["default"]
+def test_samples_of_an_input_share_its_prompt() -> None:
+    """Programs of the same lengths compute more prompt tokens if they have different inputs."""
+    samples = Batch("chat", math.inf, 16, slots=4, live=8, samples=16).load(0)
+    assert len({program.program_id for program in samples.programs}) == 16
+    apart = [replace(program, input_id="") for program in samples.programs]
+    computed = [
+        figures(load, "stock")["prefill"] for load in (samples, replace(samples, programs=apart))
+    ]
+    assert computed[0] < computed[1]
 
 
 @pytest.mark.parametrize(
