@@ -81,8 +81,8 @@ def is_database(path: Path) -> bool:
 def lock_beside(path: Path) -> IO[str]:
     """Lock ``path`` for this process with a lock file next to it, and return the lock file.
 
-    The lock ends when the lock file is closed or the process ends; `remove_lock` also removes the
-    lock file. Raises `BlockingIOError` if another process has the lock.
+    The lock ends when the lock file is closed or the process ends. Raises `BlockingIOError` if
+    another process has the lock.
     """
     check_plain(path)
     name = path.with_name(path.name + ".lock")
@@ -90,21 +90,23 @@ def lock_beside(path: Path) -> IO[str]:
         file = name.open("w")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between open and lock, the process that had the lock may have removed the file.
-            if name.exists() and os.path.samestat(name.stat(), os.fstat(file.fileno())):
-                return file
-        except FileNotFoundError:
-            pass
+            # Between opening and locking, `unlock` may have removed the file. Then another process
+            # may have the lock of a new file with this name.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), name.stat()):
+                    return file
         except BaseException:
             file.close()
             raise
         file.close()
 
 
-def remove_lock(file: IO[str]) -> None:
-    """Release a lock of `lock_beside`, and remove its lock file."""
-    Path(file.name).unlink(missing_ok=True)
-    file.close()
+def unlock(file: IO[str]) -> None:
+    """End a lock of `lock_beside`, and remove its lock file. Idempotent."""
+    if not file.closed:
+        with contextlib.suppress(OSError):
+            Path(file.name).unlink()
+        file.close()
 
 
 @contextlib.contextmanager
@@ -206,6 +208,10 @@ def parse_json(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
+    except ValueError as error:
+        if str(error).startswith("Exceeds the limit"):  # of Python, for the digits of a number
+            raise ValueError("a whole number has more than 4,300 digits") from error
+        raise
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -23,6 +23,10 @@ BENCHMARKS = {
         "benchmarks.batch:batch",
         "When the last of many programs ends that are all there at once, compared with stock vLLM.",
     ),
+    "batch-kills": (
+        "benchmarks.batch_kills:batch_kills",
+        "Batches that are killed at random moments: their results, memory and journal.",
+    ),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "cliff": (
         "benchmarks.cliff:cliff",

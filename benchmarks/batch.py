@@ -131,7 +131,8 @@ class BatchLoad(Load):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
-    set. ``memory`` is that share, or infinity for room for all tokens of all programs.
+    set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
+    is the number of programs of each input.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Batch:
     count: int = PROGRAMS
     slots: int = SLOTS
     live: int = DEFAULT_LIVE
+    samples: int = 1
     scale: float = 1.0
 
     @property
@@ -150,10 +152,15 @@ class Batch:
         """Make the programs and the engine."""
         work = ALL_WORKS[self.name]
         scale = self.scale * SCALES.get(self.name, 1.0) / work.scale
-        bench = Memory(slots=self.slots, count=self.count, scale=scale)
+        inputs = math.ceil(self.count / self.samples)
+        bench = Memory(slots=self.slots, count=inputs, scale=scale)
         setup = Setup(self.name, self.memory, work.tool_s)
         longest = bench.longest(setup)
-        programs = [_unlimited(program, longest) for program in bench.programs(setup, seed)]
+        programs = [
+            sample
+            for program in bench.programs(setup, seed)
+            for sample in samples_of(_unlimited(program, longest), self.samples)
+        ][: self.count]
         small = VirtualOptions(self.slots, longest // BLOCK_SIZE + 2, max_model_len=longest)
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
@@ -164,6 +171,16 @@ class Batch:
         fit = min(self.live, at_peak) * blocks * BLOCK_SIZE / wanted
         engine = replace(small, kv_blocks=blocks)
         return BatchLoad(programs, engine, work.step_time, self.live, fit)
+
+
+def samples_of(program: ProgramShape, count: int) -> list[ProgramShape]:
+    """Return the samples of a program's input. Their lengths are the program's, their first prompts
+    are the same, and what the model and the tools say is different.
+    """
+    if count == 1:
+        return [program]
+    name = program.program_id
+    return [replace(program, program_id=f"{name}#{n}", input_id=name) for n in range(count)]
 
 
 def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
@@ -213,6 +230,7 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @count_option(
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
 )
+@count_option("--samples", about="Number of samples of each input.", default=1)
 @max_num_seqs_option(SLOTS)
 @file("--add", about="Add the runs of this file, the --json output of another run, to the table.")
 @study_options(5)
@@ -227,7 +245,8 @@ def batch(**options: Any) -> None:
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
     chosen = _contenders(options["policy"] or CONTENDERS)
-    size = options["programs"], options["max_num_seqs"], options["max_live"]
+    samples = options["samples"]
+    size = options["programs"], options["max_num_seqs"], options["max_live"], samples
     works = [Batch(name, share, *size) for name in names for share in shares]
     # With room for all programs, a gate that keeps programs out of memory gains nothing.
     gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
@@ -243,7 +262,7 @@ def batch(**options: Any) -> None:
     with measured(cells, figures, options["jobs"]) as finished:
         runs += [
             {
-                "workload": cell.workload.name,
+                "workload": cell.workload.name + (f" x{samples}" if samples > 1 else ""),
                 "memory": cell.workload.shown_memory,
                 "contender": cell.contender,
                 "seed": cell.seed,

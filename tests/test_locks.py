@@ -13,7 +13,7 @@ from agentrt import files
 
 def test_a_removed_lock_leaves_no_file_and_can_be_taken_again(tmp_path: Path) -> None:
     for _ in range(2):
-        files.remove_lock(files.lock_beside(tmp_path / "a"))
+        files.unlock(files.lock_beside(tmp_path / "a"))
         assert not [*tmp_path.iterdir()]
 
 

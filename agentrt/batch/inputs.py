@@ -40,20 +40,28 @@ FORMATS = {
 _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """Maximum number of bytes of a line, and of a field of a CSV file."""
+_COMPRESSED_BYTES = 4096
+"""Number of compressed bytes that are decompressed at once. They can become a thousand times as
+many.
+"""
 _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
 """Number of rows of a Parquet file that are in memory at once."""
 _CONDITION = re.compile(
-    r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
+    r"(?P<field>[^=!<>~]+?)\s*(?P<sign>!=|<=|>=|==|=|<|>|~)\s*(?P<value>.*)", re.DOTALL
 )
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
+    "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+
+_EQUALITY = ("=", "==", "!=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,8 @@ class Condition:
             try:
                 value = files.parse_json(raw_value)
             except ValueError:
-                value = raw_value
+                is_quoted = len(raw_value) > 1 and raw_value[0] == raw_value[-1] == "'"
+                value = raw_value[1:-1] if is_quoted else raw_value
         return cls(text, match["field"].strip(), match["sign"], value)
 
     def holds(self, record: Any) -> bool:
@@ -130,7 +139,11 @@ class Condition:
                 actual = files.parse_json(actual)
             except ValueError:
                 wanted = _as_text(wanted)
-        elif isinstance(wanted, str) and not isinstance(actual, str) and self.sign in ("=", "!="):
+        elif (
+            isinstance(wanted, str)
+            and not isinstance(actual, str)
+            and self.sign in ("=", "==", "!=")
+        ):
             actual = _as_text(actual)
         try:
             return bool(_SIGNS[self.sign](actual, wanted))
@@ -175,9 +188,16 @@ class Fields:
             raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
-        if isinstance(id_value, bool) or not isinstance(id_value, str | int) or id_value == "":
+        if not _is_id(id_value):
             return Problem(place, f"invalid id {id_value!r}; an id is a text or a whole number")
         return Item(str(id_value), raw_value, record, place)
+
+
+def _is_id(value: Any) -> bool:
+    """Return whether a value can be an id, which must come back unchanged from a file."""
+    if isinstance(value, str):
+        return value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:
@@ -246,6 +266,7 @@ class InputFile:
         """
         problems: list[str] = []
         count = wrong = 0
+        hint = ""
         seen: set[bytes] = set()
         fields_seen = {condition.field: False for condition in self._conditions}
         total = 0
@@ -256,13 +277,15 @@ class InputFile:
                 place, reason = entry.place, entry.reason
             else:
                 place, key = entry.place, key_of(entry.id)
-                if key in seen and (first := self._first_place(entry)):
+                if key in seen:
+                    # Finding the first place reads the file again, so only for those shown.
+                    first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
-                try:
-                    accept(entry.input)
-                except UsageError as error:
-                    reason = reason or str(error)
+                refusal = _refusal(accept, entry.input)
+                reason = reason or refusal
+                is_whole = entry.input is entry.record and isinstance(entry.record, Mapping)
+                hint = hint or (_WHOLE if refusal and is_whole else "")
             if reason:
                 wrong += 1
                 if len(problems) < shown:
@@ -274,7 +297,8 @@ class InputFile:
         if wrong:
             rest = f" (the first {shown} are above)" if wrong > shown else ""
             raise InputsError(
-                f"{self.name}: {wrong} of {total} records cannot be used{rest}; nothing was run",
+                f"{self.name}: {wrong} of {total} records cannot be used{rest}; nothing was run"
+                f"{hint}",
                 tuple(problems),
             )
         for name, was_there in fields_seen.items():
@@ -289,10 +313,9 @@ class InputFile:
         return count
 
     def _first_place(self, twin: Item) -> str:
-        for entry in self._selected({}):
-            if isinstance(entry, Item) and entry.id == twin.id:
-                return "" if entry.place == twin.place else entry.place
-        return ""
+        """Return the place of the first item with the same id."""
+        entries = (entry for entry in self._selected({}) if isinstance(entry, Item))
+        return next((entry.place for entry in entries if entry.id == twin.id), "this file")
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items. Raises `UsageError` at a record that cannot be used."""
@@ -321,12 +344,11 @@ class InputFile:
     def _records(self) -> Iterator[tuple[str, Any]]:
         """Yield each record's position and the record, or a `Problem` if it cannot be read."""
         reader = {"jsonl": _jsonl, "json": _json, "csv": _csv, "tsv": _tsv, "parquet": _rows}
-        if self._copy is not None:
-            self._copy.seek(0)
-            yield from reader[self._format](self._copy, self.name)
-            return
-        assert self._path is not None
         try:
+            if self._copy is not None:
+                yield from reader[self._format](_decompressed(self._copy), self.name)
+                return
+            assert self._path is not None
             with _opened(self._path) as file:
                 yield from reader[self._format](file, self.name)
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -337,6 +359,18 @@ class InputFile:
         """Remove the copy of a pipe. Idempotent."""
         if self._copy is not None:
             self._copy.close()
+
+
+_WHOLE = "; if one field of a record holds the input, name it with --input-field"
+
+
+def _refusal(accept: Callable[[Any], object], raw_value: Any) -> str:
+    """Return why an input is not accepted, or "" if it is."""
+    try:
+        accept(raw_value)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def key_of(*parts: object) -> bytes:
@@ -364,21 +398,83 @@ def _format_of(path: Path) -> str:
     return kind
 
 
+class _ZstdReader(io.RawIOBase):
+    """A reader that decompresses Zstandard frames, and raises `EOFError` for a frame that was cut
+    off, which zstandard's own reader takes for the end of the data.
+    """
+
+    def __init__(self, file: IO[bytes], *, closes: bool = True) -> None:
+        self._file, self._closes = file, closes
+        self._frame: Any = None
+        self._compressed = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = self._compressed or self._file.read(_COMPRESSED_BYTES)
+            if not chunk:
+                if self._frame is not None:
+                    raise EOFError("the compressed data was cut off")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready, self._compressed = self._frame.decompress(chunk), b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        if self._closes:
+            self._file.close()
+        super().close()
+
+
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file for reading. A compressed file is decompressed while it is read."""
-    match path.suffix.lower():
+    """Open a file for reading. A compressed file is decompressed while it is read, even if its name
+    does not say that it is compressed.
+    """
+    kind = path.suffix.lower()
+    if kind not in _COMPRESSED:
+        with path.open("rb") as file:
+            kind = _compression(file)
+    match kind:
         case ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]  # typeshed lacks the IO
         case ".zst":
-            return io.BufferedReader(zstandard.open(path, "rb"))
+            return io.BufferedReader(_ZstdReader(path.open("rb")))
         case _:
             return path.open("rb")
 
 
+def _compression(file: IO[bytes]) -> str:
+    """Return ``.gz`` or ``.zst`` for compressed data, recognized by its first bytes; else ""."""
+    file.seek(0)
+    head = file.read(4)
+    file.seek(0)
+    return ".gz" if head.startswith(b"\x1f\x8b") else ".zst" if head == b"\x28\xb5\x2f\xfd" else ""
+
+
+def _decompressed(file: IO[bytes]) -> IO[bytes]:
+    """Return the data of a file from its beginning, decompressed if it is compressed."""
+    match _compression(file):
+        case ".gz":
+            return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # as above
+        case ".zst":
+            return io.BufferedReader(_ZstdReader(file, closes=False))
+        case _:
+            return file
+
+
 def _sniffed(file: IO[bytes]) -> str:
     """Return the format of data from a pipe, recognized by its first bytes."""
-    file.seek(0)
-    head = file.read(64 * 1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    try:
+        head = _decompressed(file).read(64 * 1024)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError):
+        return "jsonl"  # reading the records reports the error
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"["):
@@ -430,7 +526,10 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
         raise UsageError(f"{name}: not JSON: {error}{hint}") from error
     del raw
     if not isinstance(records, list):
-        raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records")
+        hint = ""
+        if isinstance(records, dict):
+            hint = f"; its keys are {_listed(records)}: extract the list, such as by jq '[.[]]'"
+        raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records{hint}")
     for number, record in enumerate(records, 1):
         yield f"record {number}", record
 
@@ -449,6 +548,12 @@ def _csv(file: IO[bytes], name: str, delimiter: str = ",") -> Iterator[tuple[str
         if not columns or len(set(columns)) < len(columns):
             wrong = "a name occurs twice" if columns else "it has no names"
             raise UsageError(f"{name}: the first line must name the columns, but {wrong}")
+        for other in ";\t":
+            if len(columns) == 1 and other in columns[0]:
+                raise UsageError(
+                    f"{name}: the first line has {other!r} between its names, but a .csv file has "
+                    "commas and a .tsv file has tabs; convert or rename the file"
+                )
         end = rows.line_num
         for row in rows:
             place, end = f"line {end + 1}", rows.line_num

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,58 @@ from agentrt.errors import UsageError
 _BLOCK = 64 * 1024
 
 
-class LineFile:
+class LineWriter(ABC):
+    """A writer of lines, used in one event loop. A subclass says in `append` where the lines go."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
+        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def append(self, data: bytes) -> None:
+        """Add complete lines, and wait until they are stored.
+
+        This method blocks, so call it in a thread, or where no event loop runs. If it raises
+        `OSError`, no line was added, or the caller must read the lines again to know.
+        """
+
+    async def put_line(self, line: bytes) -> None:
+        """Add a line, which must end with a line end, and return when the line is on the disk.
+
+        If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
+        """
+        written = asyncio.get_running_loop().create_future()
+        self._pending.append((line, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="results")
+        await asyncio.shield(written)
+
+    async def _write(self) -> None:
+        """Write the pending lines. Lines that are pending together are stored in one step."""
+        while self._pending:
+            lines, self._pending = self._pending, []
+            data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
+            error: OSError | None = None
+            try:
+                await loop.run_in_executor(self._thread, self.append, data)
+            except OSError as raised:
+                error = raised
+            for _, written in lines:
+                if not written.done():
+                    written.set_result(None) if error is None else written.set_exception(error)
+
+    async def flush(self) -> None:
+        """Wait until all lines of `put_line` have been written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def close(self) -> None:
+        """Release what the writer holds. Idempotent."""
+        self._thread.shutdown()
+
+
+class LineFile(LineWriter):
     """A file of lines with a single writer, used in one event loop.
 
     The file is created if it does not exist. A process that is killed while it writes can leave an
@@ -29,9 +81,7 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
-        self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        super().__init__()
         try:
             # Without this, a loss of power could remove the name of a new file from its folder.
             files.sync(path.absolute().parent)
@@ -58,31 +108,6 @@ class LineFile:
         os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - count)
         os.fsync(self._descriptor)
 
-    async def put_line(self, line: bytes) -> None:
-        """Add a line, which must end with a line end, and return when the line is on the disk.
-
-        If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
-        """
-        written = asyncio.get_running_loop().create_future()
-        self._pending.append((line, written))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(), name="results")
-        await asyncio.shield(written)
-
-    async def _write(self) -> None:
-        """Write the pending lines. Lines that are pending together share one ``fsync``."""
-        while self._pending:
-            lines, self._pending = self._pending, []
-            data, loop = b"".join(line for line, _ in lines), asyncio.get_running_loop()
-            error: OSError | None = None
-            try:
-                await loop.run_in_executor(self._thread, self.append, data)
-            except OSError as raised:
-                error = raised
-            for _, written in lines:
-                if not written.done():
-                    written.set_result(None) if error is None else written.set_exception(error)
-
     def append(self, data: bytes) -> None:
         """Add complete lines, and wait until they are on the disk.
 
@@ -108,14 +133,9 @@ class LineFile:
         os.close(self._descriptor)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
-    async def flush(self) -> None:
-        """Wait until all lines of `put_line` have been written."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._thread.shutdown()
+        super().close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -136,7 +156,7 @@ class OutputFile(LineFile):
         try:
             super().__init__(path)
         except OSError as error:
-            files.remove_lock(self._lock)
+            files.unlock(self._lock)
             raise self._unwritable(error) from error
 
     @property
@@ -188,7 +208,6 @@ class OutputFile(LineFile):
         self.close()
 
     def close(self) -> None:
-        """Close the file, release its lock, and remove the lock file. Idempotent."""
+        """Close the file and release its lock. Idempotent."""
         super().close()
-        if not self._lock.closed:
-            files.remove_lock(self._lock)
+        files.unlock(self._lock)

@@ -221,6 +221,11 @@ class ResultFile(OutputFile):
         there = {name.partition(".")[0] for name in result.scores}
         return not result.score_errors and there.issuperset(self._scores)
 
+    def abandon(self) -> None:
+        super().abandon()
+        if not self.path.exists():
+            self._retry_file.unlink(missing_ok=True)
+
     def _read_retry(self) -> tuple[str, int] | None:
         try:
             value = files.read_json(self._retry_file)

@@ -27,7 +27,7 @@ from agentrt.batch.inputs import Fields, Item, Problem, key_of
 from agentrt.batch.limits import ItemLimits, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
-from agentrt.batch.scores import Score, ScoreError
+from agentrt.batch.scores import Score, ScoreError, value_of
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
 from agentrt.batch.tokens import TokenFile, check_executor, recorded_tokens
 from agentrt.errors import (
@@ -41,6 +41,7 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Executor
 from agentrt.graph import NodeKind
+from agentrt.interrupts.local import ToolThreads
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
@@ -53,6 +54,8 @@ DEFAULT_LIVE = 256
 """Default number of programs of a batch that are live at the same time. How many of them may use
 the KV cache is decided by the engine's admission control.
 """
+MAX_SAMPLES = 1_000_000
+"""Maximum number of samples of an input. All of them are looked up before the batch begins."""
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
 of the error is removed.
@@ -85,6 +88,8 @@ class BatchSettings:
         for name in ("samples", "max_live"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if self.samples > MAX_SAMPLES:
+            raise ConfigError(f"samples must be at most {MAX_SAMPLES:,}, got {self.samples}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,8 @@ class Batch:
         self._judges = {score.name: score.program() for score in scores if score.uses_model}
         self._out, self._tokens = out, tokens
         self._live: dict[str, _Live] = {}
+        # Python's own pool has few threads, which scores that hang would occupy.
+        self._threads = ToolThreads()
         self.scoring = 0
         self._draining = self._stopping = False
         self._stopped: dict[str, int] = {}
@@ -227,6 +234,7 @@ class Batch:
                 running.exception()  # mark it as retrieved; it was raised above or is not needed
             self._runtime.registry.unlisten(self._on_event)
             await work.aclose()
+            self._threads.close()
             if self._tokens is not None:
                 await self._tokens.flush()
             if self._out is not None:
@@ -459,7 +467,7 @@ class Batch:
 
     async def _score(self, score: Score, item: Item, result: Result) -> Any:
         if not score.uses_model:
-            return await score.of(item.record, result.result)
+            return await value_of(score, item.record, result.result, self._threads)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],

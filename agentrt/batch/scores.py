@@ -10,19 +10,25 @@ A score may be async, may ask a model (``async def judge(ctx, record, result)``)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import inspect
 import math
+import os
 import re
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, overload
 
 from agentrt import files
 from agentrt.batch.plain import as_json
 from agentrt.errors import AgentrtError, ConfigError
+from agentrt.interrupts.local import ToolThreads
 from agentrt.interrupts.schema import name_of
 from agentrt.program import Context, Program
 
@@ -78,10 +84,11 @@ class Score:
 
     async def of(self, record: Any, result: Any) -> Any:
         """Return the value of the function. A function that is not async runs in a thread."""
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(record, result)
-        value = await asyncio.to_thread(self.function, record, result)
-        return await value if inspect.isawaitable(value) else value
+        threads = ToolThreads()
+        try:
+            return await value_of(self, record, result, threads)
+        finally:
+            threads.close()
 
     def numbers(self, value: Any) -> dict[str, float]:
         """Return the value of the function as numbers by name.
@@ -102,12 +109,22 @@ class Score:
     def _number(self, value: Any) -> float:
         if hasattr(value, "item") and callable(value.item):  # a number of numpy, or a tensor
             value = value.item()
-        if isinstance(value, bool | int | float) and math.isfinite(value):
+        if isinstance(value, Real | Decimal) and math.isfinite(value):
             return float(value)
         raise ScoreError(
             f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
             "to numbers, or None"
         )
+
+
+async def value_of(score: Score, record: Any, result: Any, threads: ToolThreads) -> Any:
+    """Return the value of a score's function, which runs in one of the ``threads`` if it is not
+    async.
+    """
+    if inspect.iscoroutinefunction(score.function):
+        return await score.function(record, result)
+    value = await threads.run(functools.partial(score.function, record, result))
+    return await value if inspect.isawaitable(value) else value
 
 
 @overload
@@ -164,14 +181,18 @@ def score_process(command: str | Sequence[str], *, name: str | None = None) -> S
 async def _output(words: Sequence[str], said: str) -> Any:
     pipe = asyncio.subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
     except OSError as error:
         raise ScoreError(f"{words[0]}: {error.strerror or error}") from error
     try:
         out, err = await process.communicate(said.encode("utf-8", "replace"))
     finally:
         if process.returncode is None:
-            process.kill()
+            # The command may have started others, such as a shell does.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
         words_said = " ".join(err.decode("utf-8", "replace").split())[-_STDERR:]

@@ -175,6 +175,11 @@ class GraphTarget:
             await self._threads.saver.adelete_thread(run_id)
 
 
+def threads_beside(out: Path) -> Path:
+    """Return the path of the checkpoints of a graph that belong to a file of results."""
+    return out.with_name(f"{out.name}.threads")
+
+
 @asynccontextmanager
 async def opened_target(
     program: Any,
@@ -206,7 +211,7 @@ async def opened_target(
         graph = await open_graph(program, stack, Access())
         threads, forgets = own_checkpointer(graph), False
         if checkpointer is None and threads is None and beside is not None:
-            checkpointer = f"sqlite:{beside.with_name(f'{beside.name}.threads')}"
+            checkpointer = f"sqlite:{threads_beside(beside)}"
         if graph.checkpointer is False:
             threads = None
         elif checkpointer is not None:

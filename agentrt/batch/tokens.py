@@ -8,6 +8,7 @@ writes, the line without a result is removed when the file is opened again.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class TokenFile(OutputFile):
             if path.is_dir():
                 raise UsageError(f"--tokens {str(path)!r} is a folder; name a file")
             path = path.with_name(f"{path.name}.jsonl")
-        if path.absolute() == results.path.absolute():
+        if os.path.realpath(path) == os.path.realpath(results.path):
             raise UsageError("--tokens and --out name the same file; name another file for tokens")
         super().__init__(path, "--tokens")
         try:

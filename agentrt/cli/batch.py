@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
@@ -29,7 +30,7 @@ from agentrt.batch.runner import (
 )
 from agentrt.batch.scores import Score, score_process, scores_among
 from agentrt.batch.statistics import summarize
-from agentrt.batch.targets import ProgramTarget, Target, opened_target
+from agentrt.batch.targets import ProgramTarget, Target, opened_target, threads_beside
 from agentrt.batch.tokens import TokenFile, check_executor
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import NOTES, check_kind, engine_options, make_executor, read_fleet
@@ -43,7 +44,7 @@ from agentrt.cli.journals import (
     read_journal,
 )
 from agentrt.cli.load import LoadedGraph, LoadedTarget, import_file, load_program, split_target
-from agentrt.cli.results import print_summary
+from agentrt.cli.results import print_summary, shortened
 from agentrt.cli.screen import LiveScreen, Screen
 from agentrt.cli.signals import Drain, Interrupts
 from agentrt.cli.streams import say
@@ -110,6 +111,10 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     engine, fleet = engine_options(dict(options), engine_flags), read_fleet(dict(options))
     tools, traces = read_tools(dict(options)), read_traces(options["traces"], engine_flags)
     settings, journal = _settings(options), _journal(options)
+    for name in ("input_field", "id_field"):
+        if options[name] == "":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} '': give the name of a field, or leave the option out")
     conditions = [Condition.parse(text) for text in options["where"]]
     program = load_program(target)
     scores = _scores(target, options["score_targets"])
@@ -159,13 +164,7 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
     limits = ItemLimits(options["max_tokens_total"], options["max_calls"], options["timeout"])
     price = None
     if options["price"] is not None:
-        try:
-            prompt, output = map(float, options["price"].split(","))
-        except ValueError as error:
-            raise ConfigError(
-                f"--price {options['price']!r}: give two numbers, such as 0.15,0.6"
-            ) from error
-        price = prompt, output
+        price = _price(options["price"])
     source = click.get_current_context().get_parameter_source("on_unrecordable")
     return BatchSettings(
         options["samples"] or 1,
@@ -176,6 +175,19 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
         skips=options["journal"] is None and source is not click.core.ParameterSource.COMMANDLINE,
         tokens=options["tokens"] is not None,
     )
+
+
+def _price(text: str) -> tuple[float, float]:
+    try:
+        prompt, output = map(float, text.split(","))
+    except ValueError:
+        prompt = output = math.nan
+    if not (0 <= prompt < math.inf and 0 <= output < math.inf):
+        raise ConfigError(
+            f"--price {text!r}: give two numbers of at least 0, such as 0.15,0.6: the prices of a "
+            "million prompt tokens and of a million output tokens"
+        )
+    return prompt, output
 
 
 def _journal(options: Mapping[str, Any]) -> JournalPlan:
@@ -203,6 +215,8 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
         if text.startswith(_COMMAND):
             scores.append(score_process(text.removeprefix(_COMMAND)))
             continue
+        if not text:
+            raise UsageError("--score '': give a Python file with @score functions, or cmd:COMMAND")
         path, name = split_target(text)
         there = scores_among(vars(import_file(path)))
         chosen = [score for score in there if name is None or score.name == name]
@@ -263,8 +277,16 @@ async def _execute(
 ) -> bool:
     """Check all records, and run those without a result. Return whether the batch has ended."""
     async with AsyncExitStack() as stack:
+        threads = threads_beside(job.out.path)
+        is_new = not threads.exists()
         target = await stack.enter_async_context(_opened(job))
-        total, left = _check(job, target)
+        try:
+            total, left = _check(job, target)
+        except UsageError:
+            await stack.aclose()
+            if is_new:
+                threads.unlink(missing_ok=True)
+            raise
         await stack.enter_async_context(screen.showing())
         if not left:
             screen.announce(f"all {total} results are in {job.out.path} already")
@@ -401,7 +423,9 @@ class _BatchProgress:
             speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
             words += [speed, f"{_duration(left / rate)} left"]
         if slowest := self._batch.slowest():
-            named = ", ".join(f"{item} ({_duration(length)})" for item, length in slowest)
+            named = ", ".join(
+                f"{shortened(item, 40)} ({_duration(length)})" for item, length in slowest
+            )
             words.append(f"slowest: {named}")
         return ", ".join(words[:-1]) + f"; {words[-1]}"
 

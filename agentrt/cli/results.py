@@ -213,17 +213,26 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_score_table(summary["scores"]))
         for name, each in summary["scores"].items():
             if each["errors"]:
-                raised = f"{each['errors']} times; first: {each['first_error']}"
+                raised = f"{each['errors']} times; first: {shortened(each['first_error'])}"
                 console.print(f"score {name} raised {raised}")
     for each in summary["failures"]:
-        console.print(f"failed: {_named(each)}: {each['error']}")
+        console.print(f"failed: {_named(each)}: {shortened(each['error'])}")
     unseen = summary["failed"] - len(summary["failures"])
     if unseen > 0 and summary["failures"]:
         console.print(f"failed: {unseen} more")
 
 
+def shortened(text: object, most: int = 400) -> str:
+    """Return a text with at most ``most`` characters and "…" for the rest. A terminal would need
+    minutes to wrap a message of megabytes.
+    """
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def _named(each: dict[str, Any]) -> str:
-    return f"{each['id']}#{each['sample']}" if each["sample"] else str(each["id"])
+    name = shortened(each["id"], 80)
+    return f"{name}#{each['sample']}" if each["sample"] else name
 
 
 def _score_table(scores: dict[str, Any]) -> Table:

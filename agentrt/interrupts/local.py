@@ -80,6 +80,11 @@ class ToolThreads:
             return
         if error is None:
             future.set_result(result)
+        elif isinstance(error, StopIteration):
+            # A future refuses this error, as coroutines do, which raise a RuntimeError instead.
+            wrapped = RuntimeError("the function raised StopIteration")
+            wrapped.__cause__ = error
+            future.set_exception(wrapped)
         else:
             future.set_exception(error)
 

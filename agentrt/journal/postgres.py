@@ -19,6 +19,45 @@ _FIRST_REST_S = 0.2
 """Pause before the second attempt, in seconds. It is doubled before each further attempt."""
 
 
+class PostgresConnection:
+    """A connection to the database at ``url``, which is opened again if it has broken. It may be
+    used in one thread at a time. ``timeouts`` are options of libpq.
+    """
+
+    def __init__(self, url: str, timeouts: Mapping[str, Any]) -> None:
+        self._url, self._timeouts = url, timeouts
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Return the open connection. Raises `psycopg.Error`."""
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(self._url, autocommit=True, **self._timeouts)
+        return self._connection
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Execute a statement, and return its rows. Raises `psycopg.Error`."""
+        made = self.connect().execute(statement.replace("?", "%s").encode(), list(values))
+        return [] if made.description is None else made.fetchall()
+
+    def again(self, work: Callable[[], T]) -> T:
+        """Call ``work``, and call it again while the database restarts. ``work`` may have succeeded
+        although it raised, so that its repetition must change nothing.
+        """
+        for rest in range(_TRIES - 1):
+            try:
+                return work()
+            except psycopg.OperationalError:
+                self.close()
+                time.sleep(_FIRST_REST_S * 2**rest)
+        return work()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
 class PostgresStore(Store):
     """A journal in the tables named ``agentrt_…`` of the database at ``url``. ``name`` is the URL
     without its password. With ``makes``, missing tables are created.
@@ -31,81 +70,62 @@ class PostgresStore(Store):
         self, url: str, name: str, timeouts: Mapping[str, Any], *, makes: bool = True
     ) -> None:
         self.name = name
-        self._url, self._timeouts = url, timeouts
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._connection = PostgresConnection(url, timeouts)
         try:
-            with self._connect().transaction():
+            with self._connection.connect().transaction():
                 if makes:
                     self._make()
                 self._check()
         except psycopg.Error as error:
             self.close()
-            raise JournalError(f"journal {name}: {_first_line(error)}") from error
+            raise JournalError(f"journal {name}: {first_line(error)}") from error
         except BaseException:
             self.close()
             raise
 
     def _make(self) -> None:
         for statement in TABLES:
-            self._execute(statement)
+            self._connection.execute(statement)
         for table, columns in ADDED.items():
             for column, kind in columns.items():
-                self._execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}")
-        self._execute(VIEW.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
-        self._execute(
+                self._connection.execute(
+                    f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}"
+                )
+        self._connection.execute(VIEW.replace("CREATE VIEW", "CREATE OR REPLACE VIEW"))
+        self._connection.execute(
             "INSERT INTO agentrt_journal VALUES ('version', ?) ON CONFLICT DO NOTHING", [VERSION]
         )
 
     def _check(self) -> None:
-        rows = self._execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
+        rows = self._connection.execute("SELECT value FROM agentrt_journal WHERE key = 'version'")
         check_version(self.name, int(rows[0][0]))
-
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._url, autocommit=True, **self._timeouts)
-        return self._connection
-
-    def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        made = self._connect().execute(statement.replace("?", "%s").encode(), list(values))
-        return [] if made.description is None else made.fetchall()
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
-            return self._again(lambda: self._execute(statement, values))
+            return self._connection.again(lambda: self._connection.execute(statement, values))
         except psycopg.Error as error:
-            raise JournalError(f"journal {self.name}: {_first_line(error)}") from error
+            raise JournalError(f"journal {self.name}: {first_line(error)}") from error
 
     def write(self, changes: Iterable[Change]) -> None:
         rows = list(changes)
         try:
-            self._again(lambda: self._write(rows))
+            self._connection.again(lambda: self._write(rows))
         except psycopg.Error as error:
             raise JournalWriteError(
-                f"journal {self.name}: {_first_line(error)}; all earlier records are safe, and the "
+                f"journal {self.name}: {first_line(error)}; all earlier records are safe, and the "
                 "next server resumes from them"
             ) from error
 
     def _write(self, changes: Sequence[Change]) -> None:
-        with self._connect().transaction():
+        with self._connection.connect().transaction():
             for statement, rows in in_groups(changes):
                 for row in rows:
-                    self._execute(statement, row)
-
-    def _again(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and call it again while the database restarts."""
-        for rest in range(_TRIES - 1):
-            try:
-                return work()
-            except psycopg.OperationalError:
-                self.close()
-                time.sleep(_FIRST_REST_S * 2**rest)
-        return work()
+                    self._connection.execute(statement, row)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._connection.close()
 
 
-def _first_line(error: psycopg.Error) -> str:
+def first_line(error: psycopg.Error) -> str:
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0]

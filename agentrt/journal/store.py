@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from agentrt.errors import JournalError, JournalWriteError
-from agentrt.files import lock_beside
+from agentrt.files import lock_beside, unlock
 from agentrt.journal.schema import (
     ADDED,
     APPLICATION,
@@ -75,11 +75,17 @@ class SQLiteStore(Store):
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
-            self.close()
+            self._abandon()
             raise self._fault(error) from error
         except BaseException:
-            self.close()
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """Close the file, and remove its lock file, because the file cannot be used."""
+        if self._lock is not None:
+            unlock(self._lock)
+        self.close()
 
     def _open(self) -> None:
         try:

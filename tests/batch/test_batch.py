@@ -387,6 +387,25 @@ async def test_a_score_that_takes_too_long_is_an_error() -> None:
     assert "longer than 0.2 s" in each.score_errors["endless_score"]
 
 
+async def test_scores_that_block_their_threads_do_not_hold_up_others() -> None:
+    """Each of forty inputs has a score that blocks until the scores of all forty have begun. That
+    is more than Python's own pool has threads. A score that raises StopIteration is an error.
+    """
+    barrier = threading.Barrier(40)
+
+    def meets(record: Any, result: str) -> bool:
+        return barrier.wait(60) >= 0
+
+    def ends(record: Any, result: str) -> int:
+        return next(iter(()))
+
+    every = await results(range(40), scores=[score(meets), score(ends)], max_live=40)
+    assert len(every) == 40
+    for each in every:
+        assert each.scores == {"meets": 1.0}
+        assert "StopIteration" in each.score_errors["ends"]
+
+
 async def test_an_engine_that_dies_during_a_score_is_no_result(tmp_path: Path) -> None:
     async def asks(ctx: Context, record: Any, result: str) -> int:
         return len((await ctx.llm("second first 3")).text)
@@ -423,6 +442,7 @@ def test_functions_that_are_no_scores(function: Any) -> None:
         ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
         ([1], {"samples": 0}, "samples must be at least 1"),
+        ([1], {"samples": 10**30}, "samples must be at most 1,000,000"),
         ([1], {"max_calls": 0}, "max_calls must be above 0"),
         ([1], {"stop_when": "99"}, "give a share such as 99%"),
         ([1], {"retry": "all"}, "name it with out="),

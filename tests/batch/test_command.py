@@ -80,15 +80,22 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--input-field", "nothing"], "nothing was run"),
         (["--out", "{out}", "--id-field", "nothing"], "nothing was run"),
         (["--out", "{out}", "--where", "answer"], "FIELD=VALUE"),
+        (["--out", "{out}", "--where", "=="], "FIELD=VALUE"),
+        (["--out", "{out}", "--input-field", ""], "name of a field"),
+        (["--out", "{out}", "--id-field", "nothing", "--retry", "all"], "nothing was run"),
+        (["--out", "{out}", "--id-field", "nothing", "--tokens", "{tmp}/t"], "reports token ids"),
         (["--out", "{out}", "--where", "nothing=1"], "no record has the field"),
         (["--out", "{out}", "--n", "2"], "--samples"),
         (["--out", "{out}", "--input", "tea"], "leave it out"),
         (["--out", "{out}", "--human", "yes"], "leave it out"),
         (["--out", "{out}", "--stop-when", "often"], "99%"),
         (["--out", "{out}", "--price", "1"], "0.15,0.6"),
+        (["--out", "{out}", "--price", "nan,1"], "at least 0"),
+        (["--out", "{out}", "--price", "-1,1"], "at least 0"),
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
+        (["--out", "{out}", "--score", ""], "give a Python file"),
         (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
@@ -106,6 +113,8 @@ def test_a_mistake_is_told_before_anything_runs(
     assert "Traceback" not in ran.err
     assert "warming up" not in ran.err
     assert inputs.read_bytes() == before
+    kept = {program.name, inputs.name, "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
 def test_options_of_a_batch_need_its_inputs(write: Write, command: Run) -> None:
@@ -142,6 +151,16 @@ builder.add_node(reply)
 builder.set_entry_point("reply")
 graph = builder.compile(name="asks")
 """
+
+
+def test_a_refused_batch_of_a_graph_leaves_nothing(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    inputs, program = records(["no object"]), write(GRAPH)
+    ran = command("run", program, "--inputs", inputs, "--out", tmp_path / "r.jsonl")
+    assert ran.code == 2, ran.err
+    kept = {program.name, inputs.name, "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
 def test_a_graph_takes_the_fields_that_it_has(
@@ -213,6 +232,23 @@ def test_a_score_that_raised_is_mended_without_running_again(
     assert [each["scores"] for each in lines(out)] == [
         {**each["scores"], "judge": 7.0} for each in after.values()
     ]
+
+
+def test_long_errors_and_ids_are_shown_in_part(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    source = """
+@program
+async def ask(ctx, question):
+    raise ValueError("x" * 10_000)
+"""
+    inputs = records([{"id": "i" * 10_000, "input": "tea"}])
+    ran = command("run", write(source), "--inputs", inputs, "--out", tmp_path / "r.jsonl")
+    assert ran.code == 1
+    assert "ValueError: xxx" in " ".join(ran.err.split())
+    assert len(ran.err) < 5000
+    [line] = lines(tmp_path / "r.jsonl")
+    assert (len(line["id"]), len(line["error"])) == (10_000, len("ValueError: ") + 10_000)
 
 
 def test_an_engine_that_dies_starts_again_or_the_same_command_goes_on(

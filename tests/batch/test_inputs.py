@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,9 @@ def test_what_is_the_id_and_the_input_where_nothing_is_named(tmp_path: Path) -> 
         ("level<=1", ["a"]),
         ("q<p", ["a"]),
         ("q=one", ["a"]),
+        ("q == 'one'", ["a"]),
+        ("q=one'", []),
+        ("level==5", ["b"]),
         ("q~^t", ["b"]),
         ("level~5", ["b"]),
         ("some", None),
@@ -160,9 +163,12 @@ BROKEN = [
     ("x.jsonl", b'{"id": 1}\n{"id"\n{"id": 2}\n', {"line 2": "not JSON"}),
     ("x.jsonl", b'{"id": 1}\n\xff\n', {"line 2": "not UTF-8"}),
     ("x.jsonl", b'{"id": 1}\n{"id": NaN}\n', {"line 2": "not JSON"}),
+    ("x.jsonl", b'{"id": 1}\n' + b"9" * 5000 + b"\n", {"line 2": "more than 4,300 digits"}),
     ("x.jsonl", b'{"id": 1}\n{"x": 1}\n"tea"\n', {"line 2": "no field 'id'", "line 3": "a text"}),
     ("x.jsonl", b'{"id": 1}\n{"id": ""}\n{"id": [1]}\n', {"line 2": "id ''", "line 3": "id [1]"}),
     ("x.jsonl", b'{"id": 1}\n{"id": 2}\n{"id": "1"}\n', {"line 3": "first in line 1"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": "\\ud800"}\n', {"line 2": "invalid id"}),
+    ("x.jsonl", b'{"id": 1}\n{"id": true}\n{"id": 1.5}\n', {"line 2": "True", "line 3": "1.5"}),
     ("x.jsonl", b'[\n{"id": 1},\n', {"line 1": ".json", "line 2": "not JSON"}),
     ("x.csv", b"id,q\na,b\nc\nd,e,f\n", {"line 3": "1 values", "line 4": "3 values"}),
     ("x.csv", b'id,q\na,b\nc,"d"e\n', {"line 3": "bad CSV"}),
@@ -193,6 +199,8 @@ def test_each_record_that_cannot_be_used_is_one_line(
         ("x.csv", b"", "name the columns"),
         ("x.csv", b"a,a\n1,2\n", "occurs twice"),
         ("x.csv", b"a\n\xff\n", "UTF-8"),
+        ("x.csv", b"a;b\n1;2\n", "has ';' between its names"),
+        ("x.csv", b"a\tb\n1\t2\n", "rename the file"),
         ("x.jsonl", b"", "x.jsonl: no records"),
         ("x.txt", b"", "must end in .jsonl"),
         ("none.jsonl", None, "no such file"),
@@ -222,3 +230,57 @@ def test_many_broken_records_are_told_of_in_part(tmp_path: Path) -> None:
     with pytest.raises(InputsError, match="1000 of 1000 records") as raised:
         InputFile(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
     assert len(raised.value.problems) == 20
+
+
+def test_many_records_with_the_same_id_do_not_read_the_file_for_each(tmp_path: Path) -> None:
+    reads = []
+
+    class Counted(InputFile):
+        def _records(self) -> Iterator[tuple[str, Any]]:
+            reads.append(self)
+            return super()._records()
+
+    (tmp_path / "x.jsonl").write_text('{"id": "same"}\n' * 1000, "utf-8")
+    with pytest.raises(InputsError, match="999 of 1000 records") as raised:
+        Counted(str(tmp_path / "x.jsonl")).check(lambda raw_value: raw_value)
+    assert len(raised.value.problems) == 20
+    assert len(reads) <= 21
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_data_without_a_name_that_says_so(
+    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.jsonl"
+    jsonl(path)
+    path.write_bytes(compress(path.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    for name in (str(path), "-"):
+        inputs = InputFile(name)
+        assert [[item.id for item in inputs] for _ in range(2)] == [["a", "b"]] * 2
+        inputs.close()
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(InputFile(str(path)))
+
+
+def test_zstandard_frames_follow_each_other_and_each_may_be_cut_off(tmp_path: Path) -> None:
+    frames = [zstandard.compress(f'{{"id": "{name}"}}\n'.encode()) for name in "ab"]
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(b"".join(frames))
+    assert [item.id for item in InputFile(str(path))] == ["a", "b"]
+    for cut in (len(frames[0]) - 1, len(frames[0]) + 6, len(frames[0] + frames[1]) - 1):
+        path.write_bytes(b"".join(frames)[:cut])
+        with pytest.raises(UsageError, match="cannot be read"):
+            list(InputFile(str(path)))
+
+
+def test_a_whole_record_that_is_no_input_is_told_of_its_fields(tmp_path: Path) -> None:
+    def accept(raw_value: Any) -> None:
+        if not isinstance(raw_value, str):
+            raise UsageError("not a text")
+
+    jsonl(tmp_path / "x.jsonl")
+    with pytest.raises(InputsError, match="name it with --input-field"):
+        InputFile(str(tmp_path / "x.jsonl")).check(accept)
+    assert InputFile(str(tmp_path / "x.jsonl"), Fields("q")).check(accept) == 2

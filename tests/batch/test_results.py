@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentrt import files
 from agentrt.batch import Result, read_results
 from agentrt.batch.results import ResultFile
 from agentrt.errors import UsageError
@@ -123,6 +125,26 @@ def test_two_processes_cannot_write_a_file(tmp_path: Path) -> None:
             ResultFile(path)
         holder.communicate("\n")
     ResultFile(path).close()
+
+
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that had the lock removes its file after another has opened it."""
+    lockf, lock_file = fcntl.lockf, tmp_path / "r.jsonl.lock"
+    removals = [lock_file.unlink]
+
+    def lock(file: Any, flags: int) -> None:
+        if removals:
+            removals.pop()()
+        lockf(file, flags)
+
+    monkeypatch.setattr(fcntl, "lockf", lock)
+    held = files.lock_beside(tmp_path / "r.jsonl")
+    assert os.path.samestat(os.fstat(held.fileno()), lock_file.stat())
+    files.unlock(held)
+    files.unlock(held)
+    assert not lock_file.exists()
 
 
 @pytest.mark.parametrize("name", ["no/r.jsonl", "."])

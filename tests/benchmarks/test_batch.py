@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import call
-from benchmarks.batch import KNOWN, LEARNED, LiveLimit, over_stock, verdict
+from benchmarks.batch import (
+    KNOWN,
+    LEARNED,
+    Batch,
+    LiveLimit,
+    figures,
+    over_stock,
+    verdict,
+)
 from benchmarks.rivals.gates import ThunderAgent
 
 SMALL = ["--programs", "16", "--max-live", "8", "--max-num-seqs", "4", "--seeds", "1"]
@@ -41,6 +51,18 @@ def test_a_batch_by_the_command_in_two_pieces(
         *(("ample", name) for name in ("stock", LEARNED, KNOWN)),
     }
     assert output.count("| bfcl") == 6
+
+
+@pytest.mark.engine
+def test_samples_of_an_input_share_its_prompt() -> None:
+    """Programs of the same lengths compute more prompt tokens if they have different inputs."""
+    samples = Batch("chat", math.inf, 16, slots=4, live=8, samples=16).load(0)
+    assert len({program.program_id for program in samples.programs}) == 16
+    apart = [replace(program, input_id="") for program in samples.programs]
+    computed = [
+        figures(load, "stock")["prefill"] for load in (samples, replace(samples, programs=apart))
+    ]
+    assert computed[0] < computed[1]
 
 
 @pytest.mark.parametrize(

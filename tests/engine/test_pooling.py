@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,8 @@ from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.router import make_router
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
+from tests.serving.batches.client import request, serve_batches
+from tests.serving.local import MODEL
 
 pytest.importorskip("vllm")
 pytestmark = [
@@ -91,6 +94,33 @@ async def test_texts_are_scored(client: httpx.AsyncClient) -> None:
     scores = (await client.post("/score", json=asked)).json()["data"]
     assert scores[0]["score"] == pytest.approx(1.0, abs=1e-3)
     assert max(one["score"] for one in scores[1:]) < 0.999
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:3]}),
+        ("/v1/rerank", {"query": TEXTS[0], "documents": TEXTS[1:3]}),
+    ],
+)
+async def test_batches(url: str, body: Any, replicas: ReplicaSet, tmp_path: Path) -> None:
+    """Each line has the answer that the same request has over HTTP."""
+    async with serve_batches(tmp_path, real=Lent(replicas)) as server:
+        lines = [request(f"r{n}", url=url, model=MODEL, **body) for n in range(20)]
+        wrong = request("wrong", url=url, model=MODEL)
+        batch = await server.until(await server.batch(*lines, wrong, endpoint=url))
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 21, "completed": 20, "failed": 1}
+        over_http = await server.local.post(url, {"model": MODEL, **body})
+        for line in await server.lines(batch.output_file_id):
+            answer = line["response"]["body"]
+            assert answer["usage"] == over_http["usage"]
+            assert answer.keys() == over_http.keys()
+        assert batch.usage is not None
+        assert batch.usage.input_tokens == 20 * over_http["usage"]["prompt_tokens"]
+        [error] = await server.lines(batch.error_file_id)
+        assert (error["custom_id"], error["response"]["status_code"]) == ("wrong", 400)
 
 
 async def test_a_text_that_is_too_long_is_refused(client: httpx.AsyncClient) -> None:

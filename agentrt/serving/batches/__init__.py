@@ -2,7 +2,9 @@
 served programs.
 
 - `stored`: the records of a file and of a batch, and their JSON for clients.
-- `records`: keeps these records in a folder beside the database.
+- `storage`: what keeps records and contents; `folder`: in a folder beside an SQLite database;
+  `postgres`: in a PostgreSQL database.
+- `records`: the records in memory, and in the storage.
 - `lines`: reads and writes the lines of input, output and error files.
 - `slots`: limits the number of batch requests in flight.
 - `requests`: answers one request of a batch inside this process.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from fastapi import APIRouter
 
 from agentrt.serving.batches.files import Files
-from agentrt.serving.batches.records import Records, TenantFolders
+from agentrt.serving.batches.folder import FolderStorage
+from agentrt.serving.batches.records import Records
 from agentrt.serving.batches.requests import Endpoints, abandon_runs
 from agentrt.serving.batches.routes import add_batches
 from agentrt.serving.batches.runner import BatchRunners, BatchServices
+from agentrt.serving.batches.storage import Storage
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.error_responses import OpenAIRoute
 from agentrt.serving.langgraph.database.connections import Address
@@ -26,21 +28,16 @@ _SWEEP_S = 60.0
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Open the routes of files and batches, which are stored in a folder beside the database.
-
-    The router is empty if the database is PostgreSQL, because there is no folder beside it. Raises
-    `ConfigError` if the folder cannot be used.
-    """
+    """Open the routes of files and batches. Raises `ConfigError` if they cannot be stored."""
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
-    path = folder_beside(server.database)
-    if path is None:
-        yield router
-        return
     async with AsyncExitStack() as stack:
-        folders = TenantFolders(path)
-        stack.callback(folders.close)
+        storage = await asyncio.to_thread(open_storage, server.database)
+        stack.callback(storage.close)
         clock = SteadyClock(server.machine)
-        batches = Records(folders, "batch_", "batch", StoredBatch.from_fields)
+        # Reading from the storage blocks, so it runs in threads.
+        batches = await asyncio.to_thread(
+            Records, storage, "batch_", "batch", StoredBatch.from_fields
+        )
         live = [record for record in batches.all() if record.is_live]
 
         def batch_reading(tenant: str, file_id: str) -> str | None:
@@ -53,13 +50,13 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
                 None,
             )
 
-        files = Files(server, folders, clock, batch_reading)
+        files = await asyncio.to_thread(Files, server, storage, clock, batch_reading)
         being_written = {
-            files.content(record.tenant, file_id)
+            (record.tenant, file_id)
             for record in live
             for file_id in (record.output_id, record.error_id)
         }
-        files.remove_orphans(being_written.__contains__)
+        await asyncio.to_thread(files.remove_orphans, being_written)
         files.add_to(router)
         await stack.enter_async_context(
             server.background.doing("sweep of files", files.sweep, _SWEEP_S)
@@ -78,7 +75,13 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         yield router
 
 
-def folder_beside(database: str) -> Path | None:
-    """Return the folder for the files of a server with this database URL; None for PostgreSQL."""
-    file = Address.parse(database).file
-    return None if file is None else file.with_name(f"{file.name}.files")
+def open_storage(database: str) -> Storage:
+    """Open the storage of a server with this database URL: tables in a PostgreSQL database, or a
+    folder beside an SQLite database. Raises `ConfigError`.
+    """
+    address = Address.parse(database)
+    if address.file is not None:
+        return FolderStorage(address.file.with_name(f"{address.file.name}.files"))
+    from agentrt.serving.batches.postgres import PostgresStorage  # needs the extra postgres
+
+    return PostgresStorage(address)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
-from agentrt.files import replacing
-from agentrt.serving.batches.records import Records, TenantFolders
-from agentrt.serving.batches.stored import StoredFile, content_path
+from agentrt.serving.batches.records import Records
+from agentrt.serving.batches.storage import Content, Storage
+from agentrt.serving.batches.stored import StoredFile
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.server import Server
@@ -43,24 +41,24 @@ class Files:
     def __init__(
         self,
         server: Server,
-        folders: TenantFolders,
+        storage: Storage,
         clock: SteadyClock,
         batch_reading: Callable[[str, str], str | None],
     ) -> None:
         self._server = server
-        self._folders = folders
+        self._storage = storage
         self._clock = clock
         self._batch_reading = batch_reading
-        self.records = Records(folders, "file-", "file", StoredFile.from_fields)
+        self.records = Records(storage, "file-", "file", StoredFile.from_fields)
 
-    def content(self, tenant: str, file_id: str) -> Path:
-        """Return the path of a file's content."""
-        return content_path(self._folders.of(tenant), file_id)
+    def content(self, tenant: str, file_id: str) -> Content:
+        """Return the content of a file, which need not exist."""
+        return self._storage.content(tenant, file_id)
 
     async def publish(
         self, tenant: str, file_id: str, filename: str, purpose: str, lifetime_s: float | None
     ) -> StoredFile:
-        """Add the record of a file whose content is already on the disk, and return the record.
+        """Add the record of a file whose content is already stored, and return the record.
 
         The file expires after ``lifetime_s`` seconds; with None it does not expire. Idempotent.
         Raises `OSError`.
@@ -72,7 +70,7 @@ class Files:
             file_id,
             tenant,
             self.records.next_number(tenant),
-            self.content(tenant, file_id).stat().st_size,
+            await asyncio.to_thread(self.content(tenant, file_id).size),
             int(now),
             filename,
             purpose,
@@ -84,8 +82,7 @@ class Files:
     async def remove(self, record: StoredFile) -> None:
         """Remove a file and its content. Raises `OSError`."""
         await self.records.remove(record)
-        content = self.content(record.tenant, record.id)
-        await asyncio.to_thread(content.unlink, missing_ok=True)
+        await asyncio.to_thread(self.content(record.tenant, record.id).remove)
 
     async def sweep(self) -> None:
         """Remove all expired files, except those that a live batch reads."""
@@ -95,21 +92,14 @@ class Files:
             if is_expired and self._batch_reading(record.tenant, record.id) is None:
                 await self.remove(record)
 
-    def remove_orphans(self, is_needed: Callable[[Path], bool]) -> None:
-        """Remove contents that have no record, except those for which ``is_needed`` returns True.
+    def remove_orphans(self, being_written: Collection[tuple[str, str]]) -> None:
+        """Remove contents that have no record, except those of the files ``being_written``, which
+        are pairs of a tenant and a file id.
 
         Such contents are left by a server that was killed. Call this when the server starts.
         """
-        known = {self.content(record.tenant, record.id) for record in self.records.all()}
-        for path in self._stored_paths():
-            if path not in known and not is_needed(path):
-                path.unlink(missing_ok=True)
-
-    def _stored_paths(self) -> Iterator[Path]:
-        """Yield the paths of all contents, and of the files that a kill has left half written."""
-        for folder in self._folders.all():
-            for pattern in ("*.jsonl", ".*"):
-                yield from folder.glob(pattern)
+        known = {(record.tenant, record.id) for record in self.records.all()}
+        self._storage.remove_orphans(known.union(being_written))
 
     # -- routes ------------------------------------------------------------------------
 
@@ -149,8 +139,8 @@ class Files:
         async def content_of_file(request: Request, file_id: str) -> Response:
             """Return the content of a file."""
             record = self.records.get(tenant_of(request), file_id)
-            path = self.content(record.tenant, record.id)
-            return FileResponse(path, media_type="application/octet-stream")
+            content = self.content(record.tenant, record.id)
+            return await asyncio.to_thread(content.response)
 
         @router.delete("/files/{file_id}", response_model=None)
         async def delete_file(request: Request, file_id: str) -> Response:
@@ -175,8 +165,7 @@ class Files:
         lifetime_s = DEFAULT_LIFETIME_S if is_default else read_lifetime(anchor, seconds)
         self._check_space(tenant, upload.size or 0)
         file_id = self.records.new_id()
-        path = content_path(self._folders.create(tenant), file_id)
-        await asyncio.to_thread(_copy, upload.file, path)
+        await asyncio.to_thread(self.content(tenant, file_id).store, upload.file)
         name = (upload.filename or "file")[:_MAX_FILENAME]
         record = await self.publish(tenant, file_id, name, PURPOSE_INPUT, lifetime_s)
         return record.to_json()
@@ -211,9 +200,3 @@ def read_lifetime(anchor: object, seconds: object, name: str = "expires_after") 
         text = f"{name}.seconds must be from {MIN_LIFETIME_S} to {MAX_LIFETIME_S}, got {seconds!r}"
         raise ApiError(400, text, param=f"{name}.seconds", code="invalid_value")
     return lifetime_s
-
-
-def _copy(source: BinaryIO, path: Path) -> None:
-    """Copy an upload to ``path``. The path exists only once the whole content is on the disk."""
-    with replacing(path) as file:
-        shutil.copyfileobj(source, file)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
-from agentrt.batch.lines import LineFile
+from agentrt.serving.batches.storage import Content
 
 MAX_REQUESTS = 50_000
 """Maximum number of requests of a batch. OpenAI has the same limit."""
@@ -69,12 +68,11 @@ class LineError(ValueError):
 # -- the input -------------------------------------------------------------------------------
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number and the content of each line that is not empty. Raises `OSError`."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
+def numbered_lines(content: Content) -> Iterator[tuple[int, bytes]]:
+    """Yield the line number and the text of each line that is not empty. Raises `OSError`."""
+    for number, line in enumerate(content.lines(), 1):
+        if line.strip():
+            yield number, line
 
 
 def read_request(number: int, line: bytes, endpoint: str) -> LineRequest:
@@ -122,13 +120,14 @@ class InputCheck:
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-def check_input(path: Path, endpoint: str) -> InputCheck:
-    """Check all lines of an input file. Raises `OSError`.
+def check_input(content: Content, endpoint: str) -> InputCheck:
+    """Check all lines of an input file. Raises `OSError`, and `FileNotFoundError` if it is gone.
 
     A long file takes a while, so call this in a thread.
     """
     check, seen = InputCheck(), dict[str, int]()
-    for number, line in numbered_lines(path):
+    content.size()
+    for number, line in numbered_lines(content):
         if check.total == MAX_REQUESTS:
             text = f"a batch has at most {MAX_REQUESTS} requests; split the file"
             check.errors.append(input_error("too_many_requests", text, number))
@@ -209,34 +208,20 @@ def _line(
     return json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
-def open_answers(path: Path) -> LineFile:
-    """Open an output or error file, and remove an incomplete last line that a kill has left.
-
-    Raises `OSError`.
-    """
-    file = LineFile(path)
-    if tail := file.incomplete():
-        file.drop(len(tail))
-    return file
-
-
-def answered_numbers(path: Path) -> Iterator[int]:
+def answered_numbers(content: Content) -> Iterator[int]:
     """Yield the line numbers of the requests that have a complete line in an output or error
     file.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                # The id is the first field. The whole line is not parsed, because it may be long.
-                yield int(line[: line.index(b'",')].rpartition(b"_")[2])
+    for line in content.lines():
+        if line.endswith(b"\n"):
+            # The id is the first field. The whole line is not parsed, because it may be long.
+            yield int(line[: line.index(b'",')].rpartition(b"_")[2])
 
 
-def total_usage(path: Path) -> Mapping[str, Any]:
+def total_usage(content: Content) -> Mapping[str, Any]:
     """Return the tokens of all answers in an output file, as the ``usage`` of a batch object."""
     tokens = dict.fromkeys(("input", "output", "cached", "reasoning"), 0)
-    for _, line in numbered_lines(path) if path.exists() else ():
+    for _, line in numbered_lines(content):
         usage = from_json(line)["response"]["body"].get("usage")
         if isinstance(usage, dict):
             read, written = (
@@ -246,6 +231,10 @@ def total_usage(path: Path) -> Mapping[str, Any]:
             tokens["output"] += usage.get(f"{written}_tokens") or 0
             details = usage.get(f"{read}_tokens_details") or {}
             tokens["cached"] += details.get("cached_tokens") or 0
+            # Anthropic's API does not count these tokens among the input tokens.
+            cached = usage.get("cache_read_input_tokens") or 0
+            tokens["cached"] += cached
+            tokens["input"] += cached + (usage.get("cache_creation_input_tokens") or 0)
             details = usage.get(f"{written}_tokens_details") or {}
             tokens["reasoning"] += details.get("reasoning_tokens") or 0
     return {
@@ -258,9 +247,9 @@ def total_usage(path: Path) -> Mapping[str, Any]:
 
 
 def unanswered_requests(
-    path: Path, endpoint: str, done: Collection[int]
+    content: Content, endpoint: str, done: Collection[int]
 ) -> Generator[LineRequest, None, None]:
     """Yield the requests of a valid input file whose line numbers are not in ``done``."""
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(content):
         if number not in done:
             yield read_request(number, line, endpoint)

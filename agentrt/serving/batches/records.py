@@ -1,24 +1,17 @@
-"""Records of files and batches. Each record is a JSON file in the folder of its tenant, and all
-records are read into memory when the server starts.
-
-No part of a path comes from a client: the name of a tenant's folder is a digest, and an id is
-looked up in memory before it becomes the name of a file.
-"""
+"""Records of files and batches. All records are read into memory when the server starts."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from secrets import token_hex
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from agentrt import files
-from agentrt.errors import ConfigError
+from agentrt.serving.batches.storage import Storage
 from agentrt.serving.error_responses import ApiError
 
 _ID_BYTES = 12
@@ -42,71 +35,13 @@ class StoredRecord(Protocol):
     def number(self) -> int: ...
 
     def to_fields(self) -> Mapping[str, Any]:
-        """Return all fields, as they are stored on the disk."""
+        """Return all fields, as they are stored."""
 
     def to_json(self) -> Mapping[str, Any]:
         """Return the object for clients, as OpenAI's API defines it."""
 
 
 R = TypeVar("R", bound=StoredRecord)
-
-
-class TenantFolders:
-    """A folder with one folder for the records of each tenant.
-
-    The folder is created and locked for this process by the first write, so that a server without
-    files and batches writes nothing to the disk. A folder that exists is locked at once.
-
-    Raises `ConfigError` if another process has locked the folder, or if it cannot be used.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: IO[str] | None = None
-        if path.exists():
-            self._open()
-
-    def of(self, tenant: str) -> Path:
-        """Return the path of a tenant's folder, whether or not it exists."""
-        return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
-
-    def create(self, tenant: str) -> Path:
-        """Create the folder of a tenant if it does not exist, and return it. Raises `OSError`."""
-        if self._lock is None:
-            self._open()
-        folder = self.of(tenant)
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700)
-            files.sync(self.path)
-        return folder
-
-    def _open(self) -> None:
-        try:
-            if not self.path.is_dir():
-                self.path.mkdir(mode=0o700)
-                files.sync(self.path.absolute().parent)
-            self._lock = files.lock_beside(self.path / "files")
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{self.path}: another server uses this folder for its files and batches; stop "
-                "that server, or name another database"
-            ) from error
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(
-                f"{self.path}: files and batches cannot be kept there: {reason}"
-            ) from error
-
-    def all(self) -> Iterator[Path]:
-        """Yield the existing folders of all tenants."""
-        if self.path.is_dir():
-            yield from (path for path in sorted(self.path.iterdir()) if path.is_dir())
-
-    def close(self) -> None:
-        """Release the lock. Idempotent."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
 
 class Records(Generic[R]):
@@ -118,23 +53,22 @@ class Records(Generic[R]):
 
     def __init__(
         self,
-        folders: TenantFolders,
+        storage: Storage,
         prefix: str,
         noun: str,
         from_fields: Callable[[Mapping[str, Any]], R],
     ) -> None:
-        self._folders = folders
+        self._storage = storage
         self._prefix, self._noun = prefix, noun
         self._records: defaultdict[str, dict[str, R]] = defaultdict(dict)
         self._writing = asyncio.Lock()
-        for folder in folders.all():
-            loaded = [
-                record
-                for path in folder.glob(f"{prefix}*.json")
-                if (record := _read(path, from_fields))
-            ]
-            for record in sorted(loaded, key=lambda record: (record.number, record.id)):
-                self._records[record.tenant][record.id] = record
+        loaded = [
+            record
+            for name, text in storage.records(prefix)
+            if (record := _read(name, text, from_fields))
+        ]
+        for record in sorted(loaded, key=lambda record: (record.number, record.id)):
+            self._records[record.tenant][record.id] = record
 
     def new_id(self) -> str:
         """Return a new random id, which cannot be guessed."""
@@ -201,32 +135,25 @@ class Records(Generic[R]):
         }
 
     async def put(self, record: R) -> None:
-        """Add or replace a record. It is on the disk when this returns. Raises `OSError`."""
+        """Add or replace a record. It is stored when this returns. Raises `OSError`."""
         # The fields are read under the lock, so that the last write has the last state.
         async with self._writing:
             text = json.dumps(record.to_fields())
-            folder = self._folders.create(record.tenant)
-            await asyncio.to_thread(_replace, folder / f"{record.id}.json", text)
+            await asyncio.to_thread(self._storage.put_record, record.tenant, record.id, text)
         self._records[record.tenant][record.id] = record
 
     async def remove(self, record: R) -> None:
         """Remove a record. Raises `OSError`."""
         self._records[record.tenant].pop(record.id, None)
         async with self._writing:
-            path = self._folders.of(record.tenant) / f"{record.id}.json"
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(self._storage.remove_record, record.tenant, record.id)
 
 
-def _read(path: Path, from_fields: Callable[[Mapping[str, Any]], R]) -> R | None:
+def _read(name: str, text: str, from_fields: Callable[[Mapping[str, Any]], R]) -> R | None:
     try:
-        return from_fields(files.read_json(path))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return from_fields(files.parse_json(text))
+    except (ValueError, TypeError, KeyError) as error:
         _log.warning(
-            "%s is ignored because it is not a record that this server can read: %s", path, error
+            "%s is ignored because it is not a record that this server can read: %s", name, error
         )
         return None
-
-
-def _replace(path: Path, text: str) -> None:
-    with files.replacing(path) as file:
-        file.write(text.encode())

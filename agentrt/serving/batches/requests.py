@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope
 
 from agentrt.batch.runner import fatal_in
-from agentrt.errors import AgentrtError, NotServedError
+from agentrt.errors import AgentrtError, JournalError, NotServedError
 from agentrt.executors.identity import PREFIX
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
@@ -21,7 +21,7 @@ from agentrt.runtime.run import RunState
 from agentrt.serving.batches.lines import ANSWER_ID_PREFIX, LineAnswer, LineRequest, batch_id_of
 from agentrt.serving.batches.slots import CallSlots, ProgramSlots, Slots
 from agentrt.serving.bodies import TooLargeError, read_body, whole
-from agentrt.serving.error_responses import ApiError, describe, log_fault, openai_error
+from agentrt.serving.error_responses import ApiError, describe, openai_error
 from agentrt.serving.frontend.exchange import NO_CONNECTION
 from agentrt.serving.programs.api import accept_input, describe_run
 from agentrt.serving.programs.bodies import RunRequest
@@ -29,7 +29,10 @@ from agentrt.serving.programs.left import BATCH_OPTION
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import Server
 
-MODEL_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+MODEL_ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
 """Model endpoints that batches may use, if vLLM serves them for the server's models."""
 _RETRIED_STATUSES = (429, 503)
 _DEFAULT_RETRY_S = 5.0
@@ -114,10 +117,6 @@ class ModelEndpoint:
         except TooLargeError as error:
             text = openai_error(413, str(error), code="body_too_large")
             return LineAnswer(413, text, name)
-        except Exception as error:  # A bug fails this request, and not the whole batch.
-            status, text, _ = describe(error)
-            log_fault(status, error)
-            return LineAnswer(status, text, name)
         status = start["status"]
         return LineAnswer(
             status, answer, name, _retry_after_s(start) if status in _RETRIED_STATUSES else None
@@ -178,7 +177,8 @@ class ProgramEndpoint:
             return LineAnswer(status, text, name)
         except (AgentrtError, ApiError) as error:
             status, text, headers = describe(error)
-            if status not in _RETRIED_STATUSES:
+            is_outage = isinstance(error, JournalError) or fatal_in(error) is not None
+            if status not in _RETRIED_STATUSES and not is_outage:
                 return LineAnswer(status, text, name)
             return LineAnswer(
                 status, text, name, float(headers.get("retry-after", _DEFAULT_RETRY_S))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrt import tracking
-from agentrt.batch.lines import LineFile
 from agentrt.errors import NotServedError
 from agentrt.serving.batches.files import PURPOSE_OUTPUT, Files
 from agentrt.serving.batches.lines import (
@@ -28,14 +28,15 @@ from agentrt.serving.batches.lines import (
     check_input,
     expired_line,
     input_error,
-    open_answers,
     total_usage,
     unanswered_requests,
 )
 from agentrt.serving.batches.records import Records
 from agentrt.serving.batches.requests import BatchEndpoint, Endpoints, abandon_runs
 from agentrt.serving.batches.slots import Slot
+from agentrt.serving.batches.storage import AnswerLines, Content
 from agentrt.serving.batches.stored import StoredBatch
+from agentrt.serving.error_responses import describe, log_fault
 from agentrt.serving.server import Server
 from agentrt.serving.tenants.admission import IS_BATCH
 from agentrt.steady import SteadyClock
@@ -44,6 +45,8 @@ _MAX_PENDING = 256
 """Maximum number of requests of one batch that have begun: they are in flight, or wait for a retry
 because their tenant is at a limit.
 """
+_READ_REQUESTS = 64
+"""Number of requests that are read from an input file at once."""
 _WRITE_BYTES = 1024 * 1024
 """Number of bytes of expired lines that are collected before they are written."""
 _FIRST_BACKOFF_S = 1.0
@@ -123,7 +126,7 @@ class BatchRunner:
         await self._services.records.put(self._record)
 
     @property
-    def _input(self) -> Path:
+    def _input(self) -> Content:
         return self._services.files.content(self._record.tenant, self._record.input_file_id)
 
     async def _validate(self) -> None:
@@ -173,9 +176,9 @@ class BatchRunner:
             record.final_status = "completed" if len(done) == record.total else "expired"
             await self._enter("finalizing")
 
-    def _open_files(self) -> tuple[LineFile, LineFile, set[int]]:
+    def _open_files(self) -> tuple[AnswerLines, AnswerLines, set[int]]:
         """Return the output file, the error file, and the numbers of the answered requests."""
-        output, errors = open_answers(self._output), open_answers(self._errors)
+        output, errors = self._output.open_answers(), self._errors.open_answers()
         return output, errors, self._count_answers()
 
     def _count_answers(self) -> set[int]:
@@ -184,7 +187,9 @@ class BatchRunner:
         self._record.completed, self._record.failed = len(completed), len(failed)
         return completed | failed
 
-    async def _start_requests(self, output: LineFile, errors: LineFile, done: set[int]) -> None:
+    async def _start_requests(
+        self, output: AnswerLines, errors: AnswerLines, done: set[int]
+    ) -> None:
         """Start each unanswered request when a slot is free, and wait until all are answered."""
         record, server = self._record, self._services.server
         try:
@@ -196,9 +201,10 @@ class BatchRunner:
         IS_BATCH.set(True)
         pending = asyncio.Semaphore(_MAX_PENDING)
         requests = unanswered_requests(self._input, record.endpoint, done)
-        with contextlib.closing(requests):
-            async with asyncio.TaskGroup() as tasks:
-                for request in requests:
+        async with asyncio.TaskGroup() as tasks:
+            # Reading can block, so it runs in a thread.
+            while read := await asyncio.to_thread(_next_requests, requests):
+                for request in read:
                     await pending.acquire()
                     slot = Slot(endpoint.slots, record.tenant)
                     await slot.acquire()
@@ -225,8 +231,8 @@ class BatchRunner:
         endpoint: BatchEndpoint,
         slot: Slot,
         request: LineRequest,
-        output: LineFile,
-        errors: LineFile,
+        output: AnswerLines,
+        errors: AnswerLines,
     ) -> None:
         """Answer a request that has acquired its slot, and write the line of its answer.
 
@@ -236,7 +242,12 @@ class BatchRunner:
         record = self._record
         name = answer_id(record.id, request.number)
         while True:
-            outcome = await endpoint.answer(record.tenant, request, name)
+            try:
+                outcome = await endpoint.answer(record.tenant, request, name)
+            except Exception as error:  # A bug fails this request, and not the whole batch.
+                status, text, _ = describe(error)
+                log_fault(status, error)
+                outcome = LineAnswer(status, text, name)
             if outcome.retry_after_s is None:
                 break
             slot.release()
@@ -248,7 +259,7 @@ class BatchRunner:
         await self._write(request, outcome, output, errors)
 
     async def _write(
-        self, request: LineRequest, outcome: LineAnswer, output: LineFile, errors: LineFile
+        self, request: LineRequest, outcome: LineAnswer, output: AnswerLines, errors: AnswerLines
     ) -> None:
         line = answer_line(self._record.id, request, outcome)
         if outcome.failed:
@@ -276,7 +287,7 @@ class BatchRunner:
                     record.tenant, file_id, name, PURPOSE_OUTPUT, record.output_lifetime_s
                 )
             else:
-                files.content(record.tenant, file_id).unlink(missing_ok=True)
+                await asyncio.to_thread(files.content(record.tenant, file_id).remove)
         await self._enter("cancelled" if record.status == "cancelling" else record.final_status)
 
     def _complete_files(self) -> None:
@@ -299,6 +310,11 @@ class BatchRunner:
         finally:
             output.close()
             errors.close()
+
+
+def _next_requests(requests: Iterator[LineRequest]) -> list[LineRequest]:
+    """Return the next requests of an input file, an empty list at its end."""
+    return [*itertools.islice(requests, _READ_REQUESTS)]
 
 
 def _first_error(error: BaseException) -> BaseException:

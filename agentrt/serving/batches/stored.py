@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -34,7 +33,7 @@ class StoredFile:
         return cls(**fields)
 
     def to_fields(self) -> Mapping[str, Any]:
-        """Return all fields, as they are stored on the disk."""
+        """Return all fields, as they are stored."""
         return asdict(self)
 
     def to_json(self) -> Mapping[str, Any]:
@@ -94,7 +93,7 @@ class StoredBatch:
         self.entered_at[status] = int(now)
 
     def to_fields(self) -> Mapping[str, Any]:
-        """Return all fields, as they are stored on the disk."""
+        """Return all fields, as they are stored."""
         return asdict(self)
 
     def to_json(self) -> Mapping[str, Any]:
@@ -119,8 +118,3 @@ class StoredBatch:
             "usage": self.usage,
             "metadata": self.metadata,
         }
-
-
-def content_path(folder: Path, file_id: str) -> Path:
-    """Return the path of a file's content. ``folder`` is the folder of the file's tenant."""
-    return folder / f"{file_id}.jsonl"

@@ -127,7 +127,9 @@ class FrontendApp:
         server.at_drain.append(self._drain)
         self._models_of: dict[int, Model] = {}
         for front in fronts:
-            if (responses := front.app.state.openai_serving_responses) is not None:
+            # A model that does not generate has no Responses API.
+            responses = getattr(front.app.state, "openai_serving_responses", None)
+            if responses is not None:
                 self._store.attach(responses)
                 self._models_of[id(front)] = _model_of(front, responses)
 

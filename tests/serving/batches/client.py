@@ -72,10 +72,15 @@ def request(name: str, text: str = "hello", url: str = CHATS, **body: Any) -> Ma
     return {"custom_id": name, "method": "POST", "url": url, "body": body or chat}
 
 
+def database_of(folder: Path) -> str:
+    """Return the URL of the database of servers in ``folder``. Tests replace this function."""
+    return f"sqlite:{folder / 'a.db'}"
+
+
 @asynccontextmanager
 async def serve_batches(folder: Path, *args: Any, **options: Any) -> AsyncIterator[BatchServer]:
-    """Run a server with batches whose database and files are in ``folder``."""
-    settings = {"database": f"sqlite:{folder / 'a.db'}", "apis": (programs, batches), **options}
+    """Run a server with batches in the database of ``folder``."""
+    settings = {"database": database_of(folder), "apis": (programs, batches), **options}
     async with open_server(*args, **settings) as local:
         clients: dict[str, AsyncOpenAI] = {}
 

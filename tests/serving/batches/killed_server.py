@@ -31,16 +31,21 @@ LIVE = 8
 CALLS = 16
 """Maximum number of chats of batches in flight: the server's default for its engine."""
 _folder = Path()
+_events: int | None = None
 
 
 def record_event(event: str) -> None:
     """Append an event to the file ``events``, and kill this process if the file then has at least
     as many lines as the number in the file ``kill_at``.
     """
+    global _events
     path, kill_at = _folder / "events", _folder / "kill_at"
+    if _events is None:
+        _events = len(path.read_text().splitlines())
     with path.open("a") as out:
         out.write(f"{event}\n")
-    if kill_at.exists() and len(path.read_text().splitlines()) >= int(kill_at.read_text()):
+    _events += 1
+    if kill_at.exists() and _events >= int(kill_at.read_text()):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from agentrt.batch.lines import LineFile
 from agentrt.request import Call
+from agentrt.serving.batches.lines import LineAnswer, LineRequest
+from agentrt.serving.batches.postgres import PostgresAnswers
+from agentrt.serving.batches.requests import ModelEndpoint
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
 from tests.serving.batches.client import CHATS, request, serve_batches
@@ -72,6 +77,7 @@ async def test_a_batch_of_chats(tmp_path: Path) -> None:
     [
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
     ],
 )
 async def test_other_endpoints(url: str, body: dict[str, Any], tmp_path: Path) -> None:
@@ -92,6 +98,9 @@ async def test_other_endpoints(url: str, body: dict[str, Any], tmp_path: Path) -
         (b"[1]\n", "invalid_json_line", None),
         (b'{"custom_id": NaN}\n', "invalid_json_line", None),
         (b"\xff\xfe{}\n", "invalid_json_line", None),
+        (b'{"custom_id": "\\ud800"}\n', "invalid_json_line", None),
+        (b'{"custom_id": "x", "body": ' + b"[" * 10_000 + b"\n", "invalid_json_line", None),
+        (b"\x1f\x8b\x08\n", "invalid_json_line", None),
         ({**request("x"), "custom_id": None}, "invalid_custom_id", "custom_id"),
         ({**request("x"), "custom_id": 7}, "invalid_custom_id", "custom_id"),
         ({**request("x"), "custom_id": ""}, "invalid_custom_id", "custom_id"),
@@ -118,6 +127,41 @@ async def test_an_invalid_line_fails_the_batch(
         assert error.message
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
         assert not server.local.engine.calls
+
+
+async def test_a_file_from_windows_and_a_long_line(tmp_path: Path) -> None:
+    """A byte order mark and CRLF are no errors. A prompt of 3 MB is refused as over HTTP."""
+    async with serve_batches(tmp_path) as server:
+        first, last = (json.dumps(request(name)).encode() for name in ("first", "last"))
+        long = json.dumps(request("long", "x" * 3_000_000)).encode()
+        content = b"\xef\xbb\xbf" + b"\r\n".join((first, b"", long, last))
+        batch = await server.until(await server.batch(content))
+        assert batch.status == "completed"
+        output = await server.lines(batch.output_file_id)
+        assert [line["custom_id"] for line in output] == ["first", "last"]
+        [error] = await server.lines(batch.error_file_id)
+        assert (error["custom_id"], error["response"]["status_code"]) == ("long", 400)
+
+
+async def test_a_bug_fails_its_request_and_not_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = ModelEndpoint.answer
+
+    async def with_bug(self: Any, tenant: str, line: LineRequest, name: str) -> LineAnswer:
+        if line.custom_id == "1":
+            raise ZeroDivisionError
+        return await answer(self, tenant, line, name)
+
+    monkeypatch.setattr(ModelEndpoint, "answer", with_bug)
+    async with serve_batches(tmp_path) as server:
+        batch = await server.until(await server.batch(*(request(str(n)) for n in range(3))))
+        [error] = await server.lines(batch.error_file_id)
+        assert (error["custom_id"], error["response"]["status_code"]) == ("1", 500)
+        assert [line["custom_id"] for line in await server.lines(batch.output_file_id)] == [
+            "0",
+            "2",
+        ]
 
 
 async def test_an_empty_file_fails_and_at_most_100_errors_are_listed(tmp_path: Path) -> None:
@@ -312,16 +356,17 @@ async def test_the_number_of_live_batches_is_limited(tmp_path: Path) -> None:
         await server.until(await server.batch(request("r")))
 
 
-async def test_the_next_server_continues_a_batch(tmp_path: Path) -> None:
-    """1. A server stops while requests of a batch are in flight. 2. Both files end in the middle of
-    a line, as after a kill. 3. The next server writes one answer for each request.
+async def test_the_next_server_continues_a_batch(tmp_path: Path, database: str) -> None:
+    """1. A server stops while requests of a batch are in flight. 2. Files in a folder end in the
+    middle of a line, as after a kill. 3. The next server writes one answer for each request.
     """
     lines = [request(str(n)) for n in range(30)]
     async with serve_batches(tmp_path, answer_text, kind=Held, slots=10) as server:
         engine = server.local.engine
         batch = await server.batch(*lines)
         await server.local.until(lambda: len(engine.open) == 10)
-    add_half_lines(tmp_path)
+    if database == "sqlite":
+        add_half_lines(tmp_path)
     async with serve_batches(tmp_path, answer_text) as server:
         batch = await server.until(await server.client.batches.retrieve(batch.id))
         assert batch.status == "completed"
@@ -337,18 +382,19 @@ def add_half_lines(folder: Path) -> None:
         path.write_bytes(b'{"id": "batch_req_0_2", "custom_id": "2", "resp')
 
 
-async def test_a_full_disk_delays_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_delays_a_batch(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests whose answers were not written run again when the disk has space."""
-    from agentrt.batch.lines import LineFile
+    kind: Any = LineFile if database == "sqlite" else PostgresAnswers
+    whole, faults = kind.append, [OSError(28, "No space left on device")]
 
-    whole, faults = LineFile.append, [OSError(28, "No space left on device")]
-
-    def append(file: LineFile, data: bytes) -> None:
+    def append(file: Any, data: bytes) -> None:
         if faults:
             raise faults.pop()
         whole(file, data)
 
-    monkeypatch.setattr(LineFile, "append", append)
+    monkeypatch.setattr(kind, "append", append)
     async with serve_batches(tmp_path, answer_text) as server:
         batch = await server.until(await server.batch(*(request(str(n)) for n in range(5))))
         assert batch.status == "completed"

@@ -2,81 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import sys
-from collections import Counter
 from pathlib import Path
 
-from openai import AsyncOpenAI
+import pytest
 
-from tests.serving.batches.client import BatchServer, request
-from tests.serving.batches.killed_server import CALLS, LIVE, serve
-from tests.serving.langgraph.processes import Process
-from tests.serving.programs.test_durable import WAIT_S
-
-RUNS = "/v1/programs/ask/runs"
-CHAT_COUNT, RUN_COUNT, KILLS = 300, 150, 5
+from tests.serving.batches import client
+from tests.serving.batches.killed_server import CALLS, LIVE
+from tests.serving.batches.killing import killed_batches
 
 
-async def test_killed_again_and_again_each_request_has_one_line(tmp_path: Path) -> None:
-    """1. A server with a batch of chats and a batch of programs is killed at five random moments.
+async def test_killed_again_and_again_each_request_has_one_line(
+    tmp_path: Path, database: str
+) -> None:
+    """1. A server with a batch of chats and a batch of programs is killed at random moments.
 
     2. The next server completes both batches: each request has one line with the right answer, and
     only calls that were in flight at a kill were made again.
     """
-    rng, events_file, kill_at = random.Random(48), tmp_path / "events", tmp_path / "kill_at"
-    events_file.touch()
-    process = Process(f"sqlite:{tmp_path / 'a.db'}", tmp_path, serve, "/v1/programs")
-    client = AsyncOpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0)
-    server = BatchServer(None, lambda key: client)  # type: ignore[arg-type]
-    try:
-        await process.start()
-        kill_at.write_text(str(rng.randint(100, 140)))
-        runs = await server.batch(
-            *(request(f"p{n}", url=RUNS, input=f"q{n}") for n in range(RUN_COUNT)), endpoint=RUNS
-        )
-        chats = await server.batch(*(request(f"c{n}", f"chat {n}") for n in range(CHAT_COUNT)))
-        halves = 0
-        for life in range(KILLS):
-            if life:
-                kill_at.write_text(
-                    str(len(events_file.read_text().splitlines()) + rng.randint(50, 90))
-                )
-                process.launch()  # Does not wait for an answer: the process may die before.
-            await process.died()
-            halves += half_lines(tmp_path)
-        kill_at.unlink()
-        await process.start()
-        async with asyncio.timeout(WAIT_S):
-            runs, chats = await server.until(runs), await server.until(chats)
-        assert (runs.status, chats.status) == ("completed", "completed")
-        output = await server.lines(runs.output_file_id)
-        assert [line["custom_id"] for line in output] == [f"p{n}" for n in range(RUN_COUNT)]
-        for n, line in enumerate(output):
-            said = f"said first q{n}; said second q{n}"
-            assert line["response"]["body"]["result"] == said
-            assert line["response"]["body"]["state"] == "done"
-        output = await server.lines(chats.output_file_id)
-        assert [line["custom_id"] for line in output] == [f"c{n}" for n in range(CHAT_COUNT)]
-        for n, line in enumerate(output):
-            [choice] = line["response"]["body"]["choices"]
-            assert choice["message"]["content"] == f"said chat {n}"
-    finally:
-        process.kill()
-        await client.close()
-    events = Counter(events_file.read_text().splitlines())
+    chats, runs, kills = (300, 150, 5) if database == "sqlite" else (120, 60, 3)
+    outcome = await killed_batches(tmp_path, client.database_of(tmp_path), chats, runs, kills)
+    assert outcome.statuses == ("completed", "completed")
+    assert [line["custom_id"] for line in outcome.runs] == [f"p{n}" for n in range(runs)]
+    for n, line in enumerate(outcome.runs):
+        said = f"said first q{n}; said second q{n}"
+        assert line["response"]["body"]["result"] == said
+        assert line["response"]["body"]["state"] == "done"
+    assert [line["custom_id"] for line in outcome.chats] == [f"c{n}" for n in range(chats)]
+    for n, line in enumerate(outcome.chats):
+        [choice] = line["response"]["body"]["choices"]
+        assert choice["message"]["content"] == f"said chat {n}"
     again = {
-        kind: sum(count - 1 for event, count in events.items() if event.startswith(kind))
+        kind: sum(count - 1 for event, count in outcome.events.items() if event.startswith(kind))
         for kind in ("chat", "first", "second")
     }
-    sys.stdout.write(f"\nkilled {KILLS} times, {halves} half lines, made again: {again}\n")
-    assert len(events) == CHAT_COUNT + 2 * RUN_COUNT
-    assert again["chat"] <= KILLS * CALLS
-    assert again["first"] + again["second"] <= KILLS * LIVE
+    sys.stdout.write(f"\nkilled {kills} times, {outcome.halves} half lines, again: {again}\n")
+    assert outcome.kills == kills
+    assert len(outcome.events) == chats + 2 * runs
+    assert again["chat"] <= kills * CALLS
+    assert again["first"] + again["second"] <= kills * LIVE
 
 
-def half_lines(folder: Path) -> int:
-    """Return the number of files that end in the middle of a line."""
-    ends = [path.read_bytes()[-1:] for path in folder.glob("a.db.files/*/*.jsonl")]
-    return sum(end not in (b"", b"\n") for end in ends)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_memory_does_not_grow_with_the_requests(tmp_path: Path, database: str) -> None:
+    """The peak of a server with 1,000 requests of each kind is at most 1.2 times that with 100."""
+    peaks = []
+    for count in (100, 1000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        outcome = await killed_batches(folder, client.database_of(folder), count, count, 0)
+        assert (len(outcome.runs), len(outcome.chats)) == (count, count)
+        peaks.append(outcome.peak_kib)
+    sys.stdout.write(f"\npeak memory: {peaks[1] / peaks[0]:.2f} times as much\n")
+    assert peaks[1] <= 1.2 * peaks[0]

@@ -67,6 +67,12 @@ class Process:
         await asyncio.to_thread(process.join, START_S)
         assert process.exitcode == -signal.SIGKILL
 
+    def peak_kib(self) -> int:
+        """Return the peak memory of the running process, in KiB."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0])
+
     def kill(self) -> None:
         """Kill a process as the kernel does when memory is short."""
         self._end(signal.SIGKILL)
