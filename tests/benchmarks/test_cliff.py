@@ -11,6 +11,8 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks import cliff
 from benchmarks.__main__ import call
 from benchmarks.cliff import (
+    LONGEST,
+    OUTPUT,
     SYSTEM,
     Counted,
     Session,
