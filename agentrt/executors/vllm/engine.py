@@ -151,12 +151,6 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args, config = self._configured(on_gpu=torch.cuda.is_available())
-        # Small models may fill a JSON value with endless blanks. The option against this is set
-        # here, because vLLM ignores it in a call, and refuses it as a flag with the backend "auto".
-        # It is not set for multimodal models: they are larger, and vLLM validates their
-        # configuration once more in the engine.
-        allow_blanks = config.model_config.is_multimodal_model
-        config.structured_outputs_config.disable_any_whitespace = not allow_blanks
         if not config.model_config.skip_tokenizer_init:
             family = family_of(config, self.options.flags)
             config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""

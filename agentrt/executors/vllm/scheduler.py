@@ -122,6 +122,12 @@ class ProgramScheduler(AsyncScheduler):
             leave_interrupts_to_parent()
             die_with_parent()
             keep_heap_frozen()
+            # Small models may fill a JSON value with endless blanks. vLLM ignores the option
+            # against this in a call, refuses it as a flag with the backend "auto", and refuses it
+            # wherever a draft model's configuration is validated, so it is set after that. It is
+            # not set for multimodal models, which are larger.
+            if not self.vllm_config.model_config.is_multimodal_model:
+                self.vllm_config.structured_outputs_config.disable_any_whitespace = True
         correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
         take_samples_back_by_state()
         shorten_allocation(self)
