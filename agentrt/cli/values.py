@@ -77,9 +77,10 @@ def _read_file(path: Path, flag: str) -> Any:
         text = files.read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(
-            f"{flag} @{path}: {reason.lower()}; to write text that begins with @, write @@"
-        ) from error
+        advice = "name a file that this user can read"
+        if isinstance(error, FileNotFoundError):
+            advice = "to write text that begins with @, write @@"
+        raise UsageError(f"{flag} @{path}: {reason.lower()}; {advice}") from error
     except ValueError as error:
         raise UsageError(f"{flag} @{path}: {error}") from error
     return _read_json(text, f"{flag} @{path}") if path.suffix == ".json" else text

@@ -89,7 +89,7 @@ class TenantFolders:
         except BlockingIOError as error:
             raise ConfigError(
                 f"{self.path}: another server uses this folder for its files and batches; stop "
-                "that server, or name another database"
+                "that server, or choose another --database, because the folder lies beside it"
             ) from error
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

@@ -225,7 +225,7 @@ def test_a_block_is_not_overwritten_before_its_copy_has_ended(scheduler: str) ->
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_host_memory_without_a_size_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="times the KV cache; give a multiple above 0"):
+    with pytest.raises(ConfigError, match="times the KV cache; give a finite multiple above 0"):
         HostMemory(value)
 
 

@@ -64,7 +64,10 @@ class StateRoutes(Routes):
         key = str(thread_id)
         async with self._graph(caller, thread_id, "update") as opened:
             if opened is None:
-                raise invalid(f"thread {key} has no graph yet; run one, or set metadata.graph_id")
+                raise invalid(
+                    f"thread {key} has no graph yet; start a run in it, or set its "
+                    "metadata.graph_id"
+                )
             graph_id, graph = opened
             if self._queue.live_in(key):
                 raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
