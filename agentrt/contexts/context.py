@@ -108,7 +108,7 @@ class TokenContext:
         self.keep()
 
     def keep(self) -> None:
-        """Keep the current tokens in the prefix cache even when this context is dropped."""
+        """When this context is dropped, do not evict the blocks of its current tokens first."""
         self._lineage.kept(len(self))
 
     def drop(self) -> None:

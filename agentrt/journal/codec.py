@@ -233,7 +233,7 @@ class ValueWriter:
         ]
 
     def object(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
-        """Return a dict as a JSON object, or as pairs if a key is not a text."""
+        """Return a dict as a JSON object, or as pairs if a key is not a text or is ``$``."""
         plain, write = self.plain, self.write
         if KIND not in value and self.are_texts(value):
             return {

@@ -94,7 +94,8 @@ class StepOutput:
 
 
 class Decoding:
-    """A call of token ids. `steps` computes the call; the attributes have the results so far.
+    """The computation of a call whose prompt is token ids. `steps` computes the call; the
+    attributes have the results so far.
 
     ``cached`` is the number of prompt tokens that were cached. ``reason`` is the finish reason; ""
     until the end. Without ``stream`` and without stop strings, only the last step has text. Raises

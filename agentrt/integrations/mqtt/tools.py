@@ -202,7 +202,9 @@ class MqttTools(ToolTransport):
             ) from None
 
     def _resume(self) -> None:
-        """Send all calls again that were in flight when the connection broke."""
+        """Send the calls again that were in flight when the connection broke. A call of a worker
+        that has not announced itself again waits for the worker's announcement.
+        """
         self._settled_at = self._settled_at or asyncio.get_running_loop().time() + self._settle
         for call in tuple(self._calls.values()):
             worker = call.workers.workers.get(call.worker or "")
