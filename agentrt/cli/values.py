@@ -36,7 +36,9 @@ def read_value(text: str, flag: str) -> Any:
 
 
 def read_quanta(text: str) -> tuple[float, ...]:
-    """Read the value of ``--quanta``: seconds, separated by commas. Raises `ConfigError`."""
+    """Read the value of ``--quanta``: seconds, separated by commas. Raises `ConfigError` for
+    text that is not a list of positive, finite numbers.
+    """
     try:
         quanta = tuple(float(part) for part in text.split(","))
     except ValueError:

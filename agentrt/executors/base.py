@@ -287,7 +287,8 @@ class Executor(ABC):
 
         With ``clear_cache``, the prefix cache is emptied, and calls that were stopped compute their
         tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded;
-        the engine then has its old weights.
+        the engine then has its old weights. Raises `ConfigError` if the executor cannot load
+        weights.
         """
         raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
 

@@ -95,7 +95,9 @@ class ProcessTransport(ToolTransport):
         return _result_of(outcome, request.tool.name)
 
     async def _ready(self, reference: Reference, name: str) -> WorkerProcess:
-        """Return a worker that has imported the function. Raises `ToolUnavailableError`."""
+        """Return a worker that has imported the function. Raises `ToolUnavailableError` if no
+        worker can be started, or if the worker cannot import the function.
+        """
         where = reference.file or reference.module
         worker = await self._take(reference)
         try:
@@ -157,7 +159,9 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls) -> WorkerProcess:
-        """Start a worker process in its own session. Raises `OSError`."""
+        """Start a worker process in its own session. Raises `OSError` if the process cannot be
+        started.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)

@@ -113,7 +113,9 @@ class Context:
         return made
 
     async def open(self, name: str) -> TokenContext:
-        """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError`."""
+        """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError` if the
+        tenant has saved no context with this name.
+        """
         emitter = self._emitter.contexts
         saved = emitter.open(name)
         context = TokenContext(emitter, saved.model, saved.token_ids)
@@ -121,7 +123,9 @@ class Context:
         return context
 
     async def forget(self, name: str) -> None:
-        """Delete a saved context. Raises `UnknownContextError`."""
+        """Delete a saved context. Raises `UnknownContextError` if the tenant has saved no context
+        with this name.
+        """
         self._emitter.contexts.forget(name)
 
     async def step(

@@ -461,7 +461,8 @@ def groups(
     arguments are those of `agentrt.batch.batch`.
 
     Raises `UsageError` for arguments and inputs that cannot be used. The stream raises
-    `EngineError` or `JournalWriteError` if it cannot continue.
+    `EngineError` if the engine fails, and `JournalWriteError` if a result or the journal cannot be
+    written.
     """
     settings = _Settings(
         samples,

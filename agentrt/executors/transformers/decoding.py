@@ -250,7 +250,9 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
 
 
 def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
-    """Return the maximum number of output tokens. Raises `PromptTooLongError`."""
+    """Return the maximum number of output tokens. Raises `PromptTooLongError` if the prompt leaves
+    no room for output.
+    """
     longest, tokens = model.longest(sampling.attention), len(call.spec.prompt_token_ids or ())
     if longest is None:
         return call.spec.max_tokens

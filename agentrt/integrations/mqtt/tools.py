@@ -93,7 +93,9 @@ class MqttTools(ToolTransport):
         return await self.tools_for("default")
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
-        """Return the tools of a tenant's workers. Raises `ToolUnavailableError`."""
+        """Return the tools of a tenant's workers. Raises `ToolUnavailableError` if there is no
+        connection to the broker.
+        """
         await self._connection.ready(self._connect_timeout)
         return self._workers(tenant).tools(self)
 
