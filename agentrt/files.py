@@ -140,7 +140,7 @@ def replacing(path: Path, mode: int | None = None, *, durable: bool = True) -> I
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the list of names of a folder, is on the disk. Raises
-    `OSError`.
+    `OSError` if it cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -61,7 +61,8 @@ class LineFile:
     async def put_line(self, line: bytes) -> None:
         """Add a line, which must end with a line end, and return when the line is on the disk.
 
-        If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
+        If the caller is cancelled, the line is written nevertheless. Raises `OSError` if it cannot
+        be written.
         """
         written = asyncio.get_running_loop().create_future()
         self._pending.append((line, written))

@@ -193,7 +193,8 @@ class Executor(ABC):
         """Run a call and yield its output in pieces, or without ``stream`` in a single piece.
 
         Closing the iterator, or cancelling the task that reads it, aborts the call and frees its KV
-        cache. Raises `CallRejectedError` or `EngineDiedError`.
+        cache. Raises `CallRejectedError` if the engine refuses the call, and `EngineDiedError` if
+        the engine dies.
         """
 
     async def aborted(self, call_id: str) -> CallReport:

@@ -193,8 +193,8 @@ class WorkerProcess:
         return f"exit code {code}"
 
     async def load(self, reference: Reference) -> None:
-        """Make the worker import a function. Raises `ImportError`, and `EOFError` if the worker
-        dies.
+        """Make the worker import a function. Raises `ImportError` if the worker cannot import it,
+        and `EOFError` if the worker dies.
         """
         self._writer.write(frame(Load(reference, sys.path)))
         message = await self._receive()

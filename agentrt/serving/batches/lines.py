@@ -70,7 +70,9 @@ class LineError(ValueError):
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number and the content of each line that is not empty. Raises `OSError`."""
+    """Yield the line number and the content of each line that is not empty. Raises `OSError` if the
+    file cannot be read.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -123,7 +125,7 @@ class InputCheck:
 
 
 def check_input(path: Path, endpoint: str) -> InputCheck:
-    """Check all lines of an input file. Raises `OSError`.
+    """Check all lines of an input file. Raises `OSError` if the file cannot be read.
 
     A long file takes a while, so call this in a thread.
     """
@@ -212,7 +214,7 @@ def _line(
 def open_answers(path: Path) -> LineFile:
     """Open an output or error file, and remove an incomplete last line that a kill has left.
 
-    Raises `OSError`.
+    Raises `OSError` if the file cannot be opened or written.
     """
     file = LineFile(path)
     if tail := file.incomplete():

@@ -71,7 +71,9 @@ class TenantFolders:
         return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
     def create(self, tenant: str) -> Path:
-        """Create the folder of a tenant if it does not exist, and return it. Raises `OSError`."""
+        """Create the folder of a tenant if it does not exist, and return it. Raises `OSError` if it
+        cannot be created, and `ConfigError` if another server has locked the folders.
+        """
         if self._lock is None:
             self._open()
         folder = self.of(tenant)
@@ -201,7 +203,9 @@ class Records(Generic[R]):
         }
 
     async def put(self, record: R) -> None:
-        """Add or replace a record. It is on the disk when this returns. Raises `OSError`."""
+        """Add or replace a record. It is on the disk when this returns. Raises `OSError` if it
+        cannot be written.
+        """
         # The fields are read under the lock, so that the last write has the last state.
         async with self._writing:
             text = json.dumps(record.to_fields())
@@ -210,7 +214,7 @@ class Records(Generic[R]):
         self._records[record.tenant][record.id] = record
 
     async def remove(self, record: R) -> None:
-        """Remove a record. Raises `OSError`."""
+        """Remove a record. Raises `OSError` if its file cannot be removed."""
         self._records[record.tenant].pop(record.id, None)
         async with self._writing:
             path = self._folders.of(record.tenant) / f"{record.id}.json"
