@@ -51,7 +51,9 @@ def read_quanta(text: str) -> tuple[float, ...]:
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that cannot be written. To be called before anything runs."""
+    """Raise `ConfigError` for a file that cannot be written, that has none of the ``suffixes``, or
+    that is a database. To be called before anything runs.
+    """
     if path is None:
         return
     where = f"{option} {str(path)!r}"

@@ -258,7 +258,8 @@ class Context:
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
-        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question or an
+        invalid timeout.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
