@@ -118,7 +118,7 @@ def replacing(path: Path, mode: int | None = None, *, durable: bool = True) -> I
     replaced. ``mode`` is the permissions of the new file, by default those of the old file. Without
     an old file, only the owner may read and write the new file. With ``durable``, the new content
     is on the disk after the block, which can take milliseconds; without, a loss of power may lose
-    it. Raises `OSError`.
+    it. Raises `OSError` if the file cannot be written.
     """
     path = Path(os.path.realpath(path))
     folder = path.parent
@@ -142,7 +142,7 @@ def replacing(path: Path, mode: int | None = None, *, durable: bool = True) -> I
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the list of names of a folder, is on the disk. Raises
-    `OSError`.
+    `OSError` if it cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -156,7 +156,9 @@ def _too_large(most: float) -> OSError:
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """Read a file or a pipe of at most ``most`` bytes. Raises `OSError`."""
+    """Read a file or a pipe. Raises `OSError` if it cannot be read, if it is larger than ``most``
+    bytes, or if it is a pipe that stays silent for `WAIT_S` seconds.
+    """
     # Open without blocking, because opening a pipe without a writer would wait for ever.
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -159,12 +159,16 @@ class SteadyClock:
         return ClockReading(self._machine.boot, self._machine.since_boot(), self.now(), self.shift)
 
     def time_of_day(self, at: float) -> float:
-        """Convert a time of this clock into the time of day as it is set now, for display."""
+        """Convert a time of this clock into a time of day, as the machine's clock is set now. For
+        display.
+        """
         self.look()
         return at + self.shift
 
     def at(self, time_of_day: float) -> float:
-        """Convert a time of day, as it is set now, into a time of this clock."""
+        """Convert a time of day of the machine's clock, as that clock is set now, into a time of
+        this clock.
+        """
         self.look()
         return time_of_day - self.shift
 

@@ -68,11 +68,15 @@ class CallFile(LineFile):
         return self._calls.pop(run_id, [])
 
     async def begin(self, run_id: str) -> None:
-        """Record that a run begins from its start. Raises `JournalWriteError`."""
+        """Record that a run begins from its start. Raises `JournalWriteError` if the file cannot
+        be written.
+        """
         await self._put({"program": run_id})
 
     async def keep(self, run_id: str, call: CallTokens) -> None:
-        """Record a call, and return when it is on the disk. Raises `JournalWriteError`."""
+        """Record a call, and return when it is on the disk. Raises `JournalWriteError` if the file
+        cannot be written.
+        """
         await self._put({"program": run_id, "call": json.loads(dumps(call))})
 
     async def _put(self, value: dict[str, Any]) -> None:

@@ -258,7 +258,9 @@ class ResultFile(OutputFile):
         return read_result(line)
 
     async def put(self, result: Result) -> None:
-        """Add the line of a result, and return when it is on the disk. Raises `OSError`."""
+        """Add the line of a result, and return when it is on the disk. Raises `OSError` if it
+        cannot be written.
+        """
         await self.put_line(result.to_line())
         self._unscored.pop(key_of(result.id, result.sample), None)
         self._ended[key_of(result.id, result.sample)] = -1

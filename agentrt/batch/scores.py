@@ -161,7 +161,7 @@ def _fingerprint(function: Callable[..., Any]) -> str:
 def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:
     """Make a score that a process computes. The process reads one JSON object with ``record`` and
     ``result`` from its standard input, and prints the score as JSON in its last line. Raises
-    `ConfigError` for an empty command.
+    `ConfigError` for an empty command, and for text with an unclosed quote.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else [*command]

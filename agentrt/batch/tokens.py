@@ -155,7 +155,9 @@ class TokenFile(OutputFile):
             return from_line(file.readline())
 
     async def put(self, tokens: RecordedTokens) -> None:
-        """Add the line of a run's tokens, and return when it is on the disk. Raises `OSError`."""
+        """Add the line of a run's tokens, and return when it is on the disk. Raises `OSError` if it
+        cannot be written.
+        """
         await self.put_line(tokens.to_line())
 
     def finish(self, results: ResultFile) -> None:

@@ -237,8 +237,10 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
 
 @asynccontextmanager
 async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
-    """Open the program or the graph while the body runs. Raises `ProgramLoadError` and
-    `ImportFailedError`.
+    """Open the program or the graph while the body runs.
+
+    Raises `UsageError` if ``--checkpointer`` is set for a program, and `ProgramLoadError`,
+    `ImportFailedError` or another `AgentrtError` if a graph cannot be opened.
     """
     async with AsyncExitStack() as stack:
         program = job.program

@@ -52,7 +52,7 @@ class CheckResult(NamedTuple):
     advice: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """Return the result as ``doctor --json`` prints it, where the observation is ``found``."""
+        """Return the result as ``doctor --json`` prints it, with the observation as ``found``."""
         return {"state": self.state, "found": self.observation, "advice": self.advice}
 
 

@@ -158,7 +158,8 @@ def make_executor(
 
     Replicas that die are always restarted; a single engine is restarted only if ``restarts`` is
     set. ``notice`` gets a line when an engine fails, and when it works again. Raises `ConfigError`
-    if there are not enough GPUs, and `EngineStartError` if there is not enough memory.
+    for an invalid router or if there are not enough GPUs, and `EngineStartError` if there is not
+    enough memory.
     """
     if fleet.kind == "transformers":
         from agentrt.executors.transformers import TransformersExecutor

@@ -72,7 +72,9 @@ def is_url(name: str) -> bool:
 
 @contextmanager
 def read_journal_at(name: str) -> Iterator[Store]:
-    """Open the journal in a file or at a URL for reading. Raises `JournalError`."""
+    """Open the journal in a file or at a URL for reading. Raises `JournalError` if it cannot be
+    opened, and `ConfigError` for an invalid URL.
+    """
     if is_url(name):
         try:
             from agentrt.cli.journals import postgres_journal
@@ -89,7 +91,9 @@ def read_journal_at(name: str) -> Iterator[Store]:
 
 
 def history_at(file: str, program: str) -> History:
-    """Read everything that a journal has about a program. Raises `JournalError`."""
+    """Read everything that a journal has about a program. Raises `JournalError` if the journal
+    cannot be opened, or if the program is missing or damaged.
+    """
     with read_journal_at(file) as store:
         return history(store, program)
 

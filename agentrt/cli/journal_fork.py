@@ -97,7 +97,8 @@ def _planned(
     file: str, program: str, target: str, options: dict[str, Any]
 ) -> tuple[Plan, JournalPlan]:
     """Record the beginning of the fork, up to the first node that runs again. Return the plan that
-    runs the rest, and its journal. Raises `UsageError`.
+    runs the rest, and its journal. Raises `UsageError` for options that do not fit the program or
+    the journal.
     """
     if options["into"] is None and is_url(file):
         raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")

@@ -63,7 +63,7 @@ class Queue:
         )
 
     def describe(self, call_id: str) -> str:
-        """Return in words what a call is doing. The first level is Q1, as in the paper."""
+        """Return in words what a call is doing. The first level is Q1, as in the Agentix paper."""
         if call_id not in self.levels:
             return "being sent"
         level = "lane" if call_id in self.promoted else ""

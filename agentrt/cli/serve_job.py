@@ -58,7 +58,11 @@ class ServeJob:
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
-    """Read the options of `agentrt serve`, and load its targets. Raises `UsageError`."""
+    """Read the options of `agentrt serve`, and load its targets.
+
+    Raises `UsageError` for invalid options, for a file that cannot be loaded, and for targets that
+    have a program or graph of the same name.
+    """
     engine = engine_options(options, flags, metrics=True)
     options["database"] = options["database"] or default_database()
     Address.parse(options["database"])  # raises for a wrong address before an engine starts

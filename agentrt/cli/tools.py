@@ -100,7 +100,11 @@ def read_tools(options: Mapping[str, Any]) -> ToolSources:
 
 
 def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
-    """Read the options of the broker. Return None without a broker. Raises `ConfigError`."""
+    """Read the options of the broker. Return None without a broker.
+
+    Raises `ConfigError` for invalid options, options that need a broker where there is none, and a
+    missing package.
+    """
     files = {name: options[f"broker_{name}"] for name in ("ca", "cert", "key")}
     if options["broker"] is None:
         if unused := [f"--broker-{name}" for name, file in files.items() if file is not None]:
@@ -115,7 +119,7 @@ def read_broker_options(options: Mapping[str, Any]) -> Broker | None:
 
 def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of the tools that replace Anthropic's server tools, by the kind of server
-    tool. Raises `ConfigError`.
+    tool. Raises `ConfigError` for an invalid or repeated option, or if there is no source of tools.
     """
     from agentrt.serving.frontend.anthropic_tools import KINDS
 
@@ -139,7 +143,9 @@ def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_triggers(options: Mapping[str, Any]) -> list[Trigger]:
-    """Read the triggers, which start programs on events. Raises `ConfigError`."""
+    """Read the triggers, which start programs on events. Raises `ConfigError` for an invalid
+    trigger, or if there is no broker.
+    """
     if options["on"] and options["broker"] is None:
         raise ConfigError("--on needs a broker for its events; add --broker mqtt://HOST")
     return [_trigger(text, options) for text in options["on"]]

@@ -36,7 +36,9 @@ def read_value(text: str, flag: str) -> Any:
 
 
 def read_quanta(text: str) -> tuple[float, ...]:
-    """Read the value of ``--quanta``: seconds, separated by commas. Raises `ConfigError`."""
+    """Read the value of ``--quanta``: seconds, separated by commas. Raises `ConfigError` for
+    text that is not a list of positive, finite numbers.
+    """
     try:
         quanta = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -49,7 +51,9 @@ def read_quanta(text: str) -> tuple[float, ...]:
 
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Raise `ConfigError` for a file that cannot be written. To be called before anything runs."""
+    """Raise `ConfigError` for a file that cannot be written, that has none of the ``suffixes``, or
+    that is a database. To be called before anything runs.
+    """
     if path is None:
         return
     where = f"{option} {str(path)!r}"
@@ -77,9 +81,10 @@ def _read_file(path: Path, flag: str) -> Any:
         text = files.read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(
-            f"{flag} @{path}: {reason.lower()}; to write text that begins with @, write @@"
-        ) from error
+        advice = "name a file that this user can read"
+        if isinstance(error, FileNotFoundError):
+            advice = "to write text that begins with @, write @@"
+        raise UsageError(f"{flag} @{path}: {reason.lower()}; {advice}") from error
     except ValueError as error:
         raise UsageError(f"{flag} @{path}: {error}") from error
     return _read_json(text, f"{flag} @{path}") if path.suffix == ".json" else text

@@ -100,8 +100,8 @@ def checked(token: object) -> int:
 
 
 def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
-    """Return a grammar for all outputs that may follow ``state``. Return None if there are too many
-    states or they are not hashable.
+    """Return a grammar for all outputs that may follow ``state``. Return None if the grammar would
+    be too large, or if a state is not hashable.
     """
     if not _hashable(state):
         return None

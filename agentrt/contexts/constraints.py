@@ -14,7 +14,8 @@ from agentrt.request.sampling import Constraint
 def json_schema(schema: Mapping[str, Any] | type) -> Constraint:
     """Return a constraint for JSON that obeys a schema, or a type such as a pydantic model.
 
-    Raises `ConfigError` for a schema that is not valid JSON.
+    Raises `ConfigError` for a value that is neither a mapping nor a type, and for a schema that
+    cannot be written as JSON.
     """
     if isinstance(schema, type):
         from pydantic import TypeAdapter

@@ -85,8 +85,9 @@ class TokenContext:
             self._ids += await self._as_ids(content)
 
     def truncate(self, length: int) -> None:
-        """Remove all tokens except the first ``length``. Raises `ConfigError` if the context has
-        fewer tokens.
+        """Remove all tokens except the first ``length``. Raises `ConfigError` if ``length`` is
+        negative or more than the context has, and `UsageError` if the context was dropped or is
+        generating.
         """
         self._check_free()
         if not 0 <= length <= len(self._ids):
@@ -108,7 +109,7 @@ class TokenContext:
         self.keep()
 
     def keep(self) -> None:
-        """Keep the current tokens in the prefix cache even when this context is dropped."""
+        """When this context is dropped, do not evict the blocks of its current tokens first."""
         self._lineage.kept(len(self))
 
     def drop(self) -> None:

@@ -58,7 +58,9 @@ class SavedContexts:
         self._kept.setdefault(tenant, {})[name] = context
 
     def open(self, tenant: str, name: str) -> SavedContext:
-        """Return a context that ``tenant`` has saved. Raises `UnknownContextError`."""
+        """Return a context that ``tenant`` has saved. Raises `UnknownContextError` if the tenant
+        has saved no context with this name.
+        """
         own = self._kept.get(tenant, {})
         if name not in own:
             names = ", ".join(map(repr, sorted(own))) or "none"
@@ -70,6 +72,8 @@ class SavedContexts:
         return name in self._kept.get(tenant, {})
 
     def forget(self, tenant: str, name: str) -> None:
-        """Remove a saved context. Raises `UnknownContextError`."""
+        """Remove a saved context. Raises `UnknownContextError` if the tenant has saved no context
+        with this name.
+        """
         self.open(tenant, name)
         del self._kept[tenant][name]

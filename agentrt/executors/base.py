@@ -193,7 +193,8 @@ class Executor(ABC):
         """Run a call and yield its output in pieces, or without ``stream`` in a single piece.
 
         Closing the iterator, or cancelling the task that reads it, aborts the call and frees its KV
-        cache. Raises `CallRejectedError` or `EngineDiedError`.
+        cache. Raises `CallRejectedError` if the engine refuses the call, and `EngineDiedError` if
+        the engine dies.
         """
 
     async def aborted(self, call_id: str) -> CallReport:
@@ -287,7 +288,8 @@ class Executor(ABC):
 
         With ``clear_cache``, the prefix cache is emptied, and calls that were stopped compute their
         tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded;
-        the engine then has its old weights.
+        the engine then has its old weights. Raises `ConfigError` if the executor cannot load
+        weights.
         """
         raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
 

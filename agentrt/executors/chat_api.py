@@ -202,7 +202,9 @@ class Frontend(ABC):
         raise ConfigError(_NO_TOKENS)
 
     def addressed(self, spec: CallSpec) -> CallSpec:
-        """Return a call of token ids with its model or adapter in the form that executors need."""
+        """Return ``spec``, a call whose prompt is token ids, with its model or adapter named as
+        executors need it.
+        """
         raise ConfigError(_NO_TOKENS)
 
     async def close(self) -> None:  # noqa: B027  # most front ends have nothing to close

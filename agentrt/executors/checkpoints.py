@@ -79,8 +79,8 @@ def mark_of(folder: str) -> str:
 
 
 def own_folder(model: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a model's files on this machine; None if there is none. ``revision`` is
-    that of a model of the hub.
+    """Return the folder of a model's files on this machine. Return None if there is none, or if the
+    hub's package is not installed. ``revision`` is the revision of a model of the hub.
     """
     path = expanded(model)
     if path.is_dir():

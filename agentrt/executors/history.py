@@ -111,7 +111,9 @@ class HistoryFile:
             self.open(Path(path))
 
     def open(self, path: Path) -> None:
-        """Load a file, and write to it from now on. Raises `ConfigError`."""
+        """Load a file, and write to it from now on. Raises `ConfigError` if the file cannot be read
+        or is not a history file.
+        """
         seen, values = _state(path), read(path)
         self.know(values)
         self.path, self._seen, self._base = path, seen, self.values() or {}
@@ -121,7 +123,7 @@ class HistoryFile:
         load(self._policy.learned, values)
 
     def values(self) -> Values | None:
-        """Return all statistics as JSON values; None if nothing is learned at all."""
+        """Return all statistics as JSON values; None if this engine's settings learn nothing."""
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
@@ -377,7 +379,9 @@ def read(path: Path) -> Values:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Return values that change whenever a file is written; None if it does not exist."""
+    """Return values that change whenever a file is written; None if it does not exist or cannot be
+    examined.
+    """
     try:
         now = path.stat()
     except OSError:

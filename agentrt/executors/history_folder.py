@@ -69,12 +69,13 @@ def learns(config: SchedulerConfig) -> bool:
 
 
 def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path | None:
-    """Return the history file of an engine with this ``key``; None if there is none.
+    """Return the history file of an engine with this ``key``. Return None if histories are
+    turned off, if ``key`` is empty, or if the folder cannot be written.
 
     It is the file that a setting has ``named``, or else the file that the variable `VARIABLE`
     names, or else a file in the folder. Raises `ConfigError` for a named file that is not a history
-    file. A broken file in the folder is renamed; if the folder cannot be written, there is no file.
-    In both cases ``warn`` is called with a line of text.
+    file. A broken file in the folder is renamed. If a file is broken or the folder cannot be
+    written, ``warn`` is called with a line of text.
     """
     named = named if named is not None else os.environ.get(VARIABLE) or None
     if named == NONE:

@@ -63,8 +63,8 @@ async def update_engines(
 
     Engines that are paused already stay paused. An engine that dies meanwhile is left out; whoever
     starts it again must load the weights. Raises `WeightsError` if the engines cannot use the
-    folder, and `EngineError` if an engine could not load it. Then all engines have their old
-    weights.
+    folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no engine is
+    left. Then all living engines have their old weights.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))

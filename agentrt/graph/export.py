@@ -80,7 +80,7 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
     data, or ``.mmd`` for a Mermaid drawing.
 
     Several DAGs become a JSON array, or subgraphs of one drawing. Raises `ConfigError` for any
-    other suffix.
+    other suffix, and `OSError` if the file cannot be written.
     """
     target = Path(path)
     single = dags if isinstance(dags, ExecutionDAG) else None

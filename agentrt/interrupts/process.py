@@ -95,7 +95,9 @@ class ProcessTransport(ToolTransport):
         return _result_of(outcome, request.tool.name)
 
     async def _ready(self, reference: Reference, name: str) -> WorkerProcess:
-        """Return a worker that has imported the function. Raises `ToolUnavailableError`."""
+        """Return a worker that has imported the function. Raises `ToolUnavailableError` if no
+        worker can be started, or if the worker cannot import the function.
+        """
         where = reference.file or reference.module
         worker = await self._take(reference)
         try:
@@ -157,7 +159,9 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls) -> WorkerProcess:
-        """Start a worker process in its own session. Raises `OSError`."""
+        """Start a worker process in its own session. Raises `OSError` if the process cannot be
+        started.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -189,8 +193,8 @@ class WorkerProcess:
         return f"exit code {code}"
 
     async def load(self, reference: Reference) -> None:
-        """Make the worker import a function. Raises `ImportError`, and `EOFError` if the worker
-        dies.
+        """Make the worker import a function. Raises `ImportError` if the worker cannot import it,
+        and `EOFError` if the worker dies.
         """
         self._writer.write(frame(Load(reference, sys.path)))
         message = await self._receive()

@@ -75,7 +75,9 @@ class ToolSchema:
         return ToolSpec(self.name, doc, self._parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError` for
+        arguments by position that the function does not take.
+        """
         if not args:
             return dict(kwargs)  # `checked` reports missing and unknown arguments
         try:
@@ -85,7 +87,9 @@ class ToolSchema:
             raise ToolArgumentsError(message, name=self.name) from error
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to the function's types. Raises `ToolArgumentsError`."""
+        """Return the arguments converted to the function's types. Raises `ToolArgumentsError` for
+        missing, unknown and invalid arguments.
+        """
         try:
             model = self._model.model_validate(dict(arguments))
         except self._mistake as error:

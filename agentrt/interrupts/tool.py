@@ -131,7 +131,9 @@ class Tool:
             raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError`."""
+        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError` for
+        arguments by position that the function does not take.
+        """
         if self.schema is not None:
             return self.schema.bind(args, kwargs)
         if args:
@@ -206,7 +208,9 @@ class ToolTransport(ABC):
         """Close the transport, and leave no task, subscription or process behind. Idempotent."""
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools that are offered now. Raises `ToolUnavailableError`."""
+        """Return the tools that are offered now. Raises `ToolUnavailableError` if the transport
+        cannot be reached.
+        """
         return ()
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:

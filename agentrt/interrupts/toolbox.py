@@ -272,7 +272,9 @@ ENTRY_POINT_GROUP = "agentrt.tool_transports"
 
 
 def transport_at(url: str) -> ToolTransport:
-    """Return the transport for a URL, not opened yet. Raises `ConfigError`."""
+    """Return the transport for a URL, not opened yet. Raises `ConfigError` for an invalid URL, an
+    unknown scheme, or a transport that cannot be loaded.
+    """
     scheme, mark, _ = url.partition("://")
     if not mark:
         raise ConfigError(f"--tools {url!r} is not a URL; use one such as {scheme or 'SCHEME'}://…")

@@ -183,7 +183,9 @@ class ValueWriter:
         self._numbers: dict[int, int] = {}
 
     def write(self, value: Any, depth: int) -> Any:
-        """Return a value as JSON. Raises `UnkeptError`, and any error of the code of classes."""
+        """Return a value as JSON. Raises `UnkeptError` for a value that a journal cannot record,
+        and any error that the code of a class raises.
+        """
         kind = type(value)
         plain = self.plain
         if kind in plain or (kind is float and isfinite(value)):
@@ -233,7 +235,7 @@ class ValueWriter:
         ]
 
     def object(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
-        """Return a dict as a JSON object, or as pairs if a key is not a text."""
+        """Return a dict as a JSON object, or as pairs if a key is not a text or is ``$``."""
         plain, write = self.plain, self.write
         if KIND not in value and self.are_texts(value):
             return {
@@ -494,7 +496,9 @@ class ValueReader:
         self._known: dict[int, Any] = {}
 
     def read(self, value: Any) -> Any:
-        """Return the value. Raises `UnkeptError`, and any error of the code of classes."""
+        """Return the value. Raises `UnkeptError` for JSON that cannot be read back, and any error
+        that the code of a class raises.
+        """
         if isinstance(value, list):
             return [self.read(each) for each in value]
         if not isinstance(value, dict):

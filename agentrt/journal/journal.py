@@ -122,7 +122,9 @@ class Journal:
         return self._writer.batch
 
     def written(self) -> Coroutine[Any, Any, None]:
-        """Wait until all rows that were put are on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows that were put are on the disk. Raises `JournalWriteError` if they
+        cannot be written.
+        """
         self._keep_clock(_KEEP_S)
         return self._writer.written()
 
@@ -183,12 +185,13 @@ class Journal:
             self._check(row, self._text(input))
 
     async def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a ``SELECT``. Raises `JournalError`."""
+        """Return the rows of a ``SELECT``. Raises `JournalError` if the journal cannot be read."""
         return await asyncio.to_thread(self._store.query, statement, values)
 
     async def read(self, work: Callable[[Store], T]) -> T:
         """Call ``work`` with the store in a thread, after all rows that were put are written, and
-        return its result. Raises `JournalError` and `JournalWriteError`.
+        return its result. Raises `JournalError` if the journal cannot be read, and
+        `JournalWriteError` if the rows cannot be written.
         """
         if self.fault() is None:
             await self.written()

@@ -37,13 +37,15 @@ class PastNode:
     @property
     def request(self) -> Any:
         """The whole request as JSON values, which must not be changed; None if it was not recorded.
-        Raises `JournalError`.
+        Raises `JournalError` if an earlier request, on which this request builds, is missing.
         """
         return self.requests.whole(self.start)
 
     @property
     def request_text(self) -> str:
-        """The whole request as JSON text; "" if it was not recorded. Raises `JournalError`."""
+        """The whole request as JSON text; "" if it was not recorded. Raises `JournalError` if an
+        earlier request, on which this request builds, is missing.
+        """
         return self.requests.text(self.start)
 
     @property

@@ -160,7 +160,9 @@ def _written(error: BaseException, writer: FormWriter, depth: int) -> dict[str, 
 
 
 def _part(value: Any, writer: FormWriter, depth: int) -> Any:
-    """Return a part of an error, or its stand-in, as JSON."""
+    """Return a part of an error as JSON. A part that a journal cannot record is replaced by its
+    type, repr and text.
+    """
     if isinstance(value, Lost):
         return {"$": _LOST, "value": value._record}
     if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):

@@ -295,7 +295,9 @@ class ProgramRecord:
         return None if end is None else end.ended
 
     def result(self) -> Any:
-        """Return the result of a program that is done. Raises `JournalError`."""
+        """Return the result of a program that is done. Raises `JournalError` if it cannot be read
+        back.
+        """
         assert self.past.root is not None
         return self.value_of(self.past.root)
 
@@ -494,7 +496,9 @@ class ProgramRecord:
         self._withheld.clear()
 
     async def written(self) -> None:
-        """Wait until all rows are on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows are on the disk. Raises `JournalWriteError` if they cannot be
+        written.
+        """
         await self._sink.written()
 
     def value_of(self, past: PastNode) -> Any:

@@ -231,7 +231,7 @@ def _corrupt(name: str, text: str) -> JournalError:
 def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
     """Return the starts and ends of all attempts at the nodes of a program, including the root.
 
-    The times are times of the journal's clock. Raises `JournalError`.
+    The times are times of the journal's clock. Raises `JournalError` if the journal cannot be read.
     """
     # Select all columns, because older journals do not have the last columns.
     starts, ends = (
@@ -274,7 +274,9 @@ class WriterThread:
         self._rows.extend(rows)
 
     async def written(self) -> None:
-        """Wait until all rows that were put are on the disk. Raises `JournalWriteError`."""
+        """Wait until all rows that were put are on the disk. Raises `JournalWriteError` if they
+        cannot be written.
+        """
         if self.error is not None:
             raise self.error
         done = self._loop.create_future()

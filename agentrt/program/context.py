@@ -113,7 +113,9 @@ class Context:
         return made
 
     async def open(self, name: str) -> TokenContext:
-        """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError`."""
+        """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError` if the
+        tenant has saved no context with this name.
+        """
         emitter = self._emitter.contexts
         saved = emitter.open(name)
         context = TokenContext(emitter, saved.model, saved.token_ids)
@@ -121,7 +123,9 @@ class Context:
         return context
 
     async def forget(self, name: str) -> None:
-        """Delete a saved context. Raises `UnknownContextError`."""
+        """Delete a saved context. Raises `UnknownContextError` if the tenant has saved no context
+        with this name.
+        """
         self._emitter.contexts.forget(name)
 
     async def step(
@@ -254,7 +258,8 @@ class Context:
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
-        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question or an
+        invalid timeout.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:

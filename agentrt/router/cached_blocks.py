@@ -115,7 +115,10 @@ class ReplicaBlockIndex:
         everybody = (1 << self._replicas) - 1
         for value, holders in self._holders.items():
             if not holders or holders & ~everybody:
-                raise InvariantError(f"block {value:x} is on replicas {holders:b}")
+                raise InvariantError(
+                    f"block {value:x} has the replica mask {holders:#b}; it must have at least "
+                    f"one bit, and only the bits of the {self._replicas} replicas"
+                )
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -29,7 +29,7 @@ class Agentix(Router):
 
     Source: Agentix, Algorithm 2. The home is the replica of the program's first long call; if it is
     lost, the replica of the next long call. A call is long if its prompt has more than
-    ``threshold`` tokens (2,048 in the paper).
+    ``threshold`` tokens (2,048 in the Agentix paper).
     """
 
     name: ClassVar[str] = "agentix"

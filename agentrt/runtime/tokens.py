@@ -199,8 +199,8 @@ class TokenLog:
 
     def drop(self, places: Iterable[str]) -> None:
         """Drop the tokens that the model wrote in calls of these nodes, because the program runs
-        the nodes again. Tokens that precede the tokens of other calls stay in the sequences, but
-        are no longer marked.
+        the nodes again. If tokens of other calls follow them in a sequence, they stay in it, but
+        are no longer marked as written by the model.
         """
         gone = set(places)
         self._drop([key for key in self._places if node_of_key(key) in gone])

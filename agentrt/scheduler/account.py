@@ -197,8 +197,8 @@ class _Making:
 
 
 def _folded(notes: Sequence[Note]) -> _Making:
-    """Convert notes into spans, and return the converter. The first note may be the result of an
-    earlier conversion.
+    """Convert notes into spans, and return the converter, which has the spans. The first note may
+    have the converter of earlier notes; then that converter takes the other notes.
     """
     if notes[0][0] == _MADE:
         making: _Making = notes[0][4]

@@ -157,7 +157,9 @@ class SchedulerConfig:
         if self.admission_cap < 1:
             raise ConfigError(f"admission_cap must be at least 1, got {self.admission_cap}")
         if self.ttft_target is not None and not 0 < self.ttft_target < math.inf:
-            raise ConfigError(f"ttft_target must be positive seconds, got {self.ttft_target}")
+            raise ConfigError(
+                f"ttft_target must be a finite number of seconds above 0, got {self.ttft_target}"
+            )
 
     @classmethod
     def of_policy(cls, policy: str = DEFAULT_POLICY, **settings: Any) -> SchedulerConfig:

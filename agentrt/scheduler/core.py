@@ -119,12 +119,13 @@ class SchedulerCore:
     """The scheduler of one engine: it keeps the engine's calls and programs, and decides which call
     runs next.
 
-    ``slots`` is the size of the engine's batch. If the KV cache has a ``capacity``, ``owners``
-    tracks which programs own its blocks. If the settings name an admission, ``admission`` decides
-    which programs may use the cache. The core keeps the engine's process ``table``, all ``calls``,
-    and the ``queue`` of waiting calls. A call arrives (`CallArrived`) and is put into the queue.
-    When the engine has a free slot, the engine takes the call at the head of the queue, and reports
-    each step of the call's life as an event.
+    ``slots`` is the size of the engine's batch. If the ``capacity`` of the KV cache is known,
+    ``owners`` tracks which programs own its blocks, and ``admission`` decides which programs may
+    use the cache, unless the settings turn admission control off. The core keeps the engine's
+    process ``table``, all ``calls``, and the ``queue`` of waiting calls. A call arrives
+    (`CallArrived`) and is put into the queue. When the engine has a free slot, the engine takes the
+    call at the head of the queue. The engine reports what happens to a call, such as its start and
+    its end, as events.
     """
 
     def __init__(

@@ -61,7 +61,9 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class Mean:
-    """An exponentially weighted mean of ``n`` samples."""
+    """A mean of samples that follows changes: with more than `WINDOW` samples, it is exponentially
+    weighted, and older samples count less. ``n`` is the number of samples, at most `WINDOW`.
+    """
 
     n: float = 0.0
     value: float = 0.0
@@ -452,8 +454,8 @@ class StepCost:
         return 0.0
 
     def _slope(self) -> float:
-        """Return the median slope between two steps; 0 if all steps had the same number of
-        tokens.
+        """Return the seconds that a further prompt token adds to a step: the median over all pairs
+        of steps, or 0 if all steps had the same number of tokens.
         """
         slopes = sorted(
             (later_s - earlier_s) / (later - earlier)

@@ -151,9 +151,9 @@ class ProcessTable(Generic[ProgramT]):
         """Record that a call completed, failed or was aborted. If ``usage`` is set, add it to the
         row.
 
-        ``path_s`` is p(c) of the paper's Eq. 2, in seconds. If it is None because the call's
-        parents are unknown, the longest path of the program so far is used instead (Alg. 1, line
-        4).
+        ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds. If it is None because the
+        call's parents are unknown, the longest path of the program so far is used instead (Alg. 1,
+        line 4).
         """
         row.calls.pop(call_id, None)
         start = row.path_s if path_s is None else path_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import socket
@@ -189,7 +190,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _port_error(host: str, port: int, error: OSError) -> ConfigError:
     reason = (error.strerror or str(error)).lower()
-    return ConfigError(f"port {port} at {host}: {reason}; choose another port with --port")
+    advice = "choose another port with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        advice = "choose an address of this machine with --host"
+    return ConfigError(f"port {port} at {host}: {reason}; {advice}")
 
 
 def _file_limit() -> int:

@@ -460,8 +460,9 @@ def groups(
     streams the groups in the files first, and resumes the samples that were running. All other
     arguments are those of `agentrt.batch.batch`.
 
-    Raises `UsageError` for arguments and inputs that cannot be used. The stream raises
-    `EngineError` or `JournalWriteError` if it cannot continue.
+    Raises `UsageError` for arguments that cannot be used. The stream raises `UsageError` for inputs
+    that cannot be used, `EngineError` if the engine fails, and `JournalWriteError` if the journal
+    cannot be written.
     """
     settings = _Settings(
         samples,

@@ -88,6 +88,16 @@ def test_target(
     refused("run", target, says=words)
 
 
+def test_advice_fits_a_file_that_cannot_be_read(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    says = ["@notes: is a directory; name a file that this user can read"]
+    refused("run", "good.py", "--input", "@notes", says=says)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

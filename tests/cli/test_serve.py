@@ -86,6 +86,14 @@ def test_a_port_in_use_is_told_before_any_engine_starts(
     )
 
 
+def test_an_address_of_another_machine_is_told(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("serve", "--host", "192.0.2.1", "--port", "0") == 2
+    error = capsys.readouterr().err
+    assert error.endswith("; choose an address of this machine with --host\n")
+
+
 def test_a_database_in_use_is_told_before_any_engine_starts(
     invoke: Invoke, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

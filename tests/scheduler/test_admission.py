@@ -46,8 +46,8 @@ def test_admissions_are_made_by_name() -> None:
         ({"admission": "math:no:Thing"}, "module 'math' has no attribute 'no:Thing'"),
         ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is not a subclass of Admission"),
         ({"admission_cap": 0}, "admission_cap must be at least 1"),
-        ({"ttft_target": 0.0}, "ttft_target must be positive seconds"),
-        ({"ttft_target": math.inf}, "ttft_target must be positive seconds"),
+        ({"ttft_target": 0.0}, "ttft_target must be a finite number of seconds above 0"),
+        ({"ttft_target": math.inf}, "ttft_target must be a finite number of seconds above 0"),
     ],
 )
 def test_an_unknown_admission_is_refused(settings: dict[str, Any], named: str) -> None:

@@ -98,7 +98,9 @@ class DemoComparison:
         return cls(stock, first, known)
 
     def change(self, part: str, rounds: Sequence[Means]) -> Change:
-        """Compare a field of the means in these rounds of agentrt's order with stock's order."""
+        """Compare the field ``part`` of the means: ``rounds``, which ran in agentrt's order, with
+        the rounds in stock's order.
+        """
         stock, ours = ([getattr(each, part) for each in of] for of in (self.stock, rounds))
         return Change.of(stock, ours)
 

@@ -96,10 +96,11 @@ class PrefixCache:
         self.entries: list[tuple[Sharing, TextCache]] = []
 
     def longest(self, sharing: Sharing, ids: Sequence[int], most: int) -> TextCache | None:
-        """Return a copy of the cache of the longest cached prefix of ``ids``; None if none is
-        cached.
+        """Return a copy of the cache of the longest cached prefix of ``ids``; None if no
+        prefix is cached.
 
-        The copy has at most ``most`` tokens.
+        The copy has at most ``most`` tokens. Only caches that were made with the same ``sharing``
+        are used.
         """
         best, count = None, 0
         for entry in self.entries:

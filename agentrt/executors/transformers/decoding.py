@@ -94,7 +94,8 @@ class StepOutput:
 
 
 class Decoding:
-    """A call of token ids. `steps` computes the call; the attributes have the results so far.
+    """The computation of a call whose prompt is token ids. `steps` computes the call; the
+    attributes have the results so far.
 
     ``cached`` is the number of prompt tokens that were cached. ``reason`` is the finish reason; ""
     until the end. Without ``stream`` and without stop strings, only the last step has text. Raises
@@ -249,7 +250,9 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
 
 
 def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
-    """Return the maximum number of output tokens. Raises `PromptTooLongError`."""
+    """Return the maximum number of output tokens. Raises `PromptTooLongError` if the prompt leaves
+    no room for output.
+    """
     longest, tokens = model.longest(sampling.attention), len(call.spec.prompt_token_ids or ())
     if longest is None:
         return call.spec.max_tokens

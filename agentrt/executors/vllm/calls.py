@@ -28,8 +28,9 @@ def engine_input(
     The sampling parameters contain the call's identity for the scheduler, and the settings that are
     made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call of token
     ids is sampled with the parameters in its spec; its prompt and output have at most
-    ``max_model_len`` tokens together. Raises `PromptTooLongError`, and `CallRejectedError` for a
-    call without token ids.
+    ``max_model_len`` tokens together. Raises `PromptTooLongError` if the prompt leaves no room for
+    output, and `CallRejectedError` for a call without token ids, or with an ``attention`` that
+    vLLM does not support.
     """
     spec = call.spec
     rendered = spec.rendered

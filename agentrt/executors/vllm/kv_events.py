@@ -76,8 +76,9 @@ class KVEventLog:
     def snapshot(self) -> dict[str, Any]:
         """Return all blocks that the cache has now, and their size in tokens.
 
-        Changes since the last note are part of the snapshot, and not of the next note. Other
-        readers notice by the next note's number that they have missed a note.
+        A note is the message that `attach` adds to an output. Changes since the last note are in
+        the snapshot, and not in the next note. If there were such changes, the snapshot takes the
+        number of a note, so that a reader that gets only notes sees a gap in the numbers.
         """
         if self._changed or self._cleared:
             self.number += 1

@@ -23,8 +23,8 @@ def offer_processors(config: VllmConfig) -> dict[str, str]:
     """Make the engine load the packages' processors beside those of ``--logits-processors``.
 
     Returns all names, each with the reason why this engine cannot run the processor, or "" if it
-    can. A processor from the flag has the name of its class. Raises `ConfigError` for a processor
-    from the flag with which the engine would not start.
+    can. A processor that ``--logits-processors`` names is called by its class here. Raises
+    `ConfigError` if this engine cannot use such a processor.
     """
     model = config.model_config
     processors = list(model.logits_processors or ())
@@ -43,7 +43,9 @@ def offer_processors(config: VllmConfig) -> dict[str, str]:
 
 
 def _checked(processor: str | type[Any], config: VllmConfig) -> type[Any]:
-    """Return the class of a processor from the flag. Raises `ConfigError` if it cannot be used."""
+    """Return the class of a processor that ``--logits-processors`` names. Raises `ConfigError` if
+    this engine cannot use it.
+    """
     usable = _usable(lambda: _resolved(processor), processor, config)
     if isinstance(usable, str):
         raise ConfigError(f"--logits-processors: {usable}")

@@ -30,7 +30,7 @@ class LogprobCollector:
 
     @classmethod
     def of(cls, spec: CallSpec) -> LogprobCollector | None:
-        """Return the collector of a call; None if nobody reads its log probabilities."""
+        """Return the collector of a call; None if its log probabilities are not needed."""
         return cls(spec) if spec.with_logprobs or spec.sampling is not None else None
 
     def add(self, output: Any) -> tuple[float, ...]:

@@ -219,8 +219,8 @@ def _host_memory(
         if size == AUTO:
             return {}
         raise ConfigError(
-            f"--host-memory {size:g} and --{own.replace('_', '-')} after --: both set where vLLM "
-            "offloads the KV cache; give one of them"
+            f"--host-memory {size:g} and vLLM's own --{own.replace('_', '-')} both say where "
+            "the KV cache is offloaded; leave one of them out"
         )
     if not on_gpu:
         if size != AUTO:

@@ -228,7 +228,8 @@ async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph
     """Return ``value`` as a compiled graph. A factory is called, and a builder is compiled.
 
     ``stack`` closes the context managers of a factory. The graph of a factory that has no store of
-    its own gets the store of ``access``. Raises `ProgramLoadError` if the result is not a graph.
+    its own gets the store of ``access``. Raises `ProgramLoadError` if the result is not a graph,
+    and the errors of the factory and of the builder.
     """
     by_factory = is_factory(value)
     if by_factory:

@@ -97,7 +97,9 @@ def own_checkpointer(graph: Graph) -> Checkpointer | None:
 
 
 def _check_file(path: Path) -> None:
-    """Raise if an existing file is not LangGraph's, because its tables would be added to it."""
+    """Raise `sqlite3.DatabaseError` for an existing database that LangGraph did not write, because
+    LangGraph's tables would be added to it. Raise `OSError` for a path that is not a regular file.
+    """
     check_plain(path)
     if not path.exists() or path.stat().st_size == 0:
         return

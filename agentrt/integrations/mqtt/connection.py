@@ -142,7 +142,9 @@ class Connection:
         return self._client is not None
 
     async def ready(self, within: float) -> None:
-        """Wait for a connection for at most ``within`` seconds. Raises `ToolUnavailableError`."""
+        """Wait for a connection for at most ``within`` seconds. Raises `ToolUnavailableError` if
+        there is none by then, or if the broker has refused the connection.
+        """
         if self._up.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -167,10 +169,11 @@ class Connection:
     async def ask(
         self, within: float, request: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run a request on the broker, after waiting ``within`` seconds for a connection.
+        """Run a request on the broker, after waiting at most ``within`` seconds for a connection.
 
-        Raises `ToolUnavailableError`. Cancelling the caller does not cancel the request; it ends
-        only with the connection.
+        Raises `ToolUnavailableError` if there is no connection, if it breaks, or if the broker
+        refuses the request. Cancelling the caller does not cancel the request; it ends only with
+        the connection.
         """
         await self.ready(within)
         assert self._client is not None

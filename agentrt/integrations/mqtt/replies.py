@@ -205,7 +205,9 @@ class Replies:
         self.questions = ToolQuestions(self._ask)
 
     def done(self, tool: str, result: Any) -> tuple[ReplyMessage, int]:
-        """Return the reply with a result, and its size in bytes. Raises `ToolResultError`."""
+        """Return the reply with a result, and its size in bytes. Raises `ToolResultError` if the
+        result cannot be sent as JSON.
+        """
         reply = self._make_reply("done", result=result)
         try:
             return reply, len(encode(reply))

@@ -93,7 +93,9 @@ class MqttTools(ToolTransport):
         return await self.tools_for("default")
 
     async def tools_for(self, tenant: str) -> Sequence[Tool]:
-        """Return the tools of a tenant's workers. Raises `ToolUnavailableError`."""
+        """Return the tools of a tenant's workers. Raises `ToolUnavailableError` if there is no
+        connection to the broker.
+        """
         await self._connection.ready(self._connect_timeout)
         return self._workers(tenant).tools(self)
 
@@ -202,7 +204,9 @@ class MqttTools(ToolTransport):
             ) from None
 
     def _resume(self) -> None:
-        """Send all calls again that were in flight when the connection broke."""
+        """Send the calls again that were in flight when the connection broke. A call of a worker
+        that has not announced itself again waits for the worker's announcement.
+        """
         self._settled_at = self._settled_at or asyncio.get_running_loop().time() + self._settle
         for call in tuple(self._calls.values()):
             worker = call.workers.workers.get(call.worker or "")

@@ -293,7 +293,9 @@ class _Texts:
 
 
 def _prompt(recorded: RecordedTime, stay: Stay, texts: _Texts) -> _Prompt | None:
-    """Return the prompt of a call; None if the journal does not have its request."""
+    """Return the prompt of a call; None if the journal does not have the whole request, or the
+    request is not an object.
+    """
     try:
         request = recorded.requests.whole(stay.start, array_of)
     except ValueError:

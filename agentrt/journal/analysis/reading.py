@@ -106,7 +106,8 @@ def listed(
     state: str | None = None,
 ) -> list[Listed]:
     """Return the ``limit`` programs that started last, the newest program first. Only programs with
-    this ``tenant``, ``type`` and ``state`` are returned; None allows all. Raises `JournalError`.
+    this ``tenant``, ``type`` and ``state`` are returned; None allows all. Raises `JournalError` if
+    the journal cannot be read.
     """
     filters = {"p.tenant": tenant, "p.type": type, _STATE: state}
     wanted = {name: value for name, value in filters.items() if value is not None}
@@ -124,7 +125,8 @@ def listed(
 
 def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[History]:
     """Yield the programs that `listed` returns, with all their nodes. ``only`` are the arguments
-    ``tenant``, ``type`` and ``state`` of `listed`. Raises `JournalError`.
+    ``tenant``, ``type`` and ``state`` of `listed`. Raises `JournalError` if the journal cannot be
+    read, or if a program is damaged.
     """
     for row in listed(store, limit=limit, **only):
         yield history(store, row.id)
@@ -151,13 +153,15 @@ def read_row(store: Store, program_id: str) -> RecordedProgram:
 
 
 def read_nodes(store: Store, program_id: str) -> dict[str, PastNode]:
-    """Return the nodes of a program by their places, including the root. Raises `JournalError`."""
+    """Return the nodes of a program by their places, including the root. Raises `JournalError` if
+    they are damaged, or if the journal cannot be read.
+    """
     return nodes_of(store.name, *read_rows(store, program_id))
 
 
 def read_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow]]:
     """Return the starts and ends of all attempts at the nodes of a program, including the root.
-    Raises `JournalError`.
+    Raises `JournalError` if the journal cannot be read.
     """
     (starts, ends), shift = raw_rows(store, program_id), shift_of(store)
     if not shift:

@@ -34,12 +34,13 @@ class HostMemory:
     def __post_init__(self) -> None:
         if not 0 < self.size < math.inf:
             raise ConfigError(
-                f"host memory of {self.size:g} times the KV cache; give a multiple above 0"
+                f"host memory of {self.size:g} times the KV cache; give a finite multiple above 0"
             )
         for cost in (self.token_s, self.latency_s, self.load_step_s, self.store_step_s):
             if not 0 <= cost < math.inf:
                 raise ConfigError(
-                    f"a copy to host memory that takes {cost:g} seconds; give 0 or more"
+                    f"a copy to host memory that takes {cost:g} seconds; give a finite number of "
+                    "at least 0"
                 )
 
     def blocks(self, kv_blocks: int) -> int:

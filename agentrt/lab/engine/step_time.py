@@ -40,8 +40,8 @@ class StepWork:
 
     @classmethod
     def of(cls, scheduled: Mapping[str, int], computed: Mapping[str, int]) -> StepWork:
-        """Return the work of a step, from the number of tokens that each call computes in it and
-        had computed before it.
+        """Return the work of a step. ``scheduled`` has the number of tokens that each call computes
+        in the step, and ``computed`` the number that the call had computed before.
         """
         counts = scheduled.values()
         return cls(

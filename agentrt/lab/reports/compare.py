@@ -102,8 +102,8 @@ def cells(
 
 
 def value(cell: Series, measure: str) -> str:
-    """Return the median of a measure over the seeds, with its least and greatest value; "-" if
-    unknown.
+    """Return the median of a measure over the seeds, with its least and greatest value; with one
+    seed, the value alone; "-" if the value of a seed is unknown.
     """
     known = cell.values(measure)
     if any(map(math.isnan, known)):
@@ -117,7 +117,7 @@ def ratio(cell: Series, measure: str) -> str:
     """Return the ratio of a measure to the same measure of the baseline, as text.
 
     There is one ratio for each seed. The text has the median, the smallest and the largest ratio;
-    it is "-" if there is no ratio.
+    with one seed, it is the ratio alone. It is "-" if there is no ratio.
     """
     ratios = cell.ratios(measure)
     if not ratios:

@@ -48,7 +48,9 @@ class GoodputLimits:
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> GoodputLimits:
-        """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError`."""
+        """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError` for
+        an unknown name, and for a value that is not a positive number.
+        """
         values = {}
         for word in words:
             name, _, number = word.partition(":")

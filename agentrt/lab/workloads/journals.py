@@ -85,7 +85,7 @@ class Recording:
 
 
 def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:
-    """Return the programs of a journal. Raises `JournalError`."""
+    """Return the programs of a journal. Raises `JournalError` if the journal cannot be read."""
     recording, noted = _recorded(path, scales)
     notes.update(noted.explained())
     return list(recording.programs)
@@ -94,7 +94,8 @@ def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:
 def read_recording(path: Path) -> Recording:
     """Read everything that a replay needs from a journal.
 
-    Raises `JournalError`, and `ConfigError` if no program made a call and ended.
+    Raises `JournalError` if the journal cannot be read, and `ConfigError` if no program made a call
+    and ended.
     """
     recording, notes = _recorded(path, UNSCALED)
     if not recording.outcomes:

@@ -26,9 +26,9 @@ class Scales:
     def __post_init__(self) -> None:
         for name, value in (("context", self.context), ("output", self.output)):
             if not 0 < value < math.inf:
-                raise ConfigError(f"{name}_scale must be a positive number, not {value}")
+                raise ConfigError(f"{name}_scale must be a positive, finite number, not {value}")
         if not 0 <= self.gap < math.inf:
-            raise ConfigError(f"gap_scale must be a number of at least 0, not {self.gap}")
+            raise ConfigError(f"gap_scale must be a finite number of at least 0, not {self.gap}")
 
 
 UNSCALED = Scales()

@@ -37,7 +37,8 @@ class AttainedService(Policy):
         """Return the attained service, in seconds, that decides a call's first level; less is
         better.
 
-        ``path_s`` is p(c) of the paper's Eq. 2, in seconds; None if the call's parents are unknown.
+        ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds; None if the call's
+        parents are unknown.
         """
 
     def priority(self, call: QueuedCall, now: float) -> Priority:

@@ -60,9 +60,9 @@ class Policy(ABC):
         """Return the rank of a call that waits outside the engine. The rank is compared with those
         of the same tenant's other calls; a lower rank runs first.
 
-        ``path_s`` is p(c) of the paper's Eq. 2, in seconds; it is None if the call's parents are
-        unknown. ``program_service_s`` is the service of the call's program. The rank of a call is
-        computed only once.
+        ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds; it is None if the call's
+        parents are unknown. ``program_service_s`` is the service of the call's program. The rank of
+        a call is computed only once.
         """
         return program_service_s if path_s is None else path_s
 

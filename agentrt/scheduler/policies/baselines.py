@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrt.scheduler.records import QueuedCall
 
 STAGED = 8
-"""Size of the staging queue of ``two-level``. The thesis only says that it is small."""
+"""Size of the staging queue of ``two-level``. The vLLM thesis says only that it is small."""
 _STAGING, _LINE = 0, 1
 _EPSILON = 1e-6
 """Tolerance for rounding errors at the end of a turn."""
@@ -62,7 +62,7 @@ class ProgramFcfs(Policy):
 
 
 class Srtf(Policy):
-    """Shortest remaining time to the next token first. Long prompts can starve, as the thesis says.
+    """Shortest remaining time to the next token first. Long prompts can starve.
 
     A running call needs only one step to its next token, so it precedes all waiting calls. Waiting
     calls are ordered by the number of prompt tokens that must be computed.

@@ -61,7 +61,7 @@ class Files:
         """Add the record of a file whose content is already stored, and return the record.
 
         The file expires after ``lifetime_s`` seconds; with None it does not expire. Idempotent.
-        Raises `OSError`.
+        Raises `OSError` if the record cannot be written.
         """
         if (known := self.records.find(tenant, file_id)) is not None:
             return known
@@ -80,7 +80,7 @@ class Files:
         return record
 
     async def remove(self, record: StoredFile) -> None:
-        """Remove a file and its content. Raises `OSError`."""
+        """Remove a file and its content. Raises `OSError` if they cannot be removed."""
         await self.records.remove(record)
         await asyncio.to_thread(self.content(record.tenant, record.id).remove)
 

@@ -137,7 +137,9 @@ def _receive_once(body: bytes) -> Receive:
 
 
 def _retry_after_s(start: Mapping[str, Any]) -> float:
-    """Return the seconds of the header Retry-After, or a default; ``start`` begins the response."""
+    """Return the seconds of the header Retry-After, at most `_MAX_RETRY_S`, or a default. ``start``
+    is the ASGI message that has the response's headers.
+    """
     value = dict(start.get("headers", ())).get(b"retry-after", b"")
     return min(_MAX_RETRY_S, float(value)) if value.isdigit() else _DEFAULT_RETRY_S
 

@@ -50,7 +50,9 @@ class BatchRequest(Strict):
 
 
 def read_window(window: str) -> int:
-    """Return the seconds of a completion window such as ``24h``. Raises `ApiError`."""
+    """Return the seconds of a completion window such as ``24h``. Raises `ApiError` for
+    another form, and for a window outside 1 minute to 30 days.
+    """
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _MAX_WINDOW_S:

@@ -1,4 +1,5 @@
-"""The SDK's MCP server, whose tools are the served programs and graphs, and its clients' calls.
+"""An MCP server built with the SDK, and the tool calls of its clients. Its tools are the served
+programs and graphs.
 
 Each tool call starts a run. The call reports the run's progress, and takes its questions to the
 client.

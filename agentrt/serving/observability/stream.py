@@ -145,7 +145,9 @@ class EventStream:
             yield from ((run, node) for node in (*run.dag.running(), *run.dag.waiting()))
 
     def change(self, reader: ChangeReader, view: EnginesView) -> JSON | None:
-        """Return the changes since the last event, or None. Raises `ReaderTooSlowError`."""
+        """Return the changes since the last event, or None if nothing changed. Raises
+        `ReaderTooSlowError` if there were more changes than fit into the reader's buffer.
+        """
         render = self._renderer(view)
         changes = reader.take()
         runs = {run.id: run for run, _ in changes}

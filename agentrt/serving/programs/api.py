@@ -231,7 +231,9 @@ def describe_run(served_run: ServedRun) -> dict[str, Any]:
 
 
 def _state(run: Run) -> str:
-    """Return the state of a run, which says if a running run only waits for a human."""
+    """Return the state of a run. A running run that only waits for a human has a state of its
+    own.
+    """
     doing = state_of(run.row, 0.0, math.inf) if run.state is RunState.RUNNING else None
     return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
 

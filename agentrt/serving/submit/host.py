@@ -285,7 +285,7 @@ def check_size(value: Any) -> None:
 def check_bounded(request: Mapping[str, Any]) -> None:
     """Apply the limits of an HTTP request, on messages, lists and schemas, to a chat request.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` for a request that exceeds a limit.
     """
     try:
         check_bounds(_CHATS, request)
@@ -342,7 +342,9 @@ def checked(function: str, options: Mapping[str, Any], known: Iterable[str]) -> 
 
 
 def token_limit(wanted: Any) -> int:
-    """Return the value of ``max_tokens``; no limit for None. Raises `ConfigError`."""
+    """Return the value of ``max_tokens``; no limit for None. Raises `ConfigError` unless it is a
+    whole number above 0.
+    """
     if wanted is None:
         return _NO_LIMIT
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:

@@ -163,10 +163,14 @@ def _digest(salt: str, secret: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(
-            f"{path}: {(error.strerror or str(error)).lower()}; make a key: "
-            f"agentrt keys new TENANT --file {path}"
+            f"{path}: no such file or directory; make a key: agentrt keys new TENANT --file {path}"
+        ) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{path} cannot be read: {reason}; name a file that this user can read"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{path}: bad JSON: {error}") from error

@@ -88,7 +88,8 @@ class BusyError(AgentrtError):
 class Bucket:
     """A token bucket that gains ``per_s`` each second, up to its ``size``.
 
-    The bucket may be overdrawn; then the next user waits until it is filled again.
+    The bucket may be overdrawn. Then the next user waits until the debt is paid and the amount that
+    it needs is available.
     """
 
     def __init__(self, size: float, per_s: float, now: float) -> None:
@@ -96,7 +97,7 @@ class Bucket:
         self._level, self._at = size, now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until ``amount`` is available."""
+        """Return the seconds until ``amount`` is available, or ``size``, if that is less."""
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 

@@ -94,7 +94,7 @@ def test_vllms_own_options_go_before_auto_and_not_beside_a_size(
     own = args("auto", *flags)
     assert own.kv_offloading_size == size
     assert args(0.0, *flags).kv_offloading_size == size
-    with pytest.raises(ConfigError, match=f"--host-memory 8 and {flags[0]} after --"):
+    with pytest.raises(ConfigError, match=f"--host-memory 8 and vLLM.s own {flags[0]} both say"):
         args(8.0, *flags)
 
 

@@ -225,14 +225,14 @@ def test_a_block_is_not_overwritten_before_its_copy_has_ended(scheduler: str) ->
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_host_memory_without_a_size_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="times the KV cache; give a multiple above 0"):
+    with pytest.raises(ConfigError, match="times the KV cache; give a finite multiple above 0"):
         HostMemory(value)
 
 
 @pytest.mark.parametrize("field", ["token_s", "latency_s", "load_step_s", "store_step_s"])
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
 def test_copies_with_impossible_times_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="give 0 or more"):
+    with pytest.raises(ConfigError, match="give a finite number of at least 0"):
         HostMemory(1.0, **{field: value})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -212,9 +213,12 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
             read_programs(path)
 
 
-@pytest.mark.parametrize("scales", [{"context": 0}, {"output": -1}, {"gap": float("nan")}])
+@pytest.mark.parametrize(
+    "scales",
+    [{"context": 0}, {"output": -1}, {"gap": math.nan}, {"context": math.inf}, {"gap": math.inf}],
+)
 def test_impossible_scales_are_refused(scales: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(scales))}_scale"):
+    with pytest.raises(ConfigError, match=f"{next(iter(scales))}_scale must be a .*finite"):
         Scales(**scales)
 
 

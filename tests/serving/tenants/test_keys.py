@@ -107,6 +107,12 @@ def test_the_error_of_a_missing_file_says_how_to_make_it(path: Path) -> None:
         KeyRing(path)
 
 
+def test_the_error_of_an_unreadable_file_does_not_advise_to_make_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: is a directory") as raised:
+        KeyRing(tmp_path)
+    assert "agentrt keys new" not in str(raised.value)
+
+
 async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
     """Neither without a key, nor with another's, nor by a header that names another."""
     keys = {name: new_key(path, name) for name in ("a", "b")}

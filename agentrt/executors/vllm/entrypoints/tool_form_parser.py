@@ -154,7 +154,7 @@ def _answer_of(response_format: Any) -> Mapping[str, Any] | None:
 
 
 def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
-    """Return a JSON schema for an answer that obeys ``constraint``; None if there is none.
+    """Return a JSON schema for an answer that obeys ``constraint``; None without a constraint.
 
     Raises `ValueError` for a grammar or a structural tag.
     """

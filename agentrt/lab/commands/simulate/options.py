@@ -97,7 +97,9 @@ def read_grid(
     seeds: Sequence[int],
     machine: Machine,
 ) -> list[RunSpec]:
-    """Return the requested runs, with `BASELINE` as the first policy. Raises `ConfigError`."""
+    """Return the requested runs, with `BASELINE` as the first policy. Raises `ConfigError` for an
+    unknown policy, invalid settings, or hints that no policy uses.
+    """
     overrides = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
     names, hints = options["policy"] or _POLICIES, options["hints"]
     if hints is not None and not any(HINTED in name.split("+") for name in names):
@@ -112,7 +114,9 @@ def read_grid(
 
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
-    """Return the simulated engine or engines. Raises `ConfigError`."""
+    """Return the simulated engine or engines. Raises `ConfigError` for a router without
+    several replicas.
+    """
     silence_vllm()
     names = ("kv_blocks", "max_num_batched_tokens")
     sizes = {name: options[name] for name in names if options[name] is not None}
@@ -140,7 +144,7 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
     """Return the named generators and traces, scaled by the factors in ``options``.
 
     The files of traces are read here and not when a run starts. A report of each file is printed to
-    stderr. Raises `ConfigError`.
+    stderr. Raises `ConfigError` for an unknown name, an invalid file, or an invalid factor.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
     sources = [Source.named(name, scales=scales) for name in names]

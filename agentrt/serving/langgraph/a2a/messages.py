@@ -276,7 +276,9 @@ class KnownTasks:
         self._state = state
 
     async def find(self, context: ServerCallContext, key: str) -> TaskRecord:
-        """Return the task with the id ``key``. Raises `TaskNotFoundError`."""
+        """Return the task with the id ``key``. Raises `TaskNotFoundError` if the task does not
+        exist, belongs to another assistant, or may not be seen by the caller.
+        """
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:
             thread, run = UUID(first), UUID(second)

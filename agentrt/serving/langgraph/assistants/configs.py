@@ -72,8 +72,8 @@ def graph_configs(text: str | None) -> dict[str, Object]:
     except ValidationError as error:
         faults = [{**fault, "loc": ("the value", *fault["loc"])} for fault in error.errors()]
         raise ConfigError(
-            f"{CONFIGS}: {summary(faults)}; use the config of each graph by its name, such as "
-            '{"agent": {"recursion_limit": 50}}'
+            f"{CONFIGS}: {summary(faults)}; write a JSON object with the config of each graph "
+            'under the name of the graph, such as {"agent": {"recursion_limit": 50}}'
         ) from None
     return {name: config.fields_set() for name, config in configs.items()}
 

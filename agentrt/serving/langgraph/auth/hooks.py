@@ -121,8 +121,8 @@ class Requester:
 
         ``value`` describes the request in the form of LangGraph's own server. A hook may change
         the metadata of an object that is created or changed (`metadata_after`), and all fields of
-        an operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, and
-        500 for an unknown filter.
+        an operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, 500
+        for an unknown filter, and the error that a hook raises as the SDK's `HTTPException`.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:

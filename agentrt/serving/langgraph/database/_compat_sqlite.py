@@ -176,7 +176,9 @@ class CommitGroups:
         return undone
 
     def note(self, error: Exception) -> None:
-        """Remember the error of a statement, if it undid the whole group."""
+        """Remember an error that made SQLite undo the whole group of transactions, and not only the
+        statement that failed.
+        """
         if not self._raw.in_transaction:
             self._error = error
 

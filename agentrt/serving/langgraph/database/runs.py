@@ -148,9 +148,10 @@ class Runs:
     async def enter(self, new: NewRun, only: Filter | None) -> tuple[sa.Row[Any], list[str]]:
         """Insert a pending run, and return its row and the ids of the thread's other active runs.
 
-        Raises 404 if the thread does not exist or ``only`` does not allow it; 403 if ``only`` would
-        not allow the thread that the run creates; and 409 if the thread has an active run and the
-        strategy is ``reject``, the interrupt to answer is not open, or the claim fails.
+        Raises 404 if the thread does not exist or ``only`` does not allow it, and 403 if ``only``
+        would not allow the thread that the run creates. Raises 409 if the thread has an active run
+        and the strategy is ``reject``, if the interrupt was answered already, or if another server
+        has started the run already. Raises 507 if the tenant may have no further thread.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         row = {

@@ -250,7 +250,8 @@ class ProtocolCommands:
             message = f"the thread has no run{'' if run_id is None else f' {run_id}'}"
             raise _ProtocolError("no_such_run", message)
         tree = Tree(wanted[-1].graph_id)
-        async for event in replay(self._state.storage.database, wanted[-1].run_id, 0):
+        database, wanted_id = self._state.storage.database, wanted[-1].run_id
+        async for event in replay(database, wanted_id, 0, may_skip=True):
             if event.event == PROTOCOL:
                 tree.add(orjson.loads(event.data))
         return {"tree": tree.root}, 0

@@ -124,8 +124,9 @@ async def entry(storage: Storage, record: RunRecord) -> Entry:
 def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
     """Return whether a run whose graph has added no checkpoint starts over.
 
-    Otherwise the checkpoints that its subgraphs have added are kept: a run with a command continues
-    with the rest of the command, and a run with neither input nor command continues its thread.
+    If the run does not start over, the checkpoints that its subgraphs have added are kept. Then a
+    run with a command continues with the rest of the command, and a run with neither input nor
+    command continues its thread.
     """
     if kwargs.get("durability") == "exit" or not _start_checkpoints(kwargs) <= {tip}:
         return True

@@ -25,10 +25,16 @@ from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.stream_responses import (
     as_sse,
     event_stream,
+    fell_behind,
     headers_of,
     result_response,
 )
-from agentrt.serving.langgraph.runs.streams import LiveRun, StreamEvent, replay
+from agentrt.serving.langgraph.runs.streams import (
+    FellBehindError,
+    LiveRun,
+    StreamEvent,
+    replay,
+)
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _RUNS = "/threads/{thread_id}/runs"
@@ -233,9 +239,12 @@ class RunRoutes(Routes):
             while (live := await beginning.get()) is not None:
                 yield _lifecycle(live, "run_started")
                 if whole:
-                    async for event in live.log.follow(0):
-                        if event.event != PROTOCOL:
-                            yield as_sse(event, numbered=False)
+                    try:
+                        async for event in live.log.follow(0):
+                            if event.event != PROTOCOL:
+                                yield as_sse(event, numbered=False)
+                    except FellBehindError as error:
+                        yield fell_behind(error)
                 await live.done.wait()
                 yield _lifecycle(live, "run_done")
 

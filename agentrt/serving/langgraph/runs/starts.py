@@ -118,8 +118,10 @@ class StartRoutes(Routes):
         """Start a run in ``thread``, or in a new thread if that is None.
 
         ``answers`` is the id of the interrupt that the run answers, which must be open. ``claim``
-        is as in `NewRun`. Raises 404, 409 or 422 for a bad request, 429 if the queue is full, 503
-        if the server is shutting down, and `BusyError` if the tenant has reached a limit.
+        is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the
+        hooks do not allow the run. Raises 429 if the queue is full, 503 if the server is shutting
+        down, 507 if the tenant may have no further thread, and `BusyError` if the tenant has
+        reached another limit.
         """
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):

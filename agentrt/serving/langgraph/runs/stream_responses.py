@@ -57,16 +57,18 @@ def event_stream(
                     yield as_sse(event, numbered=numbered)
             over = True
         except FellBehindError as error:
-            data = {
-                "error": "FellBehindError",
-                "message": f"{error}; read faster, or join the run again",
-            }
-            yield ServerSentEvent(encode(data).decode(), event="error")
+            yield fell_behind(error)
         finally:
             if not over:
                 on_leave()
 
     return EventSourceResponse(parts(), headers=headers, ping=NEVER_S, send_timeout=SEND_S)
+
+
+def fell_behind(error: FellBehindError) -> ServerSentEvent:
+    """Return the event that tells a reader which events it misses."""
+    data = {"error": "FellBehindError", "message": str(error)}
+    return ServerSentEvent(encode(data).decode(), event="error")
 
 
 def as_sse(event: StreamEvent, *, numbered: bool) -> ServerSentEvent:

@@ -57,7 +57,9 @@ class ThreadEvent:
 
 
 class FellBehindError(Exception):
-    """A listener was too slow, and the next events for it are no longer in memory."""
+    """The next events for a reader are no longer available: the reader was too slow, or joined too
+    late. The message says what the reader can do.
+    """
 
 
 class EventLog:
@@ -99,15 +101,18 @@ class EventLog:
         self.closed = True
         self._notify()
 
-    async def follow(self, after: int) -> AsyncIterator[StreamEvent]:
-        """Yield all events after the event number ``after``, until the run ends.
+    async def follow(self, after: int, *, may_skip: bool = False) -> AsyncIterator[StreamEvent]:
+        """Yield the events after the event number ``after``, until the run ends.
 
-        Raises `FellBehindError` if the reader is slower than the run.
+        Raises `FellBehindError` if the next event is no longer available: of a run that is not
+        resumable, because it is no longer in memory; of a resumable run, because only the last
+        `MAX_STORED` events are stored. With ``may_skip``, deleted events of a resumable run are
+        skipped.
         """
         at = after
         while True:
             changed, closed = self._changed, self.closed
-            for event in await self._since(at):
+            for event in await self._since(at, may_skip=may_skip):
                 yield event
                 at = event.number
             if at < self.last:
@@ -116,15 +121,19 @@ class EventLog:
                 return
             await changed.wait()
 
-    async def _since(self, at: int) -> Sequence[StreamEvent]:
+    async def _since(self, at: int, *, may_skip: bool) -> Sequence[StreamEvent]:
         oldest = self._recent[0].number if self._recent else self.last + 1
         if at + 1 >= oldest:
             return [event for event in self._recent if event.number > at]
         if not self.resumable:
             raise FellBehindError(
-                f"events {at + 1} to {oldest - 1} of run {self.run_id} are no longer available"
+                f"events {at + 1} to {oldest - 1} of run {self.run_id} are no longer available; "
+                "read faster, or join the run again"
             )
-        return await stored_events(self._database, self.run_id, at)
+        page = await stored_events(self._database, self.run_id, at)
+        if not may_skip:
+            _check_next(page, self.run_id, at)
+        return page
 
     def _notify(self) -> None:
         self._changed.set()
@@ -150,6 +159,16 @@ async def stored_events(database: Database, run_id: str, after: int) -> list[Str
     return [StreamEvent(row.number, row.event, row.data.encode()) for row in rows]
 
 
+def _check_next(page: Sequence[StreamEvent], run_id: str, after: int) -> None:
+    """Raise `FellBehindError` if the page does not begin with the event that follows ``after``."""
+    if page and page[0].number > after + 1:
+        last = page[0].number - 1
+        raise FellBehindError(
+            f"events {after + 1} to {last} of run {run_id} were deleted, because a run keeps its "
+            f"last {MAX_STORED:,} events; join the run with Last-Event-ID {last}"
+        )
+
+
 async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]:
     """Return the stored events of a thread's runs that ask questions, and the lifecycle events."""
     query = sa.select(runs.c.number.label("run"), *events.c).where(
@@ -159,9 +178,17 @@ async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]
     return [ThreadEvent(row.run, row.run_id, row.number, row.data.encode()) for row in rows]
 
 
-async def replay(database: Database, run_id: str, after: int) -> AsyncIterator[StreamEvent]:
-    """Yield the stored events of a run that has ended, after the event number ``after``."""
+async def replay(
+    database: Database, run_id: str, after: int, *, may_skip: bool = False
+) -> AsyncIterator[StreamEvent]:
+    """Yield the stored events of a run that has ended, after the event number ``after``.
+
+    Raises `FellBehindError` if the next event was deleted, because the run has more than
+    `MAX_STORED` events. With ``may_skip``, deleted events are skipped.
+    """
     while page := await stored_events(database, run_id, after):
+        if not may_skip:
+            _check_next(page, run_id, after)
         for event in page:
             yield event
         after = page[-1].number

@@ -64,7 +64,10 @@ class StateRoutes(Routes):
         key = str(thread_id)
         async with self._graph(caller, thread_id, "update") as opened:
             if opened is None:
-                raise invalid(f"thread {key} has no graph yet; run one, or set metadata.graph_id")
+                raise invalid(
+                    f"thread {key} has no graph yet; start a run in it, or set its "
+                    "metadata.graph_id"
+                )
             graph_id, graph = opened
             if self._queue.live_in(key):
                 raise conflict(f"thread {key} has a run under way; wait for its end, or cancel it")
@@ -98,8 +101,10 @@ class StateRoutes(Routes):
     async def states(
         self, thread_id: UUID, body: bodies.HistoryQuery, caller: Requester
     ) -> list[Object]:
-        """Return the states of a thread's history, the newest first. Raises 404 as
-        `TenantState.thread` does.
+        """Return the states of a thread's history, the newest first.
+
+        Raises 404 as `TenantState.thread` does, and 422 for a checkpoint of another thread or a
+        filter that the checkpointer refuses.
         """
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
@@ -149,7 +154,9 @@ class StateRoutes(Routes):
         subgraphs: bool = False,
         select: Sequence[str] | None = None,
     ) -> Object:
-        """Return a thread's state at a checkpoint. Raises 404 if the checkpoint does not exist."""
+        """Return a thread's state at a checkpoint. Raises 404 if the thread or the checkpoint does
+        not exist, and 422 for a checkpoint of another thread.
+        """
         config = _config(thread_id, checkpoint)
         async with self._graph(caller, thread_id, "read") as opened:
             if opened is None:

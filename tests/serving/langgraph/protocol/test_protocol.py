@@ -170,9 +170,9 @@ async def test_runs_without_events_are_not_looked_into(
         await http.get(f"/threads/{thread}/runs/{run}/join")
     replay = streams.replay
 
-    def counted(database: Any, run_id: str, after: int) -> AsyncIterator[Any]:
+    def counted(database: Any, run_id: str, after: int, *, may_skip: bool) -> AsyncIterator[Any]:
         looked.append(run_id)
-        return replay(database, run_id, after)
+        return replay(database, run_id, after, may_skip=may_skip)
 
     monkeypatch.setattr(protocol_routes, "replay", counted)
     assert it.server is not None
@@ -181,6 +181,17 @@ async def test_runs_without_events_are_not_looked_into(
         database.execute("UPDATE agentrt_runs SET updated_at = ? WHERE run_id = ?", past)
     await until(http, thread, "completed")
     assert looked == [new]
+
+
+async def test_deleted_events_of_a_long_run_do_not_break_the_stream(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_STORED", 3)
+    monkeypatch.setattr(streams, "_PAGE", 1)
+    thread = str(uuid4())
+    run = await start(http, thread, "steps")
+    await http.get(f"/threads/{thread}/runs/{run}/join")
+    await until(http, thread, "completed")
 
 
 async def test_a_question_is_an_event_and_its_answer_a_command(http: httpx.AsyncClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,5 +82,22 @@ async def test_the_oldest_stored_events_go(
     log = EventLog("r", database, resumable=True)
     for _ in range(10):
         await log.put([("values", b"1")] * 100)
-    kept = [one.number async for one in replay(database, "r", 0)]
+    kept = [one.number async for one in replay(database, "r", 400)]
     assert kept == list(range(401, 1001))
+
+
+async def test_a_reader_is_told_which_stored_events_were_deleted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_STORED", 600)
+    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
+    log = EventLog("r", database, resumable=True)
+    for _ in range(10):
+        await log.put([("values", b"1")] * 100)
+    log.close()
+    for read in (log.follow, partial(replay, database, "r")):
+        with pytest.raises(FellBehindError, match=r"events 8 to 400 .* Last-Event-ID 400$"):
+            [event async for event in read(7)]
+        for after, may_skip in ((400, False), (7, True)):
+            events = [event.number async for event in read(after, may_skip=may_skip)]
+            assert events == list(range(401, 1001))

@@ -13,6 +13,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import UnprocessableEntityError
 from langgraph_sdk.schema import StreamPart
 
+from agentrt.serving.langgraph.runs import streams
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving
@@ -130,6 +131,32 @@ async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> Non
     marks = [part.data["status"] for part in parts if "status" in part.data]
     assert marks == ["run_started", "run_done"] * (len(marks) // 2)
     assert "values" in names(parts)
+
+
+async def test_a_threads_stream_tells_which_events_it_misses(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_BYTES", 1)
+    thread = await a_thread(client)
+    parts: list[StreamPart] = []
+    listening = asyncio.Event()
+
+    async def listen() -> None:
+        stream = await client.threads.join_stream(thread)
+        listening.set()
+        async for part in stream:
+            parts.append(part)
+            if part.data.get("status") == "run_done":
+                return
+
+    task = asyncio.create_task(listen())
+    await listening.wait()
+    async with asyncio.timeout(TURN_S):
+        while not task.done():  # the stream begins when its request is there
+            await client.runs.wait(thread, "bare", input=HI)
+    assert [part.event for part in parts] == ["metadata", "error", "metadata"]
+    assert parts[1].data["error"] == "FellBehindError"
+    assert "read faster, or join the run again" in parts[1].data["message"]
 
 
 # -- going away ---------------------------------------------------------------------------
