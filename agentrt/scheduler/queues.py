@@ -82,7 +82,9 @@ class CallQueue:
 
     def _refresh(self, call: QueuedCall) -> bool:
         """Compute the priority of a call again if it is outdated and more may be computed now.
-        Return whether this was done.
+
+        Return whether the call was outdated and is not any more. A call that is promoted, or that
+        has left the queue, keeps its priority: then nothing is computed, but the result is True.
         """
         if not self._refreshes or self.outdated.pop(call.call_id, None) is None:
             return False
