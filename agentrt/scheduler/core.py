@@ -173,7 +173,7 @@ class SchedulerCore:
             case CallArrived(call, now):
                 self._add(call, now)
                 self.table.call_arrived(call.program, call.call_id, now)
-                self.queue.rank(call, self.policy.priority(call, now))
+                self.queue.set_priority(call, self.policy.priority(call, now))
                 for part in self.parts:
                     part.call_arrived(call, now)
                 if self.policy.follows_program and len(call.program.queued) > 1:
@@ -297,7 +297,7 @@ class SchedulerCore:
         while (call := self.promoter.promote(now)) is not None:
             call.promoted = True
             call.promotions += 1
-            self.queue.rank(call, self.promoter.priority)
+            self.queue.set_priority(call, self.promoter.priority)
             promoted.append(call)
         return promoted
 
@@ -404,7 +404,7 @@ class SchedulerCore:
         if call.promoted:
             self.promoter.left(call)
             call.promoted = False
-            self.queue.rank(call, self.policy.priority(call, now))
+            self.queue.set_priority(call, self.policy.priority(call, now))
         self.queue.put(call)
 
     def in_order(self) -> list[QueuedCall]:
@@ -542,7 +542,7 @@ class SchedulerCore:
             call.quantum_ends_s = call.served_s + self.promoter.priority.quantum_s
             return False
         before = call.level
-        self.queue.rank(call, self.policy.on_quantum_expired(call, now))
+        self.queue.set_priority(call, self.policy.on_quantum_expired(call, now))
         call.demotions += call.level > before
         return True
 
@@ -554,7 +554,7 @@ class SchedulerCore:
                 continue
             priority = self.policy.priority(call, now)
             if (priority.level, priority.order) != call.key[:2]:
-                self.queue.rank(call, priority)
+                self.queue.set_priority(call, priority)
             left -= 1
             if not left:
                 return

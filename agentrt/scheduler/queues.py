@@ -90,10 +90,10 @@ class CallQueue:
             return False
         if call.queued and not call.promoted:
             self._refreshes -= 1
-            self.rank(call, self._priority(call))
+            self.set_priority(call, self._priority(call))
         return True
 
-    def rank(self, call: QueuedCall, priority: Priority) -> None:
+    def set_priority(self, call: QueuedCall, priority: Priority) -> None:
         """Set the priority of a call, and move it to its place if it is queued."""
         call.level, quantum_s, order = priority
         call.key = (call.level, order, next(self._seqs))
@@ -114,7 +114,7 @@ class CallQueue:
         if deferred:
             call.change_state(DEFERRED)
             self._deferred[call] = None
-        elif self._admission is None or self._admission.stays(call):
+        elif self._admission is None or self._admission.keep_or_expel(call):
             self.offer(call)
         else:
             call.change_state(NOT_ADMITTED)
