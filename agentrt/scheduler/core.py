@@ -276,23 +276,26 @@ class SchedulerCore:
         carries out the preemptions. vLLM then starts calls from the head of the queue.
         """
         released = self.queue.release(engine.may_be_offered)
+        self.refresh_priorities(now)
         promoted = self.promote(now)
         admitted = self.admit(now, len(running))
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
-    def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that waited too long by the policy's anti-starvation rule, and return
-        these calls.
-
-        Before that, if the policy's statistics have changed much, give all waiting calls a new
-        priority, over several steps. A call that comes to the front meanwhile gets its new priority
-        before it can start.
+    def refresh_priorities(self, now: float) -> None:
+        """If the policy's statistics have changed much, give all waiting calls a new priority, over
+        several steps. A call that comes to the front meanwhile gets its new priority before it can
+        start. Called once in each step.
         """
         if (revision := self.policy.revision) != self._revision:
             self._revision = revision
             self.queue.outdate(self.calls)
         if self.queue.outdated:
             self.queue.refresh(_REFRESHED, lambda call: self.policy.priority(call, now))
+
+    def promote(self, now: float) -> list[QueuedCall]:
+        """Promote the calls that waited too long by the policy's anti-starvation rule, and return
+        these calls.
+        """
         promoted: list[QueuedCall] = []
         while (call := self.promoter.promote(now)) is not None:
             call.promoted = True
