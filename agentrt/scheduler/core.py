@@ -293,8 +293,8 @@ class SchedulerCore:
             self.queue.refresh(_REFRESHED, lambda call: self.policy.priority(call, now))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that waited too long by the policy's anti-starvation rule, and return
-        these calls.
+        """Promote the calls that, by the policy's rule against starvation, have waited too long,
+        and return these calls.
         """
         promoted: list[QueuedCall] = []
         while (call := self.promoter.promote(now)) is not None:
