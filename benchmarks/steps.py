@@ -300,6 +300,7 @@ class Slots:
     def choose(self) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
         clock = self._clock
+        self.core.refresh_priorities(clock.now)
         self.core.promote(clock.now)
         if self._unsorted:
             self.running.sort(key=_key)

@@ -59,6 +59,16 @@ def test_the_files_that_are_named_are_there(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/scheduler.md"])
+def test_the_modules_that_are_named_are_there(name: str) -> None:
+    modules = [f"/{file.relative_to(ROOT)}" for file in ROOT.glob("agentrt/**/*.py")]
+    modules += [f"/{file.relative_to(ROOT)}" for file in ROOT.glob("tests/**/*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text("utf-8")))
+    missing = [path for path in named if not any(file.endswith(f"/{path}") for file in modules)]
+    assert len(named) > 5
+    assert missing == []
+
+
 def test_the_tests_that_pages_name_are_there() -> None:
     """By name or by path: a guarantee whose test is gone is none."""
     text = "".join(page.read_text("utf-8") for page in DOCS)

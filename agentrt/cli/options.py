@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.scheduler.config import DEFAULT_POLICY
+from agentrt.scheduler.config import ADMISSIONS, DEFAULT_POLICY, MEMORY_POLICIES, RETENTIONS
 
 ARGUMENTS = "agentrt.arguments"
 """The key of a click context's ``meta`` under which a command's unchanged arguments are kept."""
@@ -283,17 +283,17 @@ scheduling_options = together(
         "NAME",
         "Order in which cached contexts are evicted when memory is short: lru is vLLM's own order; "
         "ttl and cost keep the contexts of programs that are in a tool call.  [default: cost; with "
-        "a --policy other than adaptive and longest-remaining: lru]",
-        type=click.Choice(["lru", "ttl", "cost"]),
+        f"a --policy other than {' and '.join(MEMORY_POLICIES)}: lru]",
+        type=click.Choice(RETENTIONS),
     ),
     scheduling.text(
         "--admission",
         "NAME",
         "Admission control, which limits the programs that run at the same time: off admits all, "
         "cap admits --admission-cap programs, memory admits as many as fit into the KV cache with "
-        "their contexts.  [default: memory; with a --policy other than adaptive and "
-        "longest-remaining: off]",
-        type=click.Choice(["off", "cap", "memory"]),
+        "their contexts.  [default: memory; with a --policy other than "
+        f"{' and '.join(MEMORY_POLICIES)}: off]",
+        type=click.Choice(ADMISSIONS),
     ),
     scheduling.count(
         "--admission-cap",

@@ -36,6 +36,11 @@ KVEventListener = Callable[[KVEventBatch], None]
 class Chunk:
     """A piece of a call's output. Only the last piece also has the whole ``reply``.
 
+    Where a front end formats the answer, as with vLLM, the ``reply`` is not the one that the
+    program gets: it only carries the call's report to the runtime. The front end reads ``output``,
+    and finds reasoning and tool calls in it. The program's reply is made of the front end's answer
+    (`agentrt.executors.replies.reply_of`) and of that report.
+
     ``output`` is the piece in the form that the front end reads: a ``chat.completion`` or a
     ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the
     tokens of the piece, if the executor reports them, and ``logprobs`` their log probabilities, if

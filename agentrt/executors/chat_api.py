@@ -6,9 +6,11 @@ caller as an argument. vLLM's HTTP application has no argument for a caller, and
 variable `CALLER`.
 
 With vLLM, text becomes tokens when `VLLMFrontend` renders a chat: vLLM's chat template gives the
-prompt's text, and vLLM's tokenizer its token ids. Tokens become text in vLLM's own detokenizer, in
-this process, before the engine yields a `Chunk`; the front end then finds reasoning and tool calls
-in that text. HTTP requests take the same two steps inside vLLM's HTTP application.
+prompt's text, and vLLM's tokenizer its token ids. Tokens become text in vLLM's own detokenizer,
+before the engine yields a `Chunk`. The detokenizer runs in the process that has vLLM's client: this
+process, or with Ray the process of an `EngineActor` on the engine's node. The front end, always in
+this process, then finds reasoning and tool calls in that text. HTTP requests take the same two
+steps inside vLLM's HTTP application.
 """
 
 from __future__ import annotations

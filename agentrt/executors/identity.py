@@ -17,7 +17,10 @@ from uuid import uuid4
 from agentrt.request import Identity
 
 PREFIX = "x-agentrt-"
-NESTED = "agentrt"
+VLLM_KEY = "agentrt"
+"""The key of agentrt's data in vLLM's own dictionaries: of the settings in ``additional_config``,
+of a call's identity in ``extra_args``, and of a call's report in ``kv_transfer_params``.
+"""
 # Makes program ids unique for a server, since each client process counts its programs from 1.
 _PROCESS = uuid4().hex[:12]
 # Parents are not sent: the scheduler needs only the service of the path through them (`path_s`).
@@ -72,14 +75,14 @@ def to_headers(identity: Identity) -> dict[str, str]:
 
 def to_extra_args(identity: Identity) -> dict[str, Any]:
     """Return a call's identity as ``extra_args`` of vLLM's sampling parameters."""
-    return {NESTED: {**dict(zip(_SENT, _sent(identity), strict=True)), "report": True}}
+    return {VLLM_KEY: {**dict(zip(_SENT, _sent(identity), strict=True)), "report": True}}
 
 
 def from_extra_args(
     request_id: str, extra: Mapping[str, Any], session_id: str | None
 ) -> RequestIdentity:
     """Read a request's identity. Malformed values are ignored."""
-    nested = extra.get(NESTED)
+    nested = extra.get(VLLM_KEY)
     if isinstance(nested, dict) and nested.get("program_id"):
         return _of_nested(nested)
     program_id = extra.get("agentrt_program") or session_id

@@ -208,6 +208,7 @@ class SimulatedEngine(Executor):
     def _choose(self, now: float) -> None:
         """Promote, preempt and admit, as an engine does before a step."""
         core, running = self._core, self._running
+        core.refresh_priorities(now)
         core.promote(now)
         running.sort(key=attrgetter("key"))
         for call, better in core.victims(running, self.slots - len(running)):

@@ -274,6 +274,11 @@ class Reply(ReadsAsText):
     ``choices`` has all answers as replies, and this reply is its first item. ``node`` is the id of
     the call's node in its program's DAG. ``program_id`` is the id of this program.
 
+    An engine also yields a reply with a call's last piece of output. For a call whose prompt is
+    token ids, this is the reply that the program gets. For a chat that a front end formats, it has
+    no tool calls and no reasoning, and carries the report: the program's reply is made of the front
+    end's answer and of this report.
+
     ``logprobs`` has an entry for each token if the call requested log probabilities. A call whose
     prompt is token ids has them in ``token_logprobs``, for each output token, and in
     ``prompt_logprobs``, for each scored token of the prompt. ``tokens`` are the recorded tokens of

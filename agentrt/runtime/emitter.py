@@ -80,7 +80,7 @@ class LiveEmitter:
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
         caller = RunCaller(self, self.own_scope("llm"), tuple(after))
         answer = await self.chat(request, caller)
-        return caller.sign(reply_of(answer, as_json="response_format" in request))
+        return caller.with_report(reply_of(answer, as_json="response_format" in request))
 
     async def stream(
         self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
@@ -91,7 +91,7 @@ class LiveEmitter:
             async for piece in pieces:
                 whole.add(piece)
                 yield piece
-        put(caller.sign(reply_of(whole.answer(), as_json="response_format" in request)))
+        put(caller.with_report(reply_of(whole.answer(), as_json="response_format" in request)))
 
     def caller(self, scope: Scope) -> RunCaller:
         """Return the caller that makes the calls of a client program's code in ``scope``."""
@@ -170,7 +170,7 @@ class LiveEmitter:
                             over = True
                             self.registry.end_call(self.run, scope, node, chunk.reply.report)
                             if client is None or replies is not None:
-                                chunk.reply = self._signed(chunk.reply, node, replies)
+                                chunk.reply = self._with_node(chunk.reply, node, replies)
                         yield chunk
                         if client is not None:
                             client.task = asyncio.current_task(loop)
@@ -210,8 +210,8 @@ class LiveEmitter:
         # A hash takes a tenth of the time of seeding a random number generator.
         return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
 
-    def _signed(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
-        """Return a call's reply with the ids of its node and program."""
+    def _with_node(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
+        """Return a call's reply with the ids of its node and program, and add it to ``replies``."""
         reply = dataclasses.replace(reply, node=node.id, program_id=self.run.id)
         if replies is not None:
             replies.append(reply)
@@ -433,7 +433,7 @@ class RunCaller(Caller):
             for sibling in each:
                 self.scope.join(sibling.scope)
 
-    def sign(self, reply: Reply) -> Reply:
+    def with_report(self, reply: Reply) -> Reply:
         """Return the reply to a chat request with the node of the last call that was made for the
         request, and with one report of all its calls (`CallReport.of_all`).
         """

@@ -97,8 +97,10 @@ class Admission(Part):
 
     # -- for the queue and the core --------------------------------------------------------
 
-    def stays(self, call: QueuedCall) -> bool:
-        """Return whether a call's program is resident. Expel it first if it may not stay."""
+    def keep_or_expel(self, call: QueuedCall) -> bool:
+        """Expel a call's program if it is resident and may not stay. Return whether it is resident
+        now.
+        """
         program = call.program
         if program.resident and not self.may_stay(call):
             self.expel(program)

@@ -29,6 +29,9 @@ DEFAULT_POLICY = "adaptive"
 LONGEST_REMAINING = "longest-remaining"
 """The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
 
+MEMORY_POLICIES = (DEFAULT_POLICY, LONGEST_REMAINING)
+"""The policies that go with retention ``cost`` and admission ``memory`` if neither is set."""
+
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -143,9 +146,7 @@ class SchedulerConfig:
         ):
             value = getattr(self, name)
             if value is None or isinstance(value, _GoesWithPolicy):
-                chosen = (
-                    for_memory if self.policy in (DEFAULT_POLICY, LONGEST_REMAINING) else for_others
-                )
+                chosen = for_memory if self.policy in MEMORY_POLICIES else for_others
                 object.__setattr__(self, name, _GoesWithPolicy(chosen))
 
     def _check_admission(self) -> None:

@@ -174,7 +174,7 @@ class SchedulerCore:
             case CallArrived(call, now):
                 self._add(call, now)
                 self.table.call_arrived(call.program, call.call_id, now)
-                self.queue.rank(call, self.policy.priority(call, now))
+                self.queue.set_priority(call, self.policy.priority(call, now))
                 for part in self.parts:
                     part.call_arrived(call, now)
                 if self.policy.follows_program and len(call.program.queued) > 1:
@@ -277,28 +277,31 @@ class SchedulerCore:
         carries out the preemptions. vLLM then starts calls from the head of the queue.
         """
         released = self.queue.release(engine.may_be_offered)
+        self.refresh_priorities(now)
         promoted = self.promote(now)
         admitted = self.admit(now, len(running))
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
-    def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that, by the policy's rule against starvation, have waited too long,
-        and return these calls.
-
-        Before that, if the policy's statistics have changed much, give all waiting calls a new
-        priority, over several steps. A call that comes to the front meanwhile gets its new priority
-        before it can start.
+    def refresh_priorities(self, now: float) -> None:
+        """If the policy's statistics have changed much, give all waiting calls a new priority, over
+        several steps. A call that comes to the front meanwhile gets its new priority before it can
+        start. Called once in each step.
         """
         if (revision := self.policy.revision) != self._revision:
             self._revision = revision
             self.queue.outdate(self.calls)
         if self.queue.outdated:
             self.queue.refresh(_REFRESHED, lambda call: self.policy.priority(call, now))
+
+    def promote(self, now: float) -> list[QueuedCall]:
+        """Promote the calls that, by the policy's rule against starvation, have waited too long,
+        and return these calls.
+        """
         promoted: list[QueuedCall] = []
         while (call := self.promoter.promote(now)) is not None:
             call.promoted = True
             call.promotions += 1
-            self.queue.rank(call, self.promoter.priority)
+            self.queue.set_priority(call, self.promoter.priority)
             promoted.append(call)
         return promoted
 
@@ -405,7 +408,7 @@ class SchedulerCore:
         if call.promoted:
             self.promoter.left(call)
             call.promoted = False
-            self.queue.rank(call, self.policy.priority(call, now))
+            self.queue.set_priority(call, self.policy.priority(call, now))
         self.queue.put(call)
 
     def in_order(self) -> list[QueuedCall]:
@@ -543,7 +546,7 @@ class SchedulerCore:
             call.quantum_ends_s = call.served_s + self.promoter.priority.quantum_s
             return False
         before = call.level
-        self.queue.rank(call, self.policy.on_quantum_expired(call, now))
+        self.queue.set_priority(call, self.policy.on_quantum_expired(call, now))
         call.demotions += call.level > before
         return True
 
@@ -555,7 +558,7 @@ class SchedulerCore:
                 continue
             priority = self.policy.priority(call, now)
             if (priority.level, priority.order) != call.key[:2]:
-                self.queue.rank(call, priority)
+                self.queue.set_priority(call, priority)
             left -= 1
             if not left:
                 return

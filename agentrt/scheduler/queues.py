@@ -82,16 +82,18 @@ class CallQueue:
 
     def _refresh(self, call: QueuedCall) -> bool:
         """Compute the priority of a call again if it is outdated and more may be computed now.
-        Return whether this was done.
+
+        Return whether the call was outdated and is not any more. A call that is promoted, or that
+        has left the queue, keeps its priority: then nothing is computed, but the result is True.
         """
         if not self._refreshes or self.outdated.pop(call.call_id, None) is None:
             return False
         if call.queued and not call.promoted:
             self._refreshes -= 1
-            self.rank(call, self._priority(call))
+            self.set_priority(call, self._priority(call))
         return True
 
-    def rank(self, call: QueuedCall, priority: Priority) -> None:
+    def set_priority(self, call: QueuedCall, priority: Priority) -> None:
         """Set the priority of a call, and move it to its place if it is queued."""
         call.level, quantum_s, order = priority
         call.key = (call.level, order, next(self._seqs))
@@ -112,7 +114,7 @@ class CallQueue:
         if deferred:
             call.change_state(DEFERRED)
             self._deferred[call] = None
-        elif self._admission is None or self._admission.stays(call):
+        elif self._admission is None or self._admission.keep_or_expel(call):
             self.offer(call)
         else:
             call.change_state(NOT_ADMITTED)

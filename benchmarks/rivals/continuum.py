@@ -272,7 +272,9 @@ class _Observer(Part):
             self._ttl.waits.append(call.waited_s - self._waited_s.get(call, 0.0))
         self._waited_s[call] = call.waited_s
         # From now on, only the program's arrival decides when the call is preempted and resumed.
-        self._scheduler.core.queue.rank(call, Priority(0, order=(False, call.program.started_at)))
+        self._scheduler.core.queue.set_priority(
+            call, Priority(0, order=(False, call.program.started_at))
+        )
 
     @override
     def call_finished(self, call: QueuedCall, now: float) -> None:

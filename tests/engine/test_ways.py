@@ -1,4 +1,4 @@
-"""How a call comes to vLLM: the functions that hand it on, on each of three ways.
+"""How a call comes to vLLM and back: the functions that hand it on, on each of three ways.
 
 docs/architecture.md lists them, and a way that becomes longer needs a reason.
 """
@@ -16,10 +16,13 @@ import pytest_asyncio
 from langchain.agents import create_agent
 
 from agentrt import Context, Runtime, program
+from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.replicas import RestartedEngine
+from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
+from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.runtime.durable import Durable
 from agentrt.serving.app import opened_app
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
@@ -29,7 +32,7 @@ from agentrt.serving.tenants import Limits, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
-from tests.engine.ways import Way, walked
+from tests.engine.ways import Way, returned, walked
 from tests.pages import DOCS
 
 pytest.importorskip("vllm")
@@ -67,11 +70,16 @@ async def http(
                 yield client
 
 
-def check(way: Way, title: str, *, hops: int, files: int) -> None:
-    """The way is that of the page, and no longer than this."""
+def listed(title: str) -> list[tuple[str, str]]:
+    """The functions that the page lists under a title."""
     page = (DOCS / "architecture.md").read_text("utf-8")
     section = page.partition(f"\n### {title}\n")[2].partition("\n#")[0]
-    assert way.hops == _HOP.findall(section)
+    return _HOP.findall(section)
+
+
+def check(way: Way, title: str, *, hops: int, files: int) -> None:
+    """The way is that of the page, and no longer than this."""
+    assert way.hops == listed(title)
     assert len(way.hops) <= hops
     assert len(way.files) <= files
 
@@ -85,6 +93,28 @@ async def test_a_call_of_a_program(runtime: Runtime) -> None:
     with walked() as way:
         await runtime.start(asks).wait()
     check(way.since("Context.llm"), "A program's call", hops=12, files=15)
+
+
+async def test_the_way_back_to_a_program(runtime: Runtime) -> None:
+    @program
+    async def asks(ctx: Context) -> str:
+        return (await ctx.llm("Hello?", max_tokens=2)).text
+
+    await runtime.start(asks).wait()
+    with returned("VLLMEngine._reply") as order:
+        await runtime.start(asks).wait()
+    way = listed("In the process of the program")
+    assert [function for function in order if function in way] == way
+
+
+async def test_the_way_back_in_the_engine_core() -> None:
+    engine = HeadlessEngine(make_scheduler(ProgramScheduler, blocks=20, max_num_seqs=1))
+    engine.add("a", range(5), 2, {VLLM_KEY: {"program_id": "p", "call_id": "p/1", "report": True}})
+    with returned("ProgramScheduler._connector_finished") as order:
+        reports = [report for step in engine.run() for report in step.reports.values()]
+    way = listed("In the engine core")
+    assert [function for function in order if function in way] == way
+    assert [report["output_tokens"] for report in reports] == [2]
 
 
 async def test_a_journal_adds_its_emitter_alone(runtime: Runtime, tmp_path: Path) -> None:
@@ -118,4 +148,4 @@ async def test_a_run_of_a_graph_over_http(http: httpx.AsyncClient) -> None:
     with walked() as way:
         answer = await http.post("/runs/wait", json=body)
     answer.raise_for_status()
-    check(way, "A run of a LangGraph graph over HTTP", hops=29, files=18)
+    check(way, "A run of a LangGraph graph over HTTP", hops=30, files=18)

@@ -116,6 +116,29 @@ def _frame_of(value: Any) -> FrameType | None:
 
 
 @contextmanager
+def returned(since: str) -> Iterator[list[tuple[str, str]]]:
+    """Write down the functions that return or yield from the first call of ``since`` on, each once,
+    in the order of their first time.
+    """
+    order: dict[tuple[str, str], None] = {}
+    begun = False
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal begun
+        begun = begun or (event == "call" and frame.f_code.co_qualname == since)
+        if begun and event == "return" and (file := _own(frame.f_code)) is not None:
+            order.setdefault((file, frame.f_code.co_qualname))
+
+    functions: list[tuple[str, str]] = []
+    sys.setprofile(profile)
+    try:
+        yield functions
+    finally:
+        sys.setprofile(None)
+        functions += order
+
+
+@contextmanager
 def walked() -> Iterator[Way]:
     """Follow the first call that the block makes; its way is known once vLLM has it."""
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -153,6 +153,7 @@ class ToyEngine:
 
     def _choose(self) -> None:
         core = self.core
+        core.refresh_priorities(self.now)
         core.promote(self.now)
         self.running.sort(key=lambda call: call.key)
         for call in self._strict_victims() if self._strict else self._victims():

@@ -114,6 +114,7 @@ class Crowd:
 
     def choose(self) -> None:
         """Choose the calls of the next step: promote, preempt, fill the batch."""
+        self.core.refresh_priorities(self.now)
         self.core.promote(self.now)
         if self._unsorted:
             self.running.sort(key=_key)

@@ -261,7 +261,7 @@ class Noted(Admission):
 
     inside: list[int]
 
-    def stays(self, call: QueuedCall) -> bool:
+    def keep_or_expel(self, call: QueuedCall) -> bool:
         return call.program.program_id in ("p0", "p1")
 
     def may_stay(self, call: QueuedCall) -> bool:

@@ -17,6 +17,7 @@ from agentrt.scheduler.policies import (
     policy_class,
     policy_names,
 )
+from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Priority
 
@@ -95,6 +96,46 @@ def test_only_attained_service_ends_levels() -> None:
         assert level_ends(SchedulerConfig(policy, (1, 2))) == ends
 
 
+def test_policies_may_define_methods_by_their_former_names() -> None:
+    with pytest.warns(DeprecationWarning, match="Halved defines .*rank, .* until") as seen:
+
+        class Halved(Plas):
+            @classmethod
+            def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+                return super().admission_rank(path_s, program_service_s) / 2
+
+            def rank(self, program: EngineProgram, path_s: float | None) -> float:
+                return super().rank(program, path_s) / 2
+
+    assert {warning.filename for warning in seen} == {__file__}
+    policy = Halved(SchedulerConfig("plas", (1, 2)))
+    call = QueuedCall("c", EngineProgram("p", "t", service_s=5.0), None, None, 0.0)
+    with pytest.warns(DeprecationWarning, match="rank of a policy is now attained_s") as seen:
+        assert policy.priority(call, 0.0).level == 1
+    assert {warning.filename for warning in seen} == {__file__}
+    with pytest.warns(DeprecationWarning, match="is now tenant_queue_rank"):
+        assert Halved.tenant_queue_rank(1.0, 6.0) == 3.0
+
+
+def test_the_methods_of_a_policy_answer_to_their_former_names() -> None:
+    policy, program = make_policy(SchedulerConfig("plas")), EngineProgram("p", "t", service_s=5.0)
+    assert isinstance(policy, Plas)
+    with pytest.warns(DeprecationWarning, match="is now attained_s"):
+        assert policy.rank(program, 1.0) == policy.attained_s(program, 1.0) == 5.0
+    with pytest.warns(DeprecationWarning, match="is now tenant_queue_rank"):
+        assert policy.admission_rank(1.0, 6.0) == policy.tenant_queue_rank(1.0, 6.0) == 6.0
+
+
+def test_a_class_without_levels_may_have_a_rank_of_its_own() -> None:
+    class Ranked(Policy):
+        rank = 3
+
+        def priority(self, call: QueuedCall, now: float) -> Priority:
+            return Priority(self.rank)
+
+    assert not hasattr(Ranked, "attained_s")
+
+
 @pytest.mark.parametrize(
     ("policy", "known", "unknown"),
     [
@@ -108,5 +149,5 @@ def test_only_attained_service_ends_levels() -> None:
 )
 def test_the_level_of_a_call_outside_the_engine(policy: str, known: float, unknown: float) -> None:
     """The program has had 9 s; the path of its call takes 2 s, or is unknown."""
-    ranks = [policy_class(policy).admission_rank(path_s, 9.0) for path_s in (2.0, None)]
+    ranks = [policy_class(policy).tenant_queue_rank(path_s, 9.0) for path_s in (2.0, None)]
     assert ranks == [known, unknown]

@@ -62,6 +62,7 @@ class Engine:
         return call.level == self.policy.levels[call.program.program_id]
 
     def step(self) -> None:
+        self.core.refresh_priorities(1e3)
         self.core.promote(1e3)
         self.core.admit(1e3, 0)
 
@@ -112,6 +113,15 @@ def test_no_call_is_ranked_twice_for_one_change() -> None:
         engine.core.queue.head()
     assert set(engine.policy.ranked.values()) == {1}
     assert len(engine.policy.ranked) == 300
+
+
+def test_a_promotion_alone_ranks_no_call_again() -> None:
+    engine = Engine(300, Random(1), "off")
+    engine.policy.change(engine.levels())
+    assert engine.core.promote(1e3) == []
+    assert engine.policy.ranked.total() == 0
+    engine.core.refresh_priorities(1e3)
+    assert engine.policy.ranked.total() == _REFRESHED
 
 
 def test_a_call_that_ends_meanwhile_is_forgotten() -> None:

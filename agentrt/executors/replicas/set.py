@@ -218,7 +218,7 @@ class ReplicaSet(Executor):
                                 reading.task = None
                                 if chunk.reply is not None:
                                     self.routing.ended(routed, chunk.reply.report)
-                                    chunk.reply = self._signed(chunk.reply, replica)
+                                    chunk.reply = self._with_replica(chunk.reply, replica)
                                 new = output.take(chunk)
                                 if output.delivered:
                                     self._where.pop(call_id, None)
@@ -242,7 +242,7 @@ class ReplicaSet(Executor):
                 self._supervisor.lost(replica, engine, error)
                 replica.reruns += not output.delivered
 
-    def _signed(self, reply: Reply, replica: Replica) -> Reply:
+    def _with_replica(self, reply: Reply, replica: Replica) -> Reply:
         """Return a call's reply with the name of its replica in the report."""
         report = dataclasses.replace(reply.report, replica=replica.name)
         return dataclasses.replace(reply, report=report)
@@ -406,7 +406,7 @@ class RestartedEngine(ReplicaSet):
         replica = self.replicas[0]
         return replica.info if replica.starts else replica.executor.info
 
-    def _signed(self, reply: Reply, replica: Replica) -> Reply:
+    def _with_replica(self, reply: Reply, replica: Replica) -> Reply:
         return reply
 
     async def snapshot(self) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.checkpoints import check_checkpoint, mark_of, own_folder
 from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.history_folder import history_file, learns
-from agentrt.executors.identity import NESTED
+from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
@@ -209,7 +209,7 @@ class VLLMEngine(CoreClient):
         file = history_file(scheduling.history, self._history_key)
         self._history = "" if file is None else str(file)
         if file is not None and isinstance(settings, dict):
-            settings["agentrt"] = {**settings["agentrt"], "history": self._history}
+            settings[VLLM_KEY] = {**settings[VLLM_KEY], "history": self._history}
 
     def _prepare(self, config: VllmConfig) -> None:
         """Change vLLM's settings before the engine starts; for subclasses."""
@@ -304,8 +304,8 @@ class VLLMEngine(CoreClient):
         params = dict(output.kv_transfer_params or {})
         if KV_EVENTS in params and self._on_kv_events is not None:
             self._on_kv_events(KVEventBatch.from_wire(params[KV_EVENTS]))
-        report = params.get(NESTED) or {}
-        rest = {name: value for name, value in params.items() if name not in (NESTED, KV_EVENTS)}
+        report = params.get(VLLM_KEY) or {}
+        rest = {name: value for name, value in params.items() if name not in (VLLM_KEY, KV_EVENTS)}
         output.kv_transfer_params = rest or None
         reason = output.outputs[0].finish_reason or "stop"
         reply = Reply(text, reason, token_ids=tuple(ids), report=read_report(report))

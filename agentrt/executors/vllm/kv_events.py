@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.vllm._compat.pool import all_blocks
 from agentrt.executors.vllm._compat.prefixes import (
     cached_keys,
@@ -96,7 +97,7 @@ class KVEventLog:
         """
         for output in (output for client in outputs.values() for output in client.outputs):
             params = output.kv_transfer_params
-            if output.finish_reason is not None and params and "agentrt" in params:
+            if output.finish_reason is not None and params and VLLM_KEY in params:
                 note = self.take()
                 if note is not None:
                     params[KV_EVENTS] = note

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
 from agentrt.executors.former import warn_of_former_place
+from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm._compat.weights import EXTENSION
 from agentrt.executors.vllm.default_model import HUB_MODEL
@@ -196,7 +197,7 @@ def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:
             f"--additional-config of vLLM is {extra!r}; it must be a JSON object such as '{{}}'"
         )
     ours = {**options.scheduler.to_dict(), "embedded": True}
-    return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, "agentrt": ours}}
+    return {"scheduler_cls": SCHEDULER, "additional_config": {**extra, VLLM_KEY: ours}}
 
 
 def _host_memory(

@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentrt.executors.history import HistoryFile
-from agentrt.executors.identity import RequestIdentity, from_extra_args
+from agentrt.executors.identity import VLLM_KEY, RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
@@ -98,7 +98,6 @@ from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.records import RUNNING, EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
-SETTINGS = "agentrt"
 _STALE_CHECK_STEPS = 256
 """Number of steps between two searches for programs that have timed out."""
 
@@ -117,7 +116,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = dict((self.vllm_config.additional_config or {}).get(SETTINGS, {}))
+        settings = dict((self.vllm_config.additional_config or {}).get(VLLM_KEY, {}))
         if settings.pop("embedded", False):
             leave_interrupts_to_parent()
             die_with_parent()
@@ -402,7 +401,7 @@ class ProgramScheduler(AsyncScheduler):
         # vLLM calls this method for every request that ends, for whatever reason.
         delay, params = super()._connector_finished(request)
         if (report := self._call_finished(request)) is not None:
-            params = {**(params or {}), SETTINGS: report}
+            params = {**(params or {}), VLLM_KEY: report}
         return delay, params
 
     def _call_finished(self, request: Request) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.vllm.options import kv_events_config
 from agentrt.lab.engine.shapes import shape_folder
 from agentrt.lab.engine.step_time import StepWork
@@ -87,7 +88,7 @@ def make_scheduler(
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len
     config.kv_events_config = kv_events_config() if kv_events else None
-    config.additional_config = {"agentrt": dict(settings or {})}
+    config.additional_config = {VLLM_KEY: dict(settings or {})}
     full = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
@@ -292,7 +293,7 @@ class HeadlessEngine:
             if output_of_call.finished and self.requests[output_of_call.request_id].is_finished():
                 step.finished.append(output_of_call.request_id)
                 params = output_of_call.kv_transfer_params or {}
-                step.reports[output_of_call.request_id] = params.get("agentrt") or {}
+                step.reports[output_of_call.request_id] = params.get(VLLM_KEY) or {}
                 if KV_EVENTS in params:
                     step.kv_events.append(params[KV_EVENTS])
                 self.requests.pop(output_of_call.request_id, None)

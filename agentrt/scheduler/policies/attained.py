@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 
 class AttainedService(Policy):
-    """The base class of policies with levels and quanta. The level of a new call depends on its
-    rank, in seconds of attained service.
+    """The base class of policies with levels and quanta. The level of a new call depends on the
+    attained service that `attained_s` returns for it.
 
     A call whose quantum is used up is demoted by one level.
     """
+
+    _former_names: ClassVar[Mapping[str, str]] = {**Policy._former_names, "rank": "attained_s"}
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -33,7 +36,7 @@ class AttainedService(Policy):
         self._quanta = config.level_quanta
 
     @abstractmethod
-    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
         """Return the attained service, in seconds, that decides a call's first level; less is
         better.
 
@@ -41,9 +44,16 @@ class AttainedService(Policy):
         parents are unknown.
         """
 
+    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+        """Return the result of `attained_s`, under its name before 0.3. It will be removed in
+        0.4.
+        """
+        result: float = self._method_of("rank").__get__(self)(program, path_s)
+        return result
+
     def priority(self, call: QueuedCall, now: float) -> Priority:
-        rank = max(self.rank(call.program, call.path_s), 0.0)
-        level = min(bisect_right(self._ends, rank), len(self._quanta) - 1)
+        attained_s = max(self.attained_s(call.program, call.path_s), 0.0)
+        level = min(bisect_right(self._ends, attained_s), len(self._quanta) - 1)
         return Priority(level, self._quanta[level])
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
@@ -60,7 +70,7 @@ class Mlfq(AttainedService):
 
     name: ClassVar[str] = "mlfq"
 
-    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
         return 0.0
 
 
@@ -72,10 +82,10 @@ class Plas(AttainedService):
     name: ClassVar[str] = "plas"
 
     @classmethod
-    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+    def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return program_service_s
 
-    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.service_s
 
 
@@ -89,7 +99,7 @@ class Atlas(AttainedService):
 
     name: ClassVar[str] = "atlas"
 
-    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s if path_s is None else path_s
 
 
@@ -98,5 +108,5 @@ class AtlasScalar(AttainedService):
 
     name: ClassVar[str] = "atlas-scalar"
 
-    def rank(self, program: EngineProgram, path_s: float | None) -> float:
+    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s

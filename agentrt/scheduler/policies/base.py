@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
@@ -17,7 +18,7 @@ class Policy(ABC):
     """A scheduling policy, which decides which calls run before others. It reads programs and
     calls, and must not change them.
 
-    Subclass `AttainedService` and implement `rank`, or implement `priority` and
+    Subclass `AttainedService` and implement `attained_s`, or implement `priority` and
     `on_quantum_expired`. An instance serves one engine. Policies are pure and synchronous, and
     import only the standard library and `agentrt.scheduler`, because they are loaded in the engine
     core.
@@ -44,6 +45,44 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
     settings: ClassVar[frozenset[str]] = frozenset({"quanta", "beta", "max_promoted"})
 
+    _former_names: ClassVar[Mapping[str, str]] = {"admission_rank": "tenant_queue_rank"}
+    """The former names of methods, each with its present name. Subclasses of other packages may
+    define the methods under both names until 0.4.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        methods = vars(cls)
+        for former, name in cls._former_names.items():
+            if former in methods and name not in methods:
+                warnings.warn(
+                    f"policy {cls.__name__} defines {former}, which is now {name}; rename the "
+                    "method, because the old name works only until version 0.4",
+                    DeprecationWarning,
+                    stacklevel=3,  # the class statement, beyond ABCMeta
+                )
+                setattr(cls, name, methods[former])
+
+    @classmethod
+    def _method_of(cls, former: str) -> Any:
+        """Return the method with the former name ``former`` from the first class that defines it
+        under its present name, and warn the caller's caller.
+
+        Methods that `__init_subclass__` has renamed are skipped. They may themselves have called
+        the base class's method by its former name.
+        """
+        name = cls._former_names[former]
+        warnings.warn(
+            f"{former} of a policy is now {name}; the old name works until version 0.4",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        for base in cls.__mro__:
+            method = vars(base).get(name)
+            if method is not None and method is not vars(base).get(former):
+                return method
+        raise AttributeError(name)
+
     def __init__(self, config: SchedulerConfig) -> None:
         self.config, self.learned = config, Learned()
 
@@ -56,15 +95,24 @@ class Policy(ABC):
         return Starvation(self.config)
 
     @classmethod
-    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
-        """Return the rank of a call that waits outside the engine. The rank is compared with those
-        of the same tenant's other calls; a lower rank runs first.
+    def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        """Return the rank of a call in its tenant's queue, outside the engine. The rank is compared
+        with those of the same tenant's other calls; a lower rank runs first.
 
         ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds; it is None if the call's
         parents are unknown. ``program_service_s`` is the service of the call's program. The rank of
         a call is computed only once.
         """
         return program_service_s if path_s is None else path_s
+
+    @classmethod
+    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+        """Return the result of `tenant_queue_rank`, under its name before 0.3. It will be removed
+        in 0.4.
+        """
+        method = cls._method_of("admission_rank")
+        result: float = method.__get__(None, cls)(path_s, program_service_s)
+        return result
 
     @abstractmethod
     def priority(self, call: QueuedCall, now: float) -> Priority:

@@ -35,7 +35,7 @@ class Fcfs(Policy):
     settings: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+    def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return 0.0
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
@@ -54,7 +54,7 @@ class ProgramFcfs(Policy):
     settings: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+    def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return program_service_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
@@ -128,7 +128,7 @@ class RoundRobin(Policy):
         self._offsets: dict[str, float] = {}
 
     @classmethod
-    def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
+    def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return program_service_s
 
     def priority(self, call: QueuedCall, now: float) -> Priority:

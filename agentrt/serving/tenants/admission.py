@@ -101,7 +101,7 @@ class AdmissionController(ForwardingExecutor):
     async def _entered(self, call: Call, prompt: int) -> tuple[Ticket, float]:
         """Wait until a call is admitted. Return its ticket and the seconds that it waited."""
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
-        rank = self._policy.admission_rank(call.identity.path_s, call.identity.service_s)
+        rank = self._policy.tenant_queue_rank(call.identity.path_s, call.identity.service_s)
         if IS_BATCH.get():
             rank = math.inf
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())

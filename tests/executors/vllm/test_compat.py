@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
 from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
@@ -443,6 +444,15 @@ def test_metrics_of_two_engines_are_apart_and_none_are_the_processs() -> None:
             "stats", "metrics are registered elsewhere"
         )
     assert not any(metric.name.startswith("vllm:") for metric in REGISTRY.collect())
+
+
+def test_the_package_describes_each_of_its_modules_once() -> None:
+    folder = Path(_compat.__file__).parent
+    modules = {file.stem for file in folder.glob("*.py*") if file.suffix in (".py", ".pyi")}
+    text = _compat.__doc__ or ""
+    entries = re.findall(r"^(?:- |For type checkers only, )(`.+?`)(?:: | \()", text, re.MULTILINE)
+    described = [name for entry in entries for name in re.findall(r"`(\w+)`", entry)]
+    assert sorted(described) == sorted(modules - {"__init__"})
 
 
 def test_the_stated_versions_are_those_that_can_be_installed() -> None:

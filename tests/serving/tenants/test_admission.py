@@ -54,7 +54,7 @@ async def test_waiting_for_admission_is_waiting() -> None:
 @pytest.mark.parametrize("name", policy_names())
 def test_a_policy_says_which_of_a_tenants_calls_enters_first(name: str) -> None:
     """By the path that leads to the call, unless the policy looks at whole programs, or at none."""
-    rank = policy_class(name).admission_rank
+    rank = policy_class(name).tenant_queue_rank
     by_program = name in ("plas", "program-fcfs", "round-robin")
     expected = 0.0 if name == "fcfs" else 5.0 if by_program else 2.0
     assert rank(2.0, 5.0) == expected

@@ -1,9 +1,15 @@
 """All uses of vLLM's internals, that is, of names that are not part of its public API.
 
-Each module covers one part of vLLM. Put a new use into the module of its part:
+Each module covers one part of vLLM. Put a new use into the module of its part. What must be
+installed before vLLM runs, such as a replaced method, is installed at one of three places, by the
+process in which it must take effect.
+
+In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
+`agentrt.executors.vllm.scheduler` is imported, since the core needs them before its scheduler):
 
 - `core`: the engine core and its client: utility methods, the reader of outputs, the process.
-- `batches`: how the client sends messages to the core, and how the core reads them.
+- `batches`: how the client sends messages to the core, and how the core reads them. The client's
+  part is installed by `VLLMEngine.start`.
 - `scheduling`: the scheduler and the outputs of its steps. vLLM documents the option
   ``scheduler_cls``, but does not promise the scheduler's interface.
 - `requests`: a request and its sampling parameters.
@@ -12,19 +18,34 @@ Each module covers one part of vLLM. Put a new use into the module of its part:
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
 - `seeds`: how the CPU model runner takes back the samples of a seeded request.
+- `raw_logprobs`: the model's own log probabilities for outputs that a grammar constrains.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
-- `grammars`: the validation of structured outputs, and the threads that compile grammars.
+
+In the client of an engine, `VLLMEngine._load` installs it, before vLLM starts the core:
+
+- `grammars`: the validation of structured outputs, and the threads that compile grammars. The
+  threads are in the core, and installed there.
 - `logits`: the interface of logits processors in each model runner (a documented plug-in).
 - `weights`: loading of other weights in vLLM's workers (``worker_extension_cls`` is public), and
   the state of vLLM's reloading after a failure.
 - `stats`: vLLM's own metrics and their registry.
-- `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers.
+
+In the front end, `VLLMFrontend.open` installs it, on one application of vLLM:
+
+- `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers. An engine
+  calls its `render_elsewhere`, too.
 - `chats`: rendering and formatting of chat completions, without the engine client in between.
 - `cut_off`: makes vLLM's parsers read the same from a whole output and from its stream, even if
   the output was cut off.
-- `held_calls`, `complete_calls`, `token_texts`: parts of `cut_off`. They hold a stream's calls
-  back, add calls at the stream's end, and split the stream into tokens.
+- `held_calls`, `complete_calls`, `token_texts`, `event_order`: parts of `cut_off`. They hold a
+  stream's calls back, add calls at the stream's end, split the stream into tokens, and keep text
+  and calls in order.
 - `parsing`: the types of a tool parser (a documented plug-in).
+- `tool_schemas`: leaves a tool's arguments unconstrained if the grammar compiler refuses their
+  schema.
+
+For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that agentrt
+subclasses.
 
 Callers import names from these modules, so that their imports show which parts of vLLM they
 depend on. Functions return plain values where they can. vLLM's own classes are re-exported only
