@@ -235,8 +235,8 @@ class Watch:
             raise Violation("step tokens", detail)
 
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
-        """Check a step of a paused engine: only running calls may continue; vLLM itself may preempt
-        them for memory.
+        """Check a step of a paused engine: only calls that have begun may continue. vLLM itself may
+        preempt them for memory, and they run again unless all calls are paused.
         """
         assert self._before is not None
         before, calls = self._before, self.core.calls
@@ -246,10 +246,14 @@ class Watch:
             call = calls.get(request.request_id)  # None: aborted meanwhile, in a reset of the cache
             if call is not None and call.gave_way_to:
                 raise Violation("paused", "preempted for another call", request.request_id)
+        again = {name for name in begun if self.scheduler.requests[name].num_preemptions}
         for name in begun:
-            if before.queued.get(name) in (CallState.WAITING, CallState.NOT_ADMITTED):
+            waited = before.queued.get(name) in (CallState.WAITING, CallState.NOT_ADMITTED)
+            if waited and name not in again:
                 raise Violation("paused", "begins", name)
         for name, state in before.queued.items():
+            if name in again:
+                continue
             call = calls.get(name)
             if state is CallState.NOT_ADMITTED and call is not None and call.state is not state:
                 raise Violation("paused", f"it was not admitted, and is now {call.state}", name)
