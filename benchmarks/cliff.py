@@ -46,8 +46,7 @@ LONGEST = 1_048_576
 STEPS = StepTimeModel(
     base_s=18e-3, per_prefill_token_s=52e-6, per_decode_s=0.0, per_context_token_s=0.0
 )
-"""Fitted: the base to the throughput at 8 sessions, a prompt token to that at 32."""
-FITTED = {(8, "tokens"), (32, "tokens"), (16, "hits")}
+"""Fitted to stock: the base to the throughput at 8 sessions, and a prompt token to that at 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,9 @@ TURNS = Sizes(mean=60, spread=0.8, low=5, high=200)
 FIRST = Sizes(mean=20_000, spread=0.8, low=1_000, high=200_000)
 ADDED = Sizes(mean=2_800, spread=1.0, low=20, high=60_000)
 OUTPUT = Sizes(mean=640, spread=0.9, low=10, high=8_000)
-"""The medians over all calls are near the published ones: 43 turns, 142,000 tokens of prompt and
-444 of output. The means and spreads are assumed; the mean of a session's contexts is fitted to the
-hits at 16 sessions."""
+"""The medians are near the published ones: 43 turns in a session, and 142,000 tokens of prompt and
+444 of output over all calls. The means and spreads are assumed.
+"""
 _GAP = (1.0, 1.5)
 """Median and spread of the seconds from an answer to the next turn (assumed)."""
 _LONGEST_GAP_S = 10.0
