@@ -259,7 +259,9 @@ def _chosen(name: str, known: Mapping[str, Tool]) -> Tool | None:
     """
     if name in known:
         return known[name]
-    fitting = [full for full, tool in known.items() if name in (tool.name, tool.remote)]
+    # A name that a model is offered goes before a name on a server, which another tool may have.
+    offered = [full for full, tool in known.items() if name == tool.name]
+    fitting = offered or [full for full, tool in known.items() if name == tool.remote]
     if len(fitting) > 1:
         raise UnknownToolError(
             f"several tools are named {name!r}; use {' or '.join(sorted(fitting))}",

@@ -53,7 +53,7 @@ def test_help_lists_the_commands_that_are_there(product: Path) -> None:
     done = run(product, CALL, "--help")
     listed = done.stdout.partition("Commands:")[2].strip().splitlines()
     names = [line.split()[0] for line in listed if not line.startswith("    ")]
-    others = ["journal", "results", "questions", "doctor", "keys"]
+    others = ["journal", "results", "questions", "weights", "doctor", "keys"]
     assert names == ["demo", "run", "serve", "client", "worker", *others]
     refused = run(product, CALL, "simulate")
     assert refused.returncode == 2
