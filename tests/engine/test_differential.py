@@ -20,7 +20,8 @@ from tests.differential.compare import differences, same_events
 from tests.differential.corpus import corpus
 from tests.engine.forked import forked_python
 
-pytestmark = pytest.mark.engine
+# Both servers start before the first test: beside all other tests this takes minutes.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
