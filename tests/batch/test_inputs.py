@@ -83,7 +83,7 @@ def test_without_pyarrow_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(UsageError, match=r"agentrt\[parquet\]"):
+    with pytest.raises(UsageError, match=r"pip install .*\[parquet\]"):
         InputFile(str(path))
 
 

@@ -29,7 +29,12 @@ from tests.doubles.scripted import ScriptedExecutor
 from tests.graph.integrity import check_integrity
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "demos").glob("*.py"))
-PROGRAM_FILES = [file for file in FILES if "@program" in file.read_text(encoding="utf-8")]
+PROGRAM_FILES = [
+    file
+    for file in FILES
+    if "@program" in (text := file.read_text(encoding="utf-8"))
+    and f"\n    python demos/{file.name} " not in text  # a script, which runs its program itself
+]
 GRAPH_FILES = [file for file in FILES if "StateGraph(" in file.read_text(encoding="utf-8")]
 
 

@@ -167,7 +167,7 @@ async def test_a_database_that_takes_no_writes(
     async def set_to(value: str) -> None:
         await admin.execute(f"ALTER DATABASE {admin.info.dbname} SET {READ_ONLY} = {value}")
         await admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
 
