@@ -109,5 +109,5 @@ def test_without_the_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrt.integrations.mcp.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--mcp needs the package mcp; run: pip install .*\[mcp\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package mcp; run: pip install .*\[mcp\]'"):
         read_servers([file(tmp_path)])
