@@ -76,8 +76,8 @@ ALLOWED = (
     Allowed("better", "`select` of a state has no effect", "only the selected keys",
             36, _each(_SELECTING, ("body.*", "body[].*"), "*", "absent")),
     # -- assistants -------------------------------------------------------------------------
-    Allowed("better", "making a version the latest keeps the previous one's graph and context",
-            "they are those of that version",
+    Allowed("better", "making a version the latest keeps the graph and the context of the previous version",
+            "the assistant gets the graph and the context of the version that becomes the latest",
             8, _each(("assistants_changed *", "js_assistants *"), _VERSIONED)),
     # -- runs -------------------------------------------------------------------------------
     Allowed("better", "the `Location` of the stream of a run without a thread does not exist",
