@@ -76,7 +76,8 @@ ALLOWED = (
     Allowed("better", "`select` of a state has no effect", "only the selected keys",
             36, _each(_SELECTING, ("body.*", "body[].*"), "*", "absent")),
     # -- assistants -------------------------------------------------------------------------
-    Allowed("better", "making a version the latest keeps the graph and the context of the previous version",
+    Allowed("better",
+            "making a version the latest keeps the graph and the context of the previous version",
             "the assistant gets the graph and the context of the version that becomes the latest",
             8, _each(("assistants_changed *", "js_assistants *"), _VERSIONED)),
     # -- runs -------------------------------------------------------------------------------
