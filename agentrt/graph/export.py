@@ -110,6 +110,7 @@ def _node_json(node: Node) -> dict[str, Any]:
     if node.report is not None:
         # A span has no start time, so spans are useful only with the times in a journal.
         del fields["report"]["spans"]
+        fields["report"]["versions"] = [[*pair] for pair in node.report.versions]
     fields["kind"] = node.kind.value
     fields["state"] = node.state.value
     fields["parents"] = list(node.parents)

@@ -110,8 +110,12 @@ def test_a_file_without_a_program_is_part_of_a_demo() -> None:
     """Imported by one, or offered by a worker, as another says."""
     sources = {file: file.read_text(encoding="utf-8") for file in FILES}
     for file in (file for file in FILES if file not in PROGRAM_FILES + GRAPH_FILES):
-        others = [source for other, source in sources.items() if other != file]
-        uses = (f"from {file.stem} import", f"\n    agentrt worker demos/{file.name} ")
+        others = sources.values()
+        uses = (
+            f"from {file.stem} import",
+            f"\n    agentrt worker demos/{file.name} ",
+            f"\n    python demos/{file.name} ",
+        )
         assert any(use in source for use in uses for source in others), file.stem
 
 
