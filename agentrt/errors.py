@@ -93,8 +93,8 @@ class ModelLoadError(UsageError):
 
 
 class WeightsError(UsageError):
-    """New weights that cannot be found, are incomplete, or do not fit the model. The engines go on
-    with their old weights.
+    """New weights that cannot be found, are incomplete, or do not fit the model. The engines
+    keep their old weights.
     """
 
 

@@ -29,7 +29,7 @@ _FACTOR = 10
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What a batch with kills had in the end. ``starts_s`` are the seconds from the start of each
+    """The figures of a batch with kills. ``starts_s`` are the seconds from the start of each
     process to its first call, and ``peaks_kib`` the peak memory with fewer and with all inputs.
     """
 

@@ -330,6 +330,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16, help="number of samples in a group")
     parser.add_argument("--plot", type=Path, default=Path("reward.svg"), help="file of the plot")
     options = parser.parse_args()
+    if not options.plot.parent.is_dir():
+        parser.error(f"--plot {options.plot}: there is no folder {options.plot.parent}")
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps}: use at least 1")
     curves = []
     for seed in options.seeds:
         began = time.monotonic()

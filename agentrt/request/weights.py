@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from agentrt.errors import ConfigError
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What happens to calls in an engine when generation pauses, in vLLM's words:
+"""The ways to treat the calls in an engine when generation pauses, under vLLM's names:
 
 - ``abort``: calls whose output nobody has read yet begin again afterwards.
 - ``wait``: calls that have begun are finished before the pause.

@@ -19,7 +19,7 @@ from agentrt.request.weights import PauseMode, check_mode
 from agentrt.runtime.run import Run
 
 OnStale = Literal["wait", "end", "restart"]
-"""What happens to programs that an update would make too stale: the update waits until they have
+"""The ways to treat programs that an update would make too stale: the update waits until they have
 ended, they are ended with `StaleWeightsError`, or they run again from their beginning.
 """
 

@@ -106,7 +106,7 @@ def varied(group: Group) -> bool:
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What has become of a stream's groups and samples so far.
+    """The counts of a stream's groups and samples so far.
 
     Each group that began is later counted once in ``taken``, in ``filtered`` or in ``failed`` (no
     sample could be used), unless the stream ends before. ``too_old`` counts the attempts that were

@@ -151,7 +151,7 @@ async def test_under_load(
         assert each.recorded.complete
         for version, difference in furthest(each.recorded, here.of).items():
             worst[version] = max(worst.get(version, 0.0), difference)
-    print(f"\n{mode}, {clear_cache=}: {worst}")  # noqa: T201
+    print(f"\n{mode}, {clear_cache=}: {worst}")  # noqa: T201  # a figure of docs/weights.md
     # With "abort", all calls of the first version may have begun again.
     assert {first + 1, first + 2} <= {*worst} <= {first, first + 1, first + 2}
     assert mode == "abort" or first in worst

@@ -164,7 +164,7 @@ async def main() -> dict[str, Any]:
     )
     several = await loop.run({"logprobs": False}, word="sky")
     await close_loops()
-    tensors = {name: batch.batch[name].tolist() for name in batch.batch.keys()}  # noqa: SIM118
+    tensors = {name: batch.batch[name].tolist() for name in batch.batch.keys()}  # noqa: SIM118  # not a mapping
     fields = {
         name: values.tolist()
         for name, values in batch.non_tensor_batch.items()
@@ -177,7 +177,7 @@ async def main() -> dict[str, Any]:
         "metrics": batch.meta_info["metrics"],
         "forked": {
             "responses": forked.batch["responses"].tolist(),
-            "has_rewards": "rm_scores" in forked.batch.keys(),  # noqa: SIM118
+            "has_rewards": "rm_scores" in forked.batch.keys(),  # noqa: SIM118  # not a mapping
         },
         "several": [
             each.model_dump(include={"response_ids", "response_logprobs", "reward_score"})

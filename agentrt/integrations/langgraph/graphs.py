@@ -48,7 +48,8 @@ _FORMS = "a function that makes a graph may have a config and a ServerRuntime as
 class Access:
     """The purpose for which a graph is made, with the values that a factory may ask for.
 
-    ``context`` is the context of a run. Without a server, the ``store`` is an empty one in memory.
+    ``context`` is the context of a run. ``store`` is the server's store, or an empty store in
+    memory if there is no server.
     """
 
     config: RunnableConfig = field(default_factory=lambda: RunnableConfig())

@@ -1,4 +1,4 @@
-"""What keeps the records and the contents of files and batches: a folder, or PostgreSQL."""
+"""The storage for the records and the contents of files and batches: a folder, or PostgreSQL."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class WeightsWorker:
         if safetensors:
             self.vllm_config.load_config.load_format = "safetensors"
         try:
-            self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]
+            self.reload_weights(weights_path=folder)  # type: ignore[attr-defined]  # a worker's
         finally:
             self.vllm_config.load_config.load_format = load_format
         _pack_tied_heads(model)
