@@ -137,7 +137,7 @@ async def test_rows_are_sorted_and_chosen_by_keyboard(browser: Browser) -> None:
         rows = page.locator("#rows tr")
         await expect(rows).to_have_count(3)
         await expect(rows.first).to_have_attribute("data-program", runs[2].id)
-        await page.get_by_role("button", name="Program").click()
+        await page.locator("th button").first.click()
         await expect(rows.first).to_have_attribute("data-program", runs[0].id)
         await expect(page.locator("th").first).to_have_attribute("aria-sort", "ascending")
         await rows.first.locator("button").focus()
