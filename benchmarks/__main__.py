@@ -84,7 +84,7 @@ BENCHMARKS = {
     ),
     "mutation": (
         "benchmarks.mutation.command:mutation",
-        "Mutants that the tests of pure rooms miss.",
+        "Mutants that the tests of pure packages miss.",
     ),
     "paper": (
         "benchmarks.paper.command:paper",

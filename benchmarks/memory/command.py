@@ -2,9 +2,9 @@
 
 The same programs arrive at the same times on an engine with each contender in turn: stock vLLM,
 rivals' rules before or inside it, and our parts one by one. vLLM's real scheduler and KV-cache
-manager decide. Step times are those of a model, so the results do not depend on the machine. With
-``--real``, real engines serve the programs first; then they run in virtual time with the measured
-step times.
+manager decide. A step takes a computed time (`StepTimeModel`), so the results do not depend on the
+machine. With ``--real``, real engines serve the programs first; then the same programs run in
+virtual time with the measured step times.
 """
 
 from __future__ import annotations

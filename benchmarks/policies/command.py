@@ -159,7 +159,7 @@ _FLAGS = {
 
 @contextmanager
 def measure_virtual(plan: Plan) -> Iterator[Measured]:
-    """Do all runs, by default in one process per core, and give the body the finished ones."""
+    """Do all runs, by default in one process per core, and yield the finished ones."""
     silence_vllm()
     options = plan.options
     sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(plan.flags)}

@@ -1,8 +1,8 @@
 """All uses of vLLM's internals, that is, of names that are not part of its public API.
 
-Each module covers one part of vLLM. Put a new use into the module of its part. What must be
-installed before vLLM runs, such as a replaced method, is installed at one of three places, by the
-process in which it must take effect.
+Each module covers one part of vLLM. Put a new use into the module of its part. A use that
+must be installed before vLLM runs, such as a replaced method, is installed at one of three places.
+The place depends on the process in which the use must take effect.
 
 In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
 `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them before its
