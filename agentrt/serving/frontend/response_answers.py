@@ -57,7 +57,9 @@ class AnswerEdit:
         self._sent_input: dict[str, str] = {}
 
     def sending(self, send: Send) -> Send:
-        """Return ``send`` wrapped so that a later answer about the same response is edited."""
+        """Return ``send`` wrapped so that it edits the answer to a later request about the same
+        response, in the same way as this answer.
+        """
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False
 
