@@ -283,7 +283,7 @@ class StoreRoutes(Routes):
             raise HTTPException(
                 403,
                 "the filter of the authorization hook for store.put does not allow the item "
-                f"{op.key!r} that this one would replace; choose another key",
+                f"{op.key!r} that the new item would replace; choose another key",
             )
 
     async def _namespaces_of(
