@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -132,7 +133,8 @@ class BatchLoad(Load):
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
     set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
-    is the number of programs of each input.
+    is the number of programs of each input. They begin one after another, or with ``apart`` only
+    after a sample of each other input.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Batch:
     live: int = DEFAULT_LIVE
     samples: int = 1
     scale: float = 1.0
+    apart: bool = False
 
     @property
     def shown_memory(self) -> str:
@@ -156,17 +159,20 @@ class Batch:
         bench = Memory(slots=self.slots, count=inputs, scale=scale)
         setup = Setup(self.name, self.memory, work.tool_s)
         longest = bench.longest(setup)
-        programs = [
+        together = [
             sample
             for program in bench.programs(setup, seed)
             for sample in samples_of(_unlimited(program, longest), self.samples)
         ][: self.count]
+        rounds = [together[start :: self.samples] for start in range(self.samples)]
+        programs = [*chain.from_iterable(rounds)] if self.apart else together
         small = VirtualOptions(self.slots, longest // BLOCK_SIZE + 2, max_model_len=longest)
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
             return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
         gate = LiveLimit(self.live)
-        wanted, at_peak, _ = with_ample_memory(programs, small, work.step_time, gate)
+        # The same memory for both orders of samples.
+        wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, gate)
         blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / BLOCK_SIZE))
         fit = min(self.live, at_peak) * blocks * BLOCK_SIZE / wanted
         engine = replace(small, kv_blocks=blocks)
@@ -231,8 +237,18 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
 )
 @count_option("--samples", about="Number of samples of each input.", default=1)
+@click.option(
+    "--apart",
+    is_flag=True,
+    help="Begin the first sample of each input, then the second of each, and so on, to compare with "
+    "samples that begin together.",
+)
 @max_num_seqs_option(SLOTS)
-@file("--add", about="Add the runs of this file, the --json output of another run, to the table.")
+@file(
+    "--add",
+    about="Add the runs of this file, the --json output of another run with the same sizes, to the "
+    "table. They are not run again.",
+)
 @study_options(5)
 def batch(**options: Any) -> None:
     """Compare when the last of many programs ends that are all there at once, with stock vLLM.
@@ -245,11 +261,14 @@ def batch(**options: Any) -> None:
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
     chosen = _contenders(options["policy"] or CONTENDERS)
-    samples = options["samples"]
-    size = options["programs"], options["max_num_seqs"], options["max_live"], samples
-    works = [Batch(name, share, *size) for name in names for share in shares]
+    size = options["programs"], options["max_num_seqs"], options["max_live"], options["samples"]
+    works = [
+        Batch(name, share, *size, apart=options["apart"]) for name in names for share in shares
+    ]
     # With room for all programs, a gate that keeps programs out of memory gains nothing.
     gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
+    runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
+    present = {tuple(run[key] for key in (*_KEYS, "seed")) for run in runs}
     cells = [
         Cell(work, name, seed)
         for seed in seeds_of(options)
@@ -257,20 +276,21 @@ def batch(**options: Any) -> None:
         for name in chosen
         if not (math.isinf(work.memory) and name in gated)
     ]
-    runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
+    cells = [cell for cell in cells if (*_place(cell), cell.seed) not in present]
     silence_vllm()
     with measured(cells, figures, options["jobs"]) as finished:
         runs += [
-            {
-                "workload": cell.workload.name + (f" x{samples}" if samples > 1 else ""),
-                "memory": cell.workload.shown_memory,
-                "contender": cell.contender,
-                "seed": cell.seed,
-                **values,
-            }
+            {**dict(zip(_KEYS, _place(cell), strict=True)), "seed": cell.seed, **values}
             for cell, values in finished.cells.items()
         ]
         show([report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+
+
+def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
+    """Return the workload, the memory and the contender of a run as tables show them."""
+    work = cell.workload
+    samples = f" x{work.samples}{' apart' if work.apart else ''}" if work.samples > 1 else ""
+    return work.name + samples, work.shown_memory, cell.contender
 
 
 def _contenders(names: Sequence[str]) -> list[str]:
