@@ -240,7 +240,7 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @click.option(
     "--apart",
     is_flag=True,
-    help="Begin the first sample of each input, then the second of each, and so on, to compare with "
+    help="Begin the first sample of each input, then the second of each, and so on. Compare with "
     "samples that begin together.",
 )
 @max_num_seqs_option(SLOTS)

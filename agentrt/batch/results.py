@@ -41,10 +41,11 @@ class Result:
     this process; the numbers of tokens and calls include those of earlier processes. ``cost`` is
     None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the errors of
     scores that raised an error. ``program`` is the program's id in the journal, or the graph's
-    thread. ``attempt`` is the number of the attempt, from 1. ``digest`` is a fingerprint of the
-    input. ``earlier`` is True if the result was in the file before this batch began. ``recorded``
-    are the tokens that the run's calls read and wrote, if the batch records tokens. An earlier
-    result has them only if the batch records tokens in a file.
+    thread. ``attempt`` is the number of the attempt, from 1; 0 if the run was not begun, because
+    enough others had ended. ``digest`` is a fingerprint of the input. ``earlier`` is True if the
+    result was in the file before this batch began. ``recorded`` are the tokens that the run's calls
+    read and wrote, if the batch records tokens. An earlier result has them only if the batch
+    records tokens in a file.
     """
 
     id: str
@@ -196,12 +197,18 @@ class ResultFile(OutputFile):
         self._ended: dict[bytes, int] = {}
         self._attempts: dict[bytes, int] = {}
         self._unscored: dict[bytes, int] = {}
+        self._unbegun: set[bytes] = set()
+        self._replaced = False
         for start, result in _lines(self.path):
             self._count(start, result)
 
     def _count(self, start: int, result: Result) -> None:
         key = key_of(result.id, result.sample)
+        if not result.attempt:
+            self._unbegun.add(key)
+            return
         again = False
+        self._replaced = self._replaced or key in self._unbegun
         self._unscored.pop(key, None)
         if self._round is not None and start < self._round[1]:
             mode = self._round[0]
@@ -238,6 +245,10 @@ class ResultFile(OutputFile):
         key = key_of(item_id, sample)
         return key in self._ended and key not in self._unscored
 
+    def is_unbegun(self, item_id: str, sample: int) -> bool:
+        """Return whether the file says of a sample only that it was not begun."""
+        return key_of(item_id, sample) in self._unbegun
+
     def unscored(self, item_id: str, sample: int) -> Result | None:
         """Return the result of a sample whose scores must be computed again; None for any other
         sample.
@@ -262,8 +273,13 @@ class ResultFile(OutputFile):
         cannot be written.
         """
         await self.put_line(result.to_line())
-        self._unscored.pop(key_of(result.id, result.sample), None)
-        self._ended[key_of(result.id, result.sample)] = -1
+        key = key_of(result.id, result.sample)
+        if not result.attempt:
+            self._unbegun.add(key)
+            return
+        self._replaced = self._replaced or key in self._unbegun
+        self._unscored.pop(key, None)
+        self._ended[key] = -1
 
     def kept(self) -> Iterator[Result]:
         """Yield the results of earlier processes that are still valid, because no retry repeats
@@ -280,7 +296,7 @@ class ResultFile(OutputFile):
 
     def finish(self) -> None:
         """End the round of a retry after all inputs have ended, and remove the replaced lines."""
-        if self._round is not None or self._retry_file.exists():
+        if self._replaced or self._round is not None or self._retry_file.exists():
             self._retry_file.unlink(missing_ok=True)
             self._round = None
             self.replace(result.to_line() for result in read_results(self.path))

@@ -62,6 +62,8 @@ of the error is removed.
 """
 _AGAIN_S = 5.0
 """Seconds after which a program that has ignored a cancellation is cancelled again."""
+_LINES = 1000
+"""Number of lines of samples that were not begun that are written together."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -298,6 +300,7 @@ class Batch:
             finally:
                 room.release()
 
+        unbegun: list[_SampleWork] = []
         try:
             async with asyncio.TaskGroup() as workers:
                 while True:
@@ -306,13 +309,49 @@ class Batch:
                         break
                     # Reading the next input may take long, and meanwhile enough runs may end.
                     each = await anext(work, None)
-                    if each is None or self._starts_nothing():
+                    if each is None:
+                        break
+                    if self._starts_nothing():
+                        unbegun.append(each)
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
             await done.put(None)
             raise _first(group) from None
-        await done.put(None)
+        try:
+            if self._stopping and not self._draining:
+                await self._end_unbegun(unbegun, work, done)
+        finally:
+            await done.put(None)
+
+    async def _end_unbegun(
+        self,
+        unbegun: list[_SampleWork],
+        work: AsyncGenerator[_SampleWork, None],
+        done: asyncio.Queue[Result | None],
+    ) -> None:
+        """Write and yield a result for each sample that was not begun, because enough others had
+        ended, so that each sample has a result. Samples with an earlier result keep it.
+        """
+        is_last = False
+        while not is_last:
+            while len(unbegun) < _LINES and not is_last:
+                if (each := await anext(work, None)) is None:
+                    is_last = True
+                else:
+                    unbegun.append(each)
+            results = [
+                _not_begun(each.item, each.sample)
+                for each in unbegun
+                if each.attempt == 1 and each.unscored is None
+            ]
+            if self._out is not None:
+                # All lines together, because each write waits for the disk.
+                new = [each for each in results if not self._out.is_unbegun(each.id, each.sample)]
+                await asyncio.gather(*map(self._out.put, new))
+            for result in results:
+                await done.put(result)
+            unbegun.clear()
 
     # -- one item ----------------------------------------------------------------------
 
@@ -541,8 +580,11 @@ def run_name(type: str, item_id: str, sample: int) -> str:
 
 def _not_begun(item: Item, sample: int) -> Result:
     """Return the result of a sample that was stopped before it began."""
-    reason = _OVER["stop-when"]
-    return Result(item.id, sample, "stopped", error=reason, over="stop-when", attempt=0)
+    reason = f"not begun: {_OVER['stop-when']}"
+    digest = digest_of(item.input)
+    return Result(
+        item.id, sample, "stopped", error=reason, over="stop-when", attempt=0, digest=digest
+    )
 
 
 def digest_of(raw_value: Any) -> str:
@@ -635,8 +677,9 @@ async def batch(
 
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
-    ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped.
-    ``price`` is the price of a million prompt tokens and of a million output tokens.
+    ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped. Runs
+    that had not begun then have a result with ``attempt`` 0; without ``stop_when``, the same call
+    makes them. ``price`` is the price of a million prompt tokens and of a million output tokens.
 
     With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of the
     tokens that the model wrote. If ``tokens`` is the name of a file, they are written to this file,

@@ -7,17 +7,28 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt import Context, Runtime, program, tool
-from agentrt.batch import InputFile, Item, Result, Score, batch, read_results, score
+from agentrt.batch import (
+    InputFile,
+    Item,
+    Result,
+    Score,
+    batch,
+    read_results,
+    read_tokens,
+    score,
+)
 from agentrt.errors import ConfigError, EngineDiedError, UsageError
 from agentrt.executors.base import Chunk
 from agentrt.program import Program
 from agentrt.request import Call
+from tests.doubles.letters import LettersEngine
 from tests.doubles.scripted import ScriptedExecutor
 
 
@@ -329,6 +340,39 @@ async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> 
     assert len(stopped) == 3
     assert not any(each.failed for each in outcome)
     assert len(await results(iter(inputs), waits, stop_when=0.97, out=out)) == 100
+
+
+def lasting(result: Result) -> Result:
+    """The part of a result that its line keeps."""
+    return replace(result, seconds=0.0, earlier=True, recorded=None)
+
+
+async def test_runs_that_were_not_begun_have_results(tmp_path: Path) -> None:
+    """1. A third of the samples end. 2. A process that was killed while it wrote the lines writes
+    the others. 3. A retry leaves the results as they are. 4. Without the limit, all are made.
+    """
+    out, tokens = tmp_path / "r.jsonl", tmp_path / "t.jsonl"
+    options: dict[str, Any] = {"out": out, "tokens": tokens, "max_live": 1, "samples": 2}
+    options["executor"] = LettersEngine(lambda prompt, call: "words")
+    outcome = await results(range(3), **options, stop_when=1 / 3)
+    assert [each.state for each in outcome] == ["done"] * 2 + ["stopped"] * 4
+    assert [(each.attempt, each.failed) for each in outcome] == [(1, False)] * 2 + [(0, False)] * 4
+    assert [lasting(each) for each in read_results(out)] == [lasting(each) for each in outcome]
+    assert len([*read_tokens(tokens)]) == 2
+
+    written = out.read_bytes()
+    out.write_bytes(written[:-500])
+    assert len(await results(range(3), **options, stop_when=1 / 3)) == 6
+    assert out.read_bytes() == written
+
+    again = await results(range(3), **options, stop_when=1 / 3, retry="all")
+    assert [each.attempt for each in again] == [2, 2, 0, 0, 0, 0]
+    assert sorted(each.attempt for each in read_results(out)) == [0, 0, 0, 0, 2, 2]
+
+    assert {each.state for each in await results(range(3), **options)} == {"done"}
+    assert sorted(each.attempt for each in read_results(out)) == [1, 1, 1, 1, 2, 2]
+    assert out.read_bytes().count(b"\n") == 6
+    assert len([*read_tokens(tokens)]) == 6
 
 
 # -- scores ----------------------------------------------------------------------------------

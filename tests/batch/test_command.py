@@ -339,20 +339,28 @@ def test_stragglers_limits_and_a_retry(
     }
 
 
-def test_what_is_not_begun_when_enough_have_ended_is_told_of(
+def test_each_input_has_a_line_when_enough_have_ended(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
-    """The same command makes no more of them, and one without --stop-when makes all."""
+    """1. The same command with --stop-when begins no others. 2. Without it, it makes all."""
     out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": "tea"} for n in range(10))
     score = "\ndef right(record, result):\n    return True\n"
     program = write(ASK.partition("\ndef right")[0] + score)
     arguments = ("run", program, "--inputs", inputs, "--out", out, "--max-live", 1)
     for _ in range(2):
         ran = command(*arguments, "--stop-when", "50%")
-        assert (ran.code, len(lines(out))) == (0, 5), ran.err
+        assert (ran.code, len(lines(out))) == (0, 10), ran.err
         assert "5 were not begun" in ran.err
+        assert "seconds per result: median 0.0" in ran.err
+        not_begun = [each for each in lines(out) if not each["attempt"]]
+        assert [each["id"] for each in not_begun] == [str(n) for n in range(5, 10)]
+        assert {(each["state"], each["over"], each["calls"]) for each in not_begun} == {
+            ("stopped", "stop-when", 0)
+        }
+    assert command(*arguments, "--retry", "scores", "--stop-when", "50%").code == 0
+    assert sum(each["state"] == "done" for each in lines(out)) == 5
     assert command(*arguments).code == 0
-    assert len(lines(out)) == 10
+    assert [each["state"] for each in lines(out)] == ["done"] * 10
 
 
 TERM = """
