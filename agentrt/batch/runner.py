@@ -148,7 +148,7 @@ class Batch:
         total: int | None = None,
     ) -> None:
         if settings.tokens:
-            check_executor(runtime.executor.info)
+            check_executor(runtime.executor.info, "recording tokens")
         self.total, self.ended = total, 0
         self._target, self._runtime, self._settings = target, runtime, settings
         self._scores = tuple(scores)
@@ -262,6 +262,8 @@ class Batch:
                 item, numbers = each.item, each.numbers
             else:
                 item, numbers = each, range(self._settings.samples)
+            if not count:
+                self._check_first(item)
             for sample in numbers:
                 count += 1
                 if sample < self._stopped.get(item.id, 0):
@@ -285,6 +287,21 @@ class Batch:
                     self._stop_stragglers()
         self.total = count
         self._stop_stragglers()
+
+    def _check_first(self, item: Item) -> None:
+        """Raise `UsageError` if the program cannot take the first input, since then it most likely
+        can take none. A later input that it cannot take has a failed result.
+        """
+        try:
+            self._target.accept(item.input)
+        except UsageError as error:
+            hint = ""
+            if item.input is item.record and isinstance(item.record, Mapping):
+                names = ", ".join(map(str, item.record)) or "none"
+                hint = (
+                    f"; the record has the fields {names}: name the input's field with input_field="
+                )
+            raise UsageError(f"input {item.id!r}: {error}{hint}") from error
 
     async def _run(
         self, work: AsyncGenerator[_SampleWork, None], done: asyncio.Queue[Result | None]

@@ -263,6 +263,36 @@ async def test_epochs_read_the_inputs_again() -> None:
         await stream_of(Script(), [{"id": "1@epoch2", "input": "a"}], epochs=2).take(1)
 
 
+async def asks(ctx: Context, question: str) -> None:
+    await ctx.llm(question)
+    ctx.reward(1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "says"),
+    [
+        ([{"q": "a", "level": 1}], {}, ["'question' must be str", "q, level", "input_field="]),
+        ([{"q": "a"}], {"input_field": "question"}, ["no field 'question'", "has q"]),
+        ([5], {}, ["input is 5", "must be str"]),
+    ],
+)
+async def test_a_first_input_that_the_program_does_not_take(
+    inputs: list[Any], options: dict[str, Any], says: list[str]
+) -> None:
+    """It ends the stream, and no sample begins."""
+    stream = groups(Program(asks), inputs, executor=engine(), **options)
+    with pytest.raises(UsageError) as raised:
+        await anext(stream)
+    assert [text for text in says if text not in str(raised.value)] == []
+    assert stream.counts.errors == 0
+
+
+async def test_a_later_input_that_the_program_does_not_take_is_a_group_that_failed() -> None:
+    stream = groups(Program(asks), ["a", {"q": "b"}], samples=1, executor=engine())
+    assert [group.id async for group in stream] == ["1"]
+    assert stream.counts.failed == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [{"samples": 0}, {"ahead": 0}, {"extra_samples": -1}, {"stragglers": "wait"}, {"epochs": 0}],
