@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ import click
 from typing_extensions import override
 
 from agentrt.batch.runner import DEFAULT_LIVE
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
@@ -31,21 +32,25 @@ from agentrt.lab.commands.options import (
     file,
     many,
     max_num_seqs_option,
+    note,
     policy_option,
     programs_option,
     silence_vllm,
     workload_option,
 )
 from agentrt.lab.driver import drive
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders, how
+from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, show
+from benchmarks.harness import Column, Figures, Results, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -54,6 +59,7 @@ from benchmarks.memory.cells import (
     with_ample_memory,
     with_room_for_all,
 )
+from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 
@@ -68,6 +74,7 @@ LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.nam
 """Longest remaining first, by learned lengths and, as a bound, by known lengths."""
 CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
+_FACTOR = NumberRange(min=0, min_open=True)
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 
 
@@ -125,8 +132,19 @@ class BatchLoad(Load):
         """Run the contender with this name."""
         served = contender(name)
         options = served.sized(self.options)
-        gate = LiveLimit(self.live, served.make_gate(options))
+        gate = self.limited(served.make_gate(options))
         return drive(Virtual(served.scheduling, options, self.times), self.programs, gate)
+
+    def limited(self, gate: Gate | None) -> LiveLimit:
+        """Return a contender's gate behind the limit on live programs."""
+        return LiveLimit(self.live, gate)
+
+    def expanded(self, name: str) -> list[str]:
+        """Return the contenders that are run for a contender: for `BEST_CAP` the caps."""
+        if name != BEST_CAP:
+            return [name]
+        caps = {min(self.live, max(1, round(share * self.fit))) for share in CAPS}
+        return [f"{CAP}:{cap}" for cap in sorted(caps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +152,8 @@ class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
     set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
     is the number of programs of each input. They begin one after another, or with ``apart`` only
-    after a sample of each other input.
+    after a sample of each other input. ``tool_s`` is the median time of the commonest tool in
+    seconds; 0 for the workload's own.
     """
 
     name: str
@@ -145,6 +164,8 @@ class Batch:
     samples: int = 1
     scale: float = 1.0
     apart: bool = False
+    tool_s: float = 0.0
+    block_size: int = BLOCK_SIZE
 
     @property
     def shown_memory(self) -> str:
@@ -157,7 +178,7 @@ class Batch:
         scale = self.scale * SCALES.get(self.name, 1.0) / work.scale
         inputs = math.ceil(self.count / self.samples)
         bench = Memory(slots=self.slots, count=inputs, scale=scale)
-        setup = Setup(self.name, self.memory, work.tool_s)
+        setup = Setup(self.name, self.memory, self.tool_s or work.tool_s)
         longest = bench.longest(setup)
         together = [
             sample
@@ -166,15 +187,16 @@ class Batch:
         ][: self.count]
         rounds = [together[start :: self.samples] for start in range(self.samples)]
         programs = [*chain.from_iterable(rounds)] if self.apart else together
-        small = VirtualOptions(self.slots, longest // BLOCK_SIZE + 2, max_model_len=longest)
+        size = self.block_size
+        small = VirtualOptions(self.slots, longest // size + 2, size, max_model_len=longest)
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
             return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
         gate = LiveLimit(self.live)
         # The same memory for both orders of samples.
         wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, gate)
-        blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / BLOCK_SIZE))
-        fit = min(self.live, at_peak) * blocks * BLOCK_SIZE / wanted
+        blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / size))
+        fit = min(self.live, at_peak) * blocks * size / wanted
         engine = replace(small, kv_blocks=blocks)
         return BatchLoad(programs, engine, work.step_time, self.live, fit)
 
@@ -199,14 +221,15 @@ def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
 
 
 def figures(load: BatchLoad, name: str) -> Figures:
-    """Return the figures of a contender's run; for `BEST_CAP` those of the cap whose last program
-    ends first.
-    """
-    if name != BEST_CAP:
-        return _figures(load.run(name))
-    caps = {min(load.live, max(1, round(share * load.fit))) for share in CAPS}
-    runs = [{**_figures(load.run(f"{CAP}:{cap}")), "cap": float(cap)} for cap in sorted(caps)]
-    return min(runs, key=lambda each: each["makespan_s"])
+    """Return the figures of a contender's run in virtual time."""
+    return _best({each: load.run(each) for each in load.expanded(name)})
+
+
+def _best(runs: Mapping[str, RunOutcome]) -> Figures:
+    """Return the figures of the run whose last program ends first."""
+    name, ran = min(runs.items(), key=lambda each: _figures(each[1])["makespan_s"])
+    cap = name.removeprefix(f"{CAP}:")
+    return {**_figures(ran), **({"cap": float(cap)} if cap != name else {})}
 
 
 def _figures(ran: RunOutcome) -> dict[str, float]:
@@ -244,6 +267,9 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     "samples that begin together.",
 )
 @max_num_seqs_option(SLOTS)
+@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
+@click.option("--tools", type=_FACTOR, metavar="S", help="Median seconds of the commonest tool.")
+@real_options("Run on real engines, one for each run.")
 @file(
     "--add",
     about="Add the runs of this file, the --json output of another run with the same sizes, to the "
@@ -261,10 +287,24 @@ def batch(**options: Any) -> None:
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
     chosen = _contenders(options["policy"] or CONTENDERS)
-    size = options["programs"], options["max_num_seqs"], options["max_live"], options["samples"]
+    engines = engines_of(options)
     works = [
-        Batch(name, share, *size, apart=options["apart"]) for name in names for share in shares
+        Batch(
+            name,
+            share,
+            options["programs"],
+            options["max_num_seqs"],
+            options["max_live"],
+            options["samples"],
+            options["scale"],
+            apart=options["apart"],
+            tool_s=options["tools"] or 0.0,
+            block_size=BLOCK_SIZE if engines is None else ON_CPU,
+        )
+        for name in names
+        for share in shares
     ]
+    about: list[str] = []
     # With room for all programs, a gate that keeps programs out of memory gains nothing.
     gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
     runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
@@ -277,13 +317,39 @@ def batch(**options: Any) -> None:
         if not (math.isinf(work.memory) and name in gated)
     ]
     cells = [cell for cell in cells if (*_place(cell), cell.seed) not in present]
+
+    def tell() -> None:
+        show([*about, report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+
     silence_vllm()
+    if engines is not None:
+        about.append(f"vLLM {vllm_version()} on {hardware()}, {engines.model}")
+        run_shown(_on_engines(engines, cells, runs), tell)
+        return
     with measured(cells, figures, options["jobs"]) as finished:
-        runs += [
-            {**dict(zip(_KEYS, _place(cell), strict=True)), "seed": cell.seed, **values}
-            for cell, values in finished.cells.items()
-        ]
-        show([report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+        runs += [_row(cell, values) for cell, values in finished.cells.items()]
+        tell()
+
+
+async def _on_engines(
+    engines: Engines, cells: Sequence[Cell[Batch, str]], runs: list[dict[str, Any]]
+) -> None:
+    """Run the cells on real engines. Contenders of a batch take turns in an order that changes with
+    the seed.
+    """
+    for (work, seed), group in groupby(cells, lambda cell: (cell.workload, cell.seed)):
+        load = work.load(seed)
+        for cell in turns([*group], seed):
+            ran = {
+                name: await engines.run(load, contender(name), load.limited)
+                for name in load.expanded(cell.contender)
+            }
+            runs.append(_row(cell, _best(ran)))
+            note(f"{', '.join(_place(cell))}, seed {seed}: {runs[-1]['makespan_s']:.1f} s")
+
+
+def _row(cell: Cell[Batch, str], values: Figures) -> dict[str, Any]:
+    return {**dict(zip(_KEYS, _place(cell), strict=True)), "seed": cell.seed, **values}
 
 
 def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:

@@ -37,6 +37,7 @@ from agentrt.errors import (
     EngineStartError,
     JournalWriteError,
     UsageError,
+    first_of,
     text_of,
 )
 from agentrt.executors.base import Executor
@@ -334,7 +335,7 @@ class Batch:
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
             await done.put(None)
-            raise _first(group) from None
+            raise first_of(group) from None
         try:
             if self._stopping and not self._draining:
                 await self._end_unbegun(unbegun, work, done)
@@ -642,12 +643,6 @@ def fatal_in(error: BaseException | None) -> BaseException | None:
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
     return None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group. The other errors are consequences of this error."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 # -- from Python -----------------------------------------------------------------------------
