@@ -44,7 +44,14 @@ from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders, how
+from agentrt.lab.runs.contenders import (
+    DEFAULT,
+    STOCK,
+    check_on_engines,
+    contender,
+    contenders,
+    how,
+)
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
@@ -286,7 +293,7 @@ def batch(**options: Any) -> None:
     """
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
-    chosen = _contenders(options["policy"] or CONTENDERS)
+    chosen = _contenders(options["policy"], real=options["real"])
     engines = engines_of(options)
     works = [
         Batch(
@@ -359,8 +366,11 @@ def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
     return work.name + samples, work.shown_memory, cell.contender
 
 
-def _contenders(names: Sequence[str]) -> list[str]:
-    contenders(name for name in names if name != BEST_CAP)
+def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
+    names = names or [name for name in CONTENDERS if not (real and name == KNOWN)]
+    named = contenders(name for name in names if name != BEST_CAP)
+    if real:
+        check_on_engines(named)
     return [*dict.fromkeys((STOCK, *names))]
 
 

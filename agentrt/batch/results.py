@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt import files
@@ -92,6 +93,18 @@ _NAMES = tuple(
     entry.name for entry in dataclasses.fields(Result) if entry.name not in ("earlier", "recorded")
 )
 """The fields that are in a result's line, in this order."""
+_COUNTS = ("sample", "prompt_tokens", "output_tokens", "cached_tokens", "calls", "tools", "attempt")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_COUNTS, (int,)),
+    **dict.fromkeys(("program", "digest"), (str,)),
+    **dict.fromkeys(("error", "over"), (str, NoneType)),
+    **dict.fromkeys(("scores", "score_errors"), (dict,)),
+    "seconds": (int, float),
+    "cost": (int, float, NoneType),
+}
+"""The types of a line's fields, except those that may have any value."""
+_ITEMS: Mapping[str, tuple[type, ...]] = {"scores": (int, float), "score_errors": (str,)}
+"""The types of the values in fields that are objects."""
 
 
 def read_result(line: bytes) -> Result:
@@ -99,9 +112,15 @@ def read_result(line: bytes) -> Result:
     value = files.parse_json(line.decode())
     if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
         raise ValueError("agentrt did not write this line")
-    if not isinstance(value["sample"], int) or value["state"] not in STATES:
-        raise ValueError("agentrt never writes this sample or state")
+    if value["state"] not in STATES:
+        raise ValueError(f"the state {value['state']!r} is none of {', '.join(STATES)}")
     kept = {name: item for name, item in value.items() if name in _NAMES}
+    for name, item in kept.items():
+        is_valid = isinstance(item, _TYPES.get(name, object))
+        if is_valid and name in _ITEMS:
+            is_valid = all(isinstance(each, _ITEMS[name]) for each in item.values())
+        if not is_valid:
+            raise ValueError(f"{name} has the value {item!r:.40}")
     return Result(**{**kept, "id": str(value["id"])}, earlier=True)
 
 

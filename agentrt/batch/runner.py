@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import heapq
 import math
 import re
@@ -508,7 +509,7 @@ class Batch:
         for score in self._scores:
             try:
                 async with asyncio.timeout(limit) as timer:
-                    value = await self._score(score, item, result)
+                    value = await self._score(score, _copied(item.record), result)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
                 if (fatal := fatal_in(error)) is not None:
@@ -522,13 +523,14 @@ class Batch:
                 errors[score.name] = "the score was cancelled by its own code"
         return replace(result, scores=numbers, score_errors=errors)
 
-    async def _score(self, score: Score, item: Item, result: Result) -> Any:
+    async def _score(self, score: Score, record: Any, result: Result) -> Any:
+        value = _copied(result.result)
         if not score.uses_model:
-            return await value_of(score, item.record, result.result, self._threads)
+            return await value_of(score, record, value, self._threads)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],
-            {"record": item.record, "result": result.result},
+            {"record": record, "result": value},
             # The id contains a fingerprint of the code, so that a judge whose code has changed
             # starts a new run.
             durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
@@ -594,6 +596,18 @@ def run_name(type: str, item_id: str, sample: int) -> str:
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", item_id)[:40].strip("-")
         name = f"{plain}~{key_of(item_id).hex()[:8]}"
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a list or a dict for a score, which may change it; any other value, or one
+    that cannot be copied, unchanged.
+    """
+    if not isinstance(value, list | dict):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # the code of a class may raise any error
+        return value
 
 
 def _not_begun(item: Item, sample: int) -> Result:

@@ -477,6 +477,27 @@ def test_functions_that_are_no_scores(function: Any) -> None:
         Score(function)
 
 
+async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Path) -> None:
+    @program
+    async def lists(ctx: Context, number: int) -> dict[str, Any]:
+        return {"numbers": [number]}
+
+    def clears(record: dict[str, Any], result: dict[str, Any]) -> int:
+        result["numbers"].clear()
+        record.clear()
+        return 1
+
+    def counts(record: dict[str, Any], result: dict[str, Any]) -> int:
+        return len(record) + len(result["numbers"])
+
+    out, scores = tmp_path / "r.jsonl", [score(clears), score(counts)]
+    records = [{"id": "a", "input": 7}]
+    [each] = await results(records, lists, out=out, scores=scores)
+    assert each.scores == {"clears": 1.0, "counts": 3.0}
+    assert each.result == {"numbers": [7]}
+    assert [kept.result for kept in read_results(out)] == [each.result]
+
+
 # -- mistakes --------------------------------------------------------------------------------
 
 

@@ -95,6 +95,9 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
+        (["--out", "{out}", "--score", "cmd:/no/such/grader -v"], "no such executable file"),
+        (["--out", "{tmp}/{long}"], "has 250 bytes"),
+        (["--out", "{tmp}/{long}{long}/r.jsonl"], "name too long"),
         (["--out", "{out}", "--score", ""], "give a Python file"),
         (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
@@ -106,6 +109,7 @@ def test_a_mistake_is_told_before_anything_runs(
     program, inputs = write(ASK), records(QUESTIONS)
     before = inputs.read_bytes()
     places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
+    places["long"] = "r" * 250
     raw_value = [option.format(**places) for option in options]
     ran = command("run", program, "--inputs", inputs, *raw_value)
     assert ran.code == 2, ran.err

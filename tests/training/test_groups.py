@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +235,33 @@ async def test_a_reward_function_gets_the_record_and_the_result() -> None:
     assert (group.id, group.rewards) == ("x", (0.0, 3.0))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_a_reward_that_is_not_finite_is_an_error(value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "good", 10**400, [1, 2], np.ones(2)])
+async def test_a_reward_that_is_not_a_finite_number_is_an_error(value: Any) -> None:
     stream = stream_of(Script(), ["a"], samples=1, reward=lambda record, result: value)
     assert [group async for group in stream] == []
     assert "must be a finite number" in stream.counts.last_errors[-1]
+
+
+@pytest.mark.parametrize("value", ["1", None, float("nan"), 10**400, [1], np.ones(2)])
+async def test_a_program_whose_reward_is_no_finite_number_fails(value: Any) -> None:
+    async def rewards(ctx: Context, question: str) -> None:
+        await ctx.llm(question)
+        ctx.reward(value)
+
+    stream = groups(Program(rewards, "rewards"), ["a"], samples=1, executor=engine())
+    assert [group async for group in stream] == []
+    assert "reward() takes a finite number, got" in stream.counts.last_errors[-1]
+
+
+@pytest.mark.parametrize("value", [True, Fraction(1, 2), np.float32(0.5), np.int64(2)])
+async def test_numbers_of_other_types_are_rewards(value: Any) -> None:
+    async def rewards(ctx: Context, question: str) -> None:
+        await ctx.llm(question)
+        ctx.reward(value)
+
+    stream = groups(Program(rewards, "rewards"), ["a"], samples=1, executor=engine())
+    [group] = [group async for group in stream]
+    assert group.rewards == (float(value),)
 
 
 async def test_a_sample_that_a_limit_stops_stays_in_its_group() -> None:

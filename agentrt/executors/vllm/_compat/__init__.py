@@ -17,7 +17,8 @@ In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches
 - `slots`: shortcuts through the allocation of KV-cache slots.
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
-- `seeds`: how the CPU model runner takes back the samples of a seeded request.
+- `cpu_sampling`: how the CPU model runner takes back the samples of a seeded request, and how it
+  accepts the tokens of a draft model.
 - `raw_logprobs`: the model's own log probabilities for outputs that a grammar constrains.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 
