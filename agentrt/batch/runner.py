@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, Problem, key_of
-from agentrt.batch.limits import ItemLimits, read_share
+from agentrt.batch.limits import ItemLimits, check_count, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError, value_of
@@ -89,11 +89,8 @@ class BatchSettings:
     tokens: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_live"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        if self.samples > MAX_SAMPLES:
-            raise ConfigError(f"samples must be at most {MAX_SAMPLES:,}, got {self.samples}")
+        check_count("samples", self.samples, 1, most=MAX_SAMPLES)
+        check_count("max_live", self.max_live, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,6 +712,7 @@ async def batch(
     `JournalWriteError` if the batch cannot continue. If a program raises an error, the result of
     this run has the error.
     """
+    check_inputs(inputs)
     settings = BatchSettings(
         samples,
         max_live,
@@ -763,6 +761,9 @@ async def opened_batch(
     """Open a batch with its files, its engine and its journal. The arguments are those of `batch`,
     and ``total`` is the number of results if it is known.
     """
+    for each in scores:
+        if not isinstance(each, Score):
+            raise ConfigError(f"scores: {each!r:.80} is not a score; make it one with score(...)")
     async with AsyncExitStack() as stack:
         path = None if out is None else Path(out)
         file = None
@@ -809,6 +810,18 @@ def _engine(model: str | None) -> Executor:
     return VLLMEngine(EngineOptions(model=model))
 
 
+def check_inputs(inputs: object) -> None:
+    """Raise `ConfigError` for a value that is not an iterable of inputs. A text and a mapping are
+    refused, because their items are letters and keys.
+    """
+    is_iterable = isinstance(inputs, Iterable | AsyncIterable) or hasattr(inputs, "__getitem__")
+    if not is_iterable or isinstance(inputs, str | bytes | Mapping):
+        raise ConfigError(
+            f"inputs must be an iterable of inputs, such as a list, got {inputs!r:.80}; for the "
+            "records of a file, pass InputFile(name)"
+        )
+
+
 async def items_of(
     inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
 ) -> AsyncGenerator[Item, None]:
@@ -816,6 +829,7 @@ async def items_of(
     `UsageError` for a record without a field that ``fields`` names, and for an id that occurs
     twice.
     """
+    check_inputs(inputs)
     fields = fields or Fields()
     seen: set[bytes] = set()
     number = 0

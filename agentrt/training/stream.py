@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from agentrt.batch.inputs import Fields, Item
-from agentrt.batch.limits import ItemLimits
+from agentrt.batch.limits import ItemLimits, check_count
 from agentrt.batch.results import Result
 from agentrt.batch.runner import (
     DEFAULT_LIVE,
+    MAX_SAMPLES,
     Batch,
     BatchSettings,
     Samples,
+    check_inputs,
     items_of,
     opened_batch,
 )
@@ -65,18 +67,11 @@ class _Settings:
     epochs: int | None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("samples", 1),
-            ("extra_samples", 0),
-            ("ahead", 1),
-            ("enough", 1),
-            ("max_staleness", 0),
-            ("replacements", 0),
-            ("epochs", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value!r}")
+        for name, least in (("samples", 1), ("extra_samples", 0), ("replacements", 0)):
+            check_count(name, getattr(self, name), least, most=MAX_SAMPLES)
+        check_count("ahead", self.ahead, 1)
+        for name, least in (("enough", 1), ("max_staleness", 0), ("epochs", 1)):
+            check_count(name, getattr(self, name), least, none="no limit")
         if self.stragglers not in ("drop", "keep"):
             raise ConfigError(f"stragglers must be 'drop' or 'keep', got {self.stragglers!r}")
 
@@ -479,6 +474,7 @@ def groups(
     that cannot be used, `EngineError` if the engine fails, and `JournalWriteError` if the journal
     cannot be written.
     """
+    check_inputs(inputs)
     settings = _Settings(
         samples,
         extra_samples,

@@ -506,9 +506,22 @@ async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Pa
     [
         ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
-        ([1], {"samples": 0}, "samples must be at least 1"),
-        ([1], {"samples": 10**30}, "samples must be at most 1,000,000"),
-        ([1], {"max_calls": 0}, "max_calls must be above 0"),
+        ([1], {"samples": 0}, "samples must be a whole number from 1 to 1,000,000, got 0"),
+        ([1], {"samples": 10**30}, "samples must be a whole number from 1 to 1,000,000"),
+        ([1], {"samples": "8"}, "samples must be a whole number"),
+        ([1], {"max_live": 2.5}, "max_live must be a whole number of at least 1, got 2.5"),
+        ([1], {"max_calls": 0}, "max_calls must be a whole number of at least 1, got 0; None"),
+        ([1], {"timeout": "1"}, "timeout must be a number above 0, got '1'"),
+        ([1], {"timeout": float("nan")}, "timeout must be a number above 0, got nan"),
+        ([1], {"scores": [len]}, "is not a score"),
+        (
+            "a question",
+            {},
+            "inputs must be an iterable of inputs, such as a list, got 'a question'",
+        ),
+        ({"a": 1}, {}, "inputs must be an iterable"),
+        (None, {}, "inputs must be an iterable"),
+        (Path("x.jsonl"), {}, "pass InputFile(name)"),
         ([1], {"stop_when": "99"}, "give a share such as 99%"),
         ([1], {"retry": "all"}, "name it with out="),
         ([1], {"out": "/no/such/folder/r.jsonl"}, "does not exist"),
@@ -517,6 +530,13 @@ async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Pa
 async def test_mistakes(inputs: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         await results(inputs, **options)
+
+
+async def test_a_function_that_is_not_decorated() -> None:
+    async def asks(ctx: Context, question: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="asks is an async function; decorate it with @program"):
+        await results(["tea"], asks)  # type: ignore[arg-type]
 
 
 async def test_a_runtime_of_your_own_and_tools() -> None:

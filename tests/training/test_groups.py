@@ -318,11 +318,26 @@ async def test_a_later_input_that_the_program_does_not_take_is_a_group_that_fail
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": 0}, {"ahead": 0}, {"extra_samples": -1}, {"stragglers": "wait"}, {"epochs": 0}],
+    [
+        {"samples": 0},
+        {"samples": "8"},
+        {"extra_samples": -1},
+        {"extra_samples": 10**9},
+        {"ahead": None},
+        {"stragglers": "wait"},
+        {"epochs": 0},
+        {"epochs": 1.5},
+    ],
 )
 def test_values_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         groups(Script().program, ["a"], **options)
+
+
+@pytest.mark.parametrize("inputs", ["a question", b"a", {"a": 1}, None, 5])
+def test_inputs_that_are_no_inputs_are_refused(inputs: Any) -> None:
+    with pytest.raises(ConfigError, match="inputs must be an iterable of inputs"):
+        groups(Script().program, inputs)
 
 
 # -- weights that change ---------------------------------------------------------------------
