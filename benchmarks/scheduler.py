@@ -258,6 +258,6 @@ class Load:
 
 def _program_scheduler() -> type[Any]:
     # Not imported for stock, which must not pay for the changes that this makes to vLLM.
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     return ProgramScheduler

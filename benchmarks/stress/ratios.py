@@ -70,7 +70,7 @@ class Ratio:
 
 def run_workload(plan: CasePlan, policy: str | None) -> Run:
     """Run a workload under a policy, or under stock's scheduler."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
     from agentrt.lab.engine.headless import stock_scheduler
     from benchmarks.stress.clients import Clients
     from benchmarks.stress.engine import make_engine

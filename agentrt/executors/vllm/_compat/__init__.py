@@ -5,7 +5,8 @@ installed before vLLM runs, such as a replaced method, is installed at one of th
 process in which it must take effect.
 
 In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
-`agentrt.executors.vllm.scheduler` is imported, since the core needs them before its scheduler):
+`agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them before its
+scheduler):
 
 - `core`: the engine core and its client: utility methods, the reader of outputs, the process.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's

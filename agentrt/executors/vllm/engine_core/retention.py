@@ -15,9 +15,13 @@ from agentrt.executors.vllm._compat.offloading import keys_of, policy_of
 from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, find_cached, free_queue
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
-from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
-from agentrt.executors.vllm.host_tier import ProgramCachePolicy
-from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
+from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.engine_core.prefix_history import (
+    known_blocks,
+    most_in_common,
+    note_blocks,
+)
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.learned import KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
