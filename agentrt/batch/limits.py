@@ -59,8 +59,8 @@ def check_count(
     """
     if value is None and none:
         return
-    in_range = isinstance(value, Integral) and least <= value <= (value if most is None else most)
-    if not in_range:
+    number = int(value) if isinstance(value, Integral) else least - 1
+    if number < least or (most is not None and number > most):
         allowed = f"of at least {least}" if most is None else f"from {least} to {most:,}"
         meaning = f"; None means {none}" if none else ""
         raise ConfigError(f"{name} must be a whole number {allowed}, got {value!r:.80}{meaning}")

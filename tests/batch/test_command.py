@@ -109,8 +109,8 @@ def test_a_mistake_is_told_before_anything_runs(
     program, inputs = write(ASK), records(QUESTIONS)
     before = inputs.read_bytes()
     places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
-    places["long"] = "r" * 250
-    raw_value = [option.format(**places) for option in options]
+    names = {"long": "r" * 250}
+    raw_value = [option.format(**places, **names) for option in options]
     ran = command("run", program, "--inputs", inputs, *raw_value)
     assert ran.code == 2, ran.err
     assert says in ran.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,9 @@ async def test_tokens_of_another_model_are_accepted_only_if_the_model_writes_the
 
     @program
     async def talks(ctx: Context, number: int) -> None:
-        options = {"temperature": 0.7, "top_p": 0.9, "top_k": 20} if number % 2 else {}
-        await ctx.llm(f"Tell story {number}.", **{"max_tokens": 40, "temperature": 1.0, **options})
+        limited: Any = {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
+        options = limited if number % 2 else {"temperature": 1.0}
+        await ctx.llm(f"Tell story {number}.", max_tokens=40, **options)
 
     made = batch(
         talks, range(6), executor=VLLMEngine(EngineOptions(model, 4, flags=flags)), tokens=True
