@@ -127,8 +127,8 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """Run a `Load` in a process of its own, and give the body a function that calls its methods by
-    name, with a number of steps.
+    """Run a `Load` in a process of its own, and yield a function that calls its methods by name,
+    with a number of steps.
     """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()

@@ -113,7 +113,9 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
 
 
 def _listed(question: dict[str, Any]) -> str:
-    """Return a question for people: its id, its program, its text, and the form of an answer."""
+    """Return a question as people read it: its id, its program, its text, and the form of an
+    answer.
+    """
     from agentrt.cli.human import answer_hint
 
     program = question["program"] or f"{question['type']} (thread {question['thread']})"

@@ -89,7 +89,7 @@ def engines_of(options: Mapping[str, Any]) -> Engines | None:
             raise ConfigError("--model and --model-shape: a model needs --real")
         return None
     if model and shape:
-        raise ConfigError("--model and --model-shape: give one of them")
+        raise ConfigError("--model and --model-shape exclude each other; leave one of them out")
     base = engine_options(model, shape, options["max_num_seqs"] or SLOTS, ())
     prepare_environment(base)
     return Engines(base, model_in_words(model, shape))

@@ -53,7 +53,8 @@ class Ratio:
     """The ratio of a workload's total time under a policy to stock's. ``mean`` is the ratio of the
     programs' mean times.
 
-    ``cause`` names the explanation, and ``figures`` has the figures of both runs.
+    ``cause`` names the difference from stock's run that costs the most time. ``figures`` has the
+    figures of both runs.
     """
 
     seed: int

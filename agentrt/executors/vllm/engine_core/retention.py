@@ -105,7 +105,7 @@ class BlockRetention:
             self.host.call_arrived(request.request_id, row.cached)
 
     def hear(self, event: CallEvent) -> None:
-        """Mark the owner of a call's blocks before the call ends or is preempted."""
+        """Mark the blocks of a call with their owner before the call ends or is preempted."""
         if isinstance(event, CallPreempted):
             self._stopped(event.call)
         elif isinstance(event, CallFinished):
@@ -125,7 +125,7 @@ class BlockRetention:
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
     def _finished(self, call: QueuedCall) -> None:
-        """Note which blocks a call had computed when it ended, under the client's call id."""
+        """When a call ends, note which blocks it has computed. The key is the client's call id."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
