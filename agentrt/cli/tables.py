@@ -162,14 +162,14 @@ def _critical_path(run: Run) -> Text | None:
     if len(steps) > _PATH_NODES:
         half = _PATH_NODES // 2
         steps = [*steps[:half], f"… {len(steps) - 2 * half} more …", *steps[-half:]]
-    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s of service: ", "bold")
+    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s in the engine: ", "bold")
     return text.append(" → ".join(steps), "not bold")
 
 
 def _step(node: Node) -> str:
     scope = node.scope.rpartition("/")[2]
     name = "/".join(filter(None, (scope, short(node.name, 24))))
-    return f"{name} {node.service_s:.2f} s"
+    return f"{name} {node.service_s:.2f} s" if node.kind is NodeKind.CALL else name
 
 
 # -- where the time went ----------------------------------------------------------------

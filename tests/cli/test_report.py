@@ -140,9 +140,9 @@ def test_an_id_loses_its_middle_before_its_number() -> None:
 
 
 def test_the_critical_path_is_a_chain_of_nodes() -> None:
-    chain_text = "react/llm 2.00 s → look/search 0.00 s → react/llm 1.00 s"
+    chain_text = "react/llm 2.00 s → look/search → react/llm 1.00 s"
     flat = " ".join(text_of(ended_run()).split())
-    assert f"critical path of react-1, 3.00 s of service: {chain_text}" in flat
+    assert f"critical path of react-1, 3.00 s in the engine: {chain_text}" in flat
 
 
 def test_a_long_critical_path_loses_its_middle() -> None:
