@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentrt.cli.app import call
@@ -46,6 +48,28 @@ def test_a_former_option_does_the_same_and_says_its_new_name(
     notice, error = capsys.readouterr().err.splitlines()
     assert notice == "--interrupt-reply is now called --human; the old name works until version 0.4"
     assert "no-such-file.py" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["questions", "ls", "--url", "http://127.0.0.1:9"],
+        ["journal", "trace", "no.journal", "o.json"],
+    ],
+)
+def test_the_former_option_of_a_runs_id_does_the_same(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = call([*words, "--run", "main-1"])
+    now = capsys.readouterr()
+    assert call([*words, "--program", "main-1"]) == code
+    notice, *rest = capsys.readouterr().err.splitlines()
+    assert notice == "--program is now called --run; the old name works until version 0.4"
+    assert rest == now.err.splitlines()
 
 
 def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
