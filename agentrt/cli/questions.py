@@ -166,7 +166,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         ) from error
     except httpx.HTTPError as error:
         raise RefusedError(
-            f"no server answers at {url}: {error}; start 'agentrt serve' there, or set another "
+            f"no server answers at {url}: {_cause(error)}; start 'agentrt serve' there, or set another "
             "address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
@@ -176,6 +176,11 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
     is_usage = response.status_code in (400, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
+
+
+def _cause(error: Exception) -> str:
+    """Return the text of an error without the number that the operating system gives it."""
+    return str(error).partition("] ")[2].lower() if str(error).startswith("[Errno") else str(error)
 
 
 def _why(response: httpx.Response) -> str:

@@ -564,8 +564,9 @@ class ValueReader:
             if STATE in value:
                 return self._fields(kind, value, fields)
             # This is a dataclass of agentrt, or, in an older journal, any dataclass.
-            items = ((key, self.read(item)) for key, item in value.items() if key != KIND)
-            return kind(**{attribute_of(kind, key): item for key, item in items})
+            items = {key: self.read(item) for key, item in value.items() if key != KIND}
+            own = cast(Hashable, kind)
+            return kind(**{attribute_of(own, key): item for key, item in items.items()})
         if (base := built_in(kind)) in BASES:
             return self._subclass(kind, value, BASES[base])
         raise UnkeptError(f"the class {name} has changed and cannot be read back any more")

@@ -47,7 +47,7 @@ def report_text(comparison: Comparison) -> str:
     at_first = "with the earlier history" if comparison.learned.known else "the first time"
     heads = ["change once learned", f"change {at_first}"]
     if comparison.learned.known and not comparison.learned.new:
-        heads = ["change"]  # agentrt knew all programs, so both changes are the same
+        heads = ["change"]  # agentrt knew all programs: it has nothing to learn from these runs
     ends = [
         (name, *(side[of] for side in sides), *_changes(comparison, of)[: len(heads)])
         for name, of in _MEASURES.items()

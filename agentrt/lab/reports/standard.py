@@ -29,7 +29,7 @@ SHORT = {
     "median_tpot_ms": "TPOT P50, ms",
     "request_goodput": "goodput, calls/s",
     "prefix_cache_hit_rate": "hits",
-    "infinite_cache_hit_rate": "hits if nothing were evicted",
+    "infinite_cache_hit_rate": "at best",
     "slowdown_small": "slowdown: small",
     "slowdown_large": "large",
 }
