@@ -166,8 +166,8 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         ) from error
     except httpx.HTTPError as error:
         raise RefusedError(
-            f"no server answers at {url}: {_cause(error)}; start 'agentrt serve' there, or set another "
-            "address with --url or AGENTRT_URL"
+            f"no server answers at {url}: {_cause(error)}; start 'agentrt serve' there, or set "
+            "another address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
         return _json_of(response, url)

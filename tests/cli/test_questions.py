@@ -150,7 +150,11 @@ def test_what_a_server_refuses_is_told(
     [
         (["--url", "http://127.0.0.1:1"], 1, "no server answers at http://127.0.0.1:1: "),
         (["--url", "here"], 2, "--url 'here' is not an address of a server ("),
-        (["--url", "http://here:port"], 2, "--url 'http://here:port' is not an address of a server ("),
+        (
+            ["--url", "http://here:port"],
+            2,
+            "--url 'http://here:port' is not an address of a server",
+        ),
         (["--api-key", "a\nb"], 2, "--api-key"),
     ],
 )
