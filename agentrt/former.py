@@ -68,6 +68,13 @@ def warn_of_former_place(module_name: str, *names: str) -> None:
     sys.modules[module_name].__class__ = FormerPlace
 
 
+def show_warnings() -> None:
+    """Let Python print the warnings of this module. By default it prints those that concern code
+    of ``__main__``, which the file of a user's program is not.
+    """
+    warnings.filterwarnings("default", ".* until version 0", DeprecationWarning)
+
+
 def _warn(former: str, name: str, *, level: int) -> None:
     text = f"{former} is now {name}; the old name works until version 0.4"
     warnings.warn(text, DeprecationWarning, stacklevel=level)

@@ -59,7 +59,7 @@ def conclude(
             say(f"resume {run.id} with: {job.plan.resumes[run.id]}")
         say(_fault(run, job, log))
     if len(losers) > _FAULTS_SHOWN:
-        say(f"error: {len(losers)} of {len(outcome.runs)} programs failed")
+        say(f"error: {len(losers)} of {len(outcome.runs)} runs failed")
     _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
     _write_timeline(job, outcome.runs)

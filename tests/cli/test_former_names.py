@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.app import call
+from tests.cli.conftest import Run, Write
 
 FORMER = {
     ("runs", "ls"): "'agentrt runs' is now called 'agentrt journal'",
@@ -81,3 +82,14 @@ def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
     notice, error = capsys.readouterr().err.splitlines()
     assert notice.startswith("--seed is set 2 times; ")
     assert "no-such-file.py" in error
+
+
+def test_a_programs_file_that_uses_a_former_name_is_told_its_line(
+    write: Write, run_program: Run, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = "@program\nasync def main(ctx):\n    return ctx.program_id\n"
+    ran = run_program(source)
+    assert (ran.code, ran.out) == (0, "main-1\n")
+    [warning] = [each for each in recwarn if each.category is DeprecationWarning]
+    text = "Context.program_id is now run_id; the old name works until version 0.4"
+    assert (str(warning.message), warning.filename) == (text, str(write(source)))

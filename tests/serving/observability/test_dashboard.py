@@ -319,7 +319,7 @@ async def test_where_the_time_went_and_where_two_runs_part(
         run = runtime.start(breaker)
         await page.locator(f'tr[data-program="{run.id}"]').click()
         await page.get_by_role("link", name="Why it took so long").click()
-        await expect(page.locator("#problem")).to_contain_text(f"no program '{run.id}': it records")
+        await expect(page.locator("#problem")).to_contain_text(f"no run '{run.id}': it records")
         await expect(page.locator("#why")).to_be_hidden()
         await page.locator("#program").select_option("p-1")
         await expect(page.locator("#problem")).to_be_hidden()
