@@ -85,7 +85,7 @@ record-reference: $(INSTALLED)
 test-next: $(NEXT_INSTALLED) $(CLIENTS) test-needs ## Run the tests that touch vLLM on its next version
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/contexts tests/integrations/langchain tests/lab/engine tests/engine
 
-# TESTS=tests/graph measures one room's tests. Tests that fail do not keep the report back.
+# TESTS=tests/graph measures the tests of one package. Tests that fail do not keep the report back.
 coverage: $(CLIENTS) test-needs ## Run all tests and report which lines and branches they miss
 	$(BIN)/coverage erase
 	-$(BIN)/coverage run -m pytest $(TESTS)
@@ -96,8 +96,8 @@ coverage: $(CLIENTS) test-needs ## Run all tests and report which lines and bran
 fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
 	AGENTRT_EXAMPLES=20000 $(BIN)/pytest $(PATIENT) tests/serving/frontend/test_any_bodies.py tests/serving/frontend/test_joined_tokens.py tests/serving/frontend/test_response_fuzz.py tests/serving/test_any_order.py tests/serving/langgraph/test_fuzz.py tests/executors/vllm/entrypoints/test_cut_off.py
 
-# ONLY='agentrt.graph.*' tries one room. Once more, it tries what survived; docs/results/mutation.md.
-mutate: $(INSTALLED) ## Count what the tests of the pure rooms let pass
+# ONLY='agentrt.graph.*' tries one package. A second run tries the mutants that survived; see docs/results/mutation.md.
+mutate: $(INSTALLED) ## Count the mutants that the tests of the pure packages miss
 	$(BIN)/python -m benchmarks mutation $(ONLY)
 
 lint: $(INSTALLED) ## Check the style, the types and the layers
@@ -106,9 +106,9 @@ lint: $(INSTALLED) ## Check the style, the types and the layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The rooms without an engine, a server or a process: their tests take a minute.
+# The pure packages use no engine, no server and no process. Their tests take a minute.
 PURE := tests/scheduler tests/graph tests/program tests/router tests/tracking tests/test_layout.py
-check: $(INSTALLED) ## Check what a change of one room most likely breaks (3 minutes at most)
+check: $(INSTALLED) ## Check what a change of one package most likely breaks (3 minutes at most)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -q $(PURE)
 

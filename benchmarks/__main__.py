@@ -38,7 +38,7 @@ BENCHMARKS = {
     ),
     "external": (
         "benchmarks.external:external",
-        "GPU runs of others, predicted in virtual time.",
+        "GPU runs that other people published, predicted in virtual time.",
     ),
     "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
     "first-runs": (
@@ -84,7 +84,7 @@ BENCHMARKS = {
     ),
     "mutation": (
         "benchmarks.mutation.command:mutation",
-        "Mutants that the tests of pure rooms miss.",
+        "Mutants that the tests of pure packages miss.",
     ),
     "paper": (
         "benchmarks.paper.command:paper",

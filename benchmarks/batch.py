@@ -145,7 +145,7 @@ class Batch:
 
     @property
     def shown_memory(self) -> str:
-        """The share of the working set as tables show it."""
+        """The share of the working set that fits into the KV cache, as tables show it."""
         return AMPLE if math.isinf(self.memory) else f"{self.memory:g}"
 
     def load(self, seed: int) -> BatchLoad:

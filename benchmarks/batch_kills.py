@@ -103,9 +103,10 @@ _COLUMNS = (
 def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> int:
     """Kill batches by SIGKILL at random moments, on the scripted engine, and count their results.
 
-    Also compares their peak memory with that of a tenth of the inputs. Fails if a result is lost
-    or is there twice, or if the memory is more than 1.2 times as much. Over HTTP, each door has a
-    batch of chats and a batch of programs with this number of requests each.
+    Also compares the peak memory with that of a batch that has a tenth of the inputs. Fails if a
+    result is missing or occurs twice, or if the larger batch needs more than 1.2 times the memory
+    of the smaller. With --door sqlite and --door postgres, the server gets two batches, one of
+    chats and one of programs, with this number of requests each.
     """
     rows, is_right = [], True
     for door in doors or DOORS:

@@ -112,7 +112,7 @@ class Measured(Generic[W, C]):
 def measured(
     cells: Sequence[Cell[W, C]], figures: Callable[[Any, C], Any], jobs: int | None
 ) -> Iterator[Measured[W, C]]:
-    """Run the cells, and give the body the finished ones to report (`finished`).
+    """Run the cells, and yield the finished cells, which the ``with`` block reports (`finished`).
 
     ``figures`` is called with a cell's load and contender in another process, so it must be
     picklable, as the cells must be.

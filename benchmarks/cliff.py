@@ -228,7 +228,7 @@ class _Engine(HeadlessEngine):
 
 def run(spec: Spec) -> dict[str, float]:
     """Run the clients under one scheduler, and return the figures."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     config = contender(spec.name).config
     scheduler = make_scheduler(

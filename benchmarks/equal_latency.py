@@ -41,13 +41,16 @@ def times(factor: float) -> Level:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The load that one policy carries under a level, for each repeat.
+    """The highest loads at which one policy keeps the latency below a level, one for each repeat.
 
-    ``bound`` says that the sweep only bounds the load of the first repeat: ``>=`` if even the
-    highest load kept the level, ``<`` if the lowest load did not. ``mark`` says the same about the
-    ratio to the baseline: ``≥`` if the policy kept the level at the highest load, ``≤`` if the
-    policy missed it at the lowest load or the baseline kept it at the highest, ``~`` if the repeats
-    differ in this.
+    ``ratios`` compares these loads with those of the baseline. The true load is unknown if it is
+    outside the measured loads. Then the nearest measured load stands for it, and two fields say so:
+
+    - ``bound`` is about the load of the first repeat. It is ``>=`` if the policy kept the level
+      even at the highest measured load, and ``<`` if it exceeded the level at the lowest.
+    - ``mark`` is about the ratio. It is ``≥`` if the true ratio is at least the shown one, and
+      ``≤`` if it is at most the shown one. It is ``~`` if neither is known, because both loads are
+      bounded on the same side, or because the repeats differ.
     """
 
     workload: str

@@ -184,12 +184,13 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 @click.option("--quick", is_flag=True, help="Run only H100 at 3 jobs a second with one seed.")
 @json_flag("Print all cells as one JSON line at the end.")
 def external(**options: Any) -> None:
-    """Predict runs of others in virtual time, and report the error of the predictions.
+    """Predict GPU runs that other people published, in virtual time, and report the errors.
 
-    FCFS is stock vLLM. Continuum is the rule of its preview code, which was measured there. The
-    offloads to 128 and 16 GB of memory are vLLM's connector over a link whose costs were fitted to
-    two cells. The offload with LMCache is not modelled. An offload at no cost, the rule of
-    Continuum's paper and agentrt's defaults are predicted too, but were not measured there.
+    FCFS is stock vLLM. Continuum follows the rule of its preview code, which the published runs
+    used. For the offloads to 128 and 16 GB of host memory, vLLM's connector decides what is copied;
+    the costs of copies were fitted to two of the published results. The offload with LMCache is not
+    modelled. Predictions without a published run are: an offload at no cost, the rule of
+    Continuum's paper, and agentrt's defaults.
     """
     planned = _cells(options)
     silence_vllm()

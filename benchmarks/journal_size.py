@@ -41,13 +41,13 @@ _NUMBERS = {word: number for number, word in enumerate(_LEXICON)}
 
 
 def words(seed: int, count: int = _WORDS) -> list[int]:
-    """Return the numbers of random words. A few of the words are frequent."""
+    """Return ``count`` random words by their indices in `_LEXICON`. A few words are frequent."""
     rng = random.Random(seed)
     return [min(len(_LEXICON) - 1, int(rng.paretovariate(0.6))) for _ in range(count)]
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """Return the text of words that are given by their numbers."""
+    """Return the text of words that are given by their indices in `_LEXICON`."""
     return " ".join(_LEXICON[number] for number in ids)
 
 

@@ -317,7 +317,7 @@ class Once(EventSource):
 
 
 async def _live(path: Path, code: Callable[..., Any], *inputs: Any, answer: Any = None) -> Run:
-    """Run a program in the journal to its end."""
+    """Run a program to its end, and record it in the journal at ``path``."""
 
     async def answers(question: Question) -> Any:
         return answer

@@ -252,7 +252,7 @@ for the commit of the file.
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=ROOT,
     metavar="FOLDER",
-    help="The checkout.  [default: this one]",
+    help="Folder of the checkout.  [default: the checkout of this command]",
 )
 def published(record: Sequence[str], write: bool, root: Path) -> int:
     """Compare the numbers on README and other pages with the files of results.

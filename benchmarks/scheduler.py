@@ -127,8 +127,8 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """Run a `Load` in a process of its own, and give the body a function that calls its methods by
-    name, with a number of steps.
+    """Run a `Load` in a process of its own, and yield a function that calls its methods by name,
+    with a number of steps.
     """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()
@@ -258,6 +258,6 @@ class Load:
 
 def _program_scheduler() -> type[Any]:
     # Not imported for stock, which must not pay for the changes that this makes to vLLM.
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     return ProgramScheduler

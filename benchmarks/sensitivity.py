@@ -208,7 +208,7 @@ def _number(value: ast.expr) -> float | None:
 
 @contextmanager
 def replaced(constant: Constant, value: float) -> Iterator[None]:
-    """Give a constant this value while the body runs, also in modules that import its name."""
+    """Set a constant to ``value`` during the ``with`` block, also where its name is imported."""
     own = vars(import_module(constant.module))
     before = own[constant.name]
     having = [own]

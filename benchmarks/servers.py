@@ -256,7 +256,9 @@ def scheduling(name: str) -> SchedulerConfig:
 async def piped(
     *command: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[Process, StreamWriter, StreamReader]]:
-    """Start a process, and give the body its input and its output. It is killed after the body."""
+    """Start a process, and yield its input and its output. The process is killed at the end of the
+    ``with`` block.
+    """
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=env)
     assert process.stdin is not None
     assert process.stdout is not None

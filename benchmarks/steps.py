@@ -243,7 +243,7 @@ class Steps(Backend):
         self.touch(engine)
 
     def leave(self, call: QueuedCall) -> None:
-        """Handle the end of a call, after its engine did."""
+        """Handle the end of a call, after the call's engine has handled it."""
         job: Job = call.item
         report = CallReport(
             service_s=call.served_s,

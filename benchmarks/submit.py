@@ -198,7 +198,7 @@ async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
 
 @asynccontextmanager
 async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> AsyncIterator[None]:
-    """Send hostile programs of a tenant while the body runs, as many at once as it may run."""
+    """Send hostile programs during the ``with`` block, as many at once as the tenant may run."""
     async with _client(key) as client:
 
         async def send(sources: Iterable[str]) -> None:

@@ -184,7 +184,7 @@ def test_options_of_simulate_are_those_of_the_default_too() -> None:
 )
 def test_the_bare_plug_in(settings: dict[str, Any], expected: tuple[str, str, str]) -> None:
     pytest.importorskip("vllm")
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=40, settings=settings)
     assert isinstance(scheduler, ProgramScheduler)

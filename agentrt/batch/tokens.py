@@ -59,8 +59,8 @@ def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
     if not info.logprobs:
         raise ConfigError(
             f"{option} needs an engine that reports token ids and the model's own log "
-            "probabilities, and this one does not; use --engine vllm or --engine transformers, and "
-            "leave out vLLM's flag --logprobs-mode"
+            "probabilities, but this engine does not; use --engine vllm or --engine transformers, "
+            "and leave out vLLM's flag --logprobs-mode"
         )
 
 
@@ -142,7 +142,7 @@ class TokenFile(OutputFile):
             elif head.batch != own:
                 raise UsageError(
                     f"{self._named} has tokens of another batch, whose results are not in "
-                    f"{results.path}; name another file, or remove this one"
+                    f"{results.path}; name another file, or remove this file"
                 )
         if len(last) < count:
             every = enumerate(self._lines())

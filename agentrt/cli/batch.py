@@ -237,7 +237,7 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
 
 @asynccontextmanager
 async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
-    """Open the program or the graph while the body runs.
+    """Open the program or the graph during the ``with`` block.
 
     Raises `UsageError` if ``--checkpointer`` is set for a program, and `ProgramLoadError`,
     `ImportFailedError` or another `AgentrtError` if a graph cannot be opened.

@@ -64,8 +64,8 @@ class EngineLog:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Redirect the output of this process and its new children to the log, while the body
-        runs.
+        """Redirect the output of this process and its new children to the log, during the ``with``
+        block.
         """
         saved = os.dup(1), os.dup(2)
         streams = sys.stdout, sys.stderr
@@ -74,7 +74,7 @@ class EngineLog:
         try:
             os.dup2(target, 1)
             os.dup2(target, 2)
-            # A logger that is set up in the body keeps the stream that is sys.stderr now, so this
+            # A logger that is set up in the block keeps the stream that is sys.stderr now, so this
             # stream must write to the log for ever.
             self._stream = os.fdopen(target, "w", buffering=1, encoding="utf-8")
             sys.stdout = sys.stderr = self._stream
@@ -155,7 +155,7 @@ async def start_engine(runtime: Runtime, progress: Progress, log: EngineLog) -> 
 
 @contextmanager
 def _warnings_after() -> Iterator[None]:
-    """Hold back the log records of agentrt's loggers until the body has ended."""
+    """Hold back the log records of agentrt's loggers until the ``with`` block has ended."""
     logger, held = logging.getLogger("agentrt"), _HeldLines()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(held)

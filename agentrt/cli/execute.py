@@ -70,8 +70,8 @@ class Watch:
 
 @contextmanager
 def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
-    """Watch the runtime's programs while the body runs, and the calls that LangChain's follower
-    sees outside these programs.
+    """Watch the runtime's programs during the ``with`` block, and the calls that LangChain's
+    follower sees outside these programs.
     """
     watch = Watch(screen)
     runtime.listen(watch.saw)
@@ -310,7 +310,7 @@ def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str
 @contextmanager
 def lent(runtime: Runtime) -> Iterator[None]:
     """Let LangChain chat models (`ChatAgentRT`) without an engine of their own use this runtime
-    while the body runs.
+    during the ``with`` block.
 
     Does nothing unless the user's file has imported LangChain: importing LangChain takes a second.
     """
@@ -328,7 +328,7 @@ def lent(runtime: Runtime) -> Iterator[None]:
 async def shown(
     runtime: Runtime, port: int | None, tell: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Serve the dashboard while the body runs, and pass its address to ``tell``.
+    """Serve the dashboard during the ``with`` block, and pass its address to ``tell``.
 
     Does nothing if ``port`` is None. Raises `ConfigError` if the port is in use.
     """

@@ -98,8 +98,8 @@ def journal_options(options: Mapping[str, Any], *, drops: bool = False) -> Journ
 
 @asynccontextmanager
 async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | None]:
-    """Open the journal while the body runs. Without a plan, yield None. Raises `JournalError` if
-    the journal cannot be opened.
+    """Open the journal during the ``with`` block. Without a plan, yield None. Raises `JournalError`
+    if the journal cannot be opened.
     """
     if plan is None:
         yield None

@@ -63,8 +63,8 @@ class Plan:
     async def opened(
         self, human: Human, ask: Answerer
     ) -> AsyncIterator[AsyncGenerator[Start, None]]:
-        """Open an iterator over the programs to start, while the body runs. The iterator may be
-        empty.
+        """Open an iterator over the programs to start, during the ``with`` block. The iterator may
+        be empty.
 
         Each start is made and checked when the iterator yields it, on the event loop that runs the
         program. Questions of a graph's thread go to ``ask`` if a ``human`` is there.

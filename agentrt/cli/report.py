@@ -87,8 +87,8 @@ def _tell_questions(questions: Sequence[OpenQuestion]) -> None:
 
 
 def _as_text(result: Any) -> str:
-    """Return a result as text for people: text unchanged, of a chat the last message, everything
-    else as JSON.
+    """Return a result as text for people: a text unchanged, the last message of a chat, and any
+    other value as JSON.
 
     A model's reply becomes its text, also within lists; with ``--json`` it has all its fields.
     """

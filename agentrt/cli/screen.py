@@ -59,7 +59,7 @@ class Screen:
 
     @asynccontextmanager
     async def showing(self) -> AsyncIterator[None]:
-        """Keep the screen updated while the body runs."""
+        """Keep the screen updated during the ``with`` block."""
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
@@ -68,7 +68,7 @@ class Screen:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[IO[str]]:
-        """Lend the terminal to the body, for example to ask a human a question."""
+        """Lend the terminal to the ``with`` block, for example to ask a human a question."""
         yield self.console.file
 
     def last_words(self, text: str) -> None:

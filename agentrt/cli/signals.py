@@ -45,8 +45,8 @@ class Drain:
 
     @contextmanager
     def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
-        """While the body runs, let the first signal call ``begin`` on the event loop, with the
-        signal's name.
+        """During the ``with`` block, let the first signal call ``begin`` on the event loop, with
+        the signal's name.
         """
         loop = asyncio.get_running_loop()
 
@@ -155,7 +155,9 @@ class Interrupts:
 
 @contextmanager
 def taken(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle `SIGNALS` with ``handler`` while the body runs. Under nohup, SIGHUP stays ignored."""
+    """Handle `SIGNALS` with ``handler`` during the ``with`` block. Under nohup, SIGHUP stays
+    ignored.
+    """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, earlier in before.items():
         if number != signal.SIGHUP or earlier is not signal.SIG_IGN:

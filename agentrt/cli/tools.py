@@ -66,7 +66,7 @@ class ToolSources:
     @asynccontextmanager
     async def asking(self, board: QuestionBoard) -> AsyncIterator[None]:
         """Publish the open questions of ``board`` at the broker, and take answers from there,
-        while the body runs.
+        during the ``with`` block.
         """
         if self.broker is None:
             yield

@@ -76,7 +76,13 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
 
 @click.command()
 @server_options
-@click.option("--mode", type=_MODE, default="keep", help="As for update.  [default: keep]")
+@click.option(
+    "--mode",
+    type=_MODE,
+    default="keep",
+    help="What happens to calls in the engines: they stop until the resume (keep), end before the "
+    "pause begins (wait), or begin again after the resume (abort).  [default: keep]",
+)
 def pause(url: str, api_key: str | None, mode: str) -> None:
     """Pause generation. Calls wait until 'agentrt weights resume'."""
     ask_server(url, api_key, "POST", "pause", params={"mode": mode}, timeout=None)

@@ -145,8 +145,8 @@ class _Output:
         """Add the reply of a call. Raises `CallRejectedError` if the engine refused the call."""
         if reply.finish_reason == "error":
             raise CallRejectedError(
-                "the engine could not follow an automaton: its allowed tokens must be in the "
-                "model's vocabulary, without those that end an output (END stands for them)"
+                "the engine could not follow an automaton: the automaton may only allow tokens of "
+                "the model's vocabulary, and END in place of the tokens that end an output"
             )
         self.replies.append(reply)
         self.logprobs += reply.token_logprobs

@@ -34,7 +34,7 @@ _KEPT = 2
 
 
 def check_checkpoint(folder: str, own: Path | None) -> str:
-    """Return the mark of a checkpoint (`mark_of`), after checking that it is complete and fits.
+    """Check that a checkpoint is complete and fits the model. Return its fingerprint (`mark_of`).
 
     ``own`` is the folder of the model's own files; None if it is not known. Raises `WeightsError`
     if files are missing or damaged, or if names or shapes of tensors differ from the model's own.
@@ -58,8 +58,8 @@ def check_checkpoint(folder: str, own: Path | None) -> str:
 
 
 def mark_of(folder: str) -> str:
-    """Return a mark that changes when a checkpoint's files are replaced: their names, sizes and
-    times of change.
+    """Return a fingerprint of a checkpoint's files: a hash of their names, sizes and times of
+    change. It changes when the files are replaced.
 
     Raises `WeightsError` for a folder without a checkpoint.
     """

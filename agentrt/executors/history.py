@@ -244,8 +244,8 @@ def load(learned: Learned, values: object) -> None:
     if isinstance(values, Mapping) and values.get("version", VERSION) != VERSION:
         version = values["version"]
         raise ConfigError(
-            f"this history of programs has version {version}; this agentrt needs version "
-            f"{VERSION}: delete the file"
+            f"the history of programs has version {version}, but this agentrt needs version "
+            f"{VERSION}"
         )
     try:
         content = _Content.model_validate(values)
@@ -373,7 +373,8 @@ def read(path: Path) -> Values:
         return saved(Learned())
     except (OSError, ValueError, RecursionError, ConfigError) as error:
         raise ConfigError(
-            f"{path}: {error}; name a file that agentrt wrote, or one that does not exist yet"
+            f"{path}: {error}; name a file that this version of agentrt wrote, or a file that does "
+            "not exist yet"
         ) from error
     return values
 

@@ -83,7 +83,7 @@ def is_model(name: str, served: str) -> bool:
 
 
 def display_name(model: str) -> str:
-    """Return a model's name for people: for a folder, the last part of its path."""
+    """Return a model's name as people see it: for a folder, the last part of its path."""
     return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
 
 

@@ -144,8 +144,8 @@ async def _attempt(
 
 @contextlib.asynccontextmanager
 async def _all_of(slots: Sequence[AttemptSlots], observer: Observer) -> AsyncIterator[None]:
-    """Hold a slot of each limit while the body runs. The slots are acquired in the order of the
-    limits.
+    """Hold a slot of each limit during the ``with`` block. The slots are acquired in the order of
+    the limits.
     """
     async with contextlib.AsyncExitStack() as stack:
         for limit in slots:
@@ -157,8 +157,8 @@ async def _all_of(slots: Sequence[AttemptSlots], observer: Observer) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def in_time(request: ToolRequest) -> AsyncIterator[None]:
-    """Limit the body to the attempt's timeout. Raises `InterruptExpiredError` if the body takes
-    longer.
+    """Limit the ``with`` block to the attempt's timeout. Raises `InterruptExpiredError` if the
+    block takes longer.
     """
     bound = asyncio.timeout(request.timeout)
     try:

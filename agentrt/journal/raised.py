@@ -265,7 +265,8 @@ def _stand_in(name: str, value: dict[str, Any], reader: FormReader) -> BaseExcep
             reader.known(value, made)
             _add(made, value, reader)
             return made
-    raise UnkeptError(f"no class stands in for {name}")  # never reached: BaseException works
+    # This line is never reached, because `_like` works with `BaseException`.
+    raise UnkeptError(f"cannot create a class in place of {name}")
 
 
 def _like(

@@ -449,8 +449,10 @@ class ProgramRecord:
         _log.warning("%s (the program continues without a record of this value)", refused)
 
     def failed(self, start: StartRow, error: BaseException, account: Any = None) -> bool:
-        """Record that a node failed or was cancelled. Return whether the row was added at once and
-        not withheld.
+        """Record that a node failed or was cancelled. Return whether its row was added now.
+
+        The row of a cancellation or of an error in `_FAULTS` is withheld until the program
+        continues after it (`_write_withheld`). An error in `_NEVER` is not recorded.
         """
         if isinstance(error, _NEVER):
             return False

@@ -216,8 +216,8 @@ def check_version(name: str, version: int) -> None:
     if version != VERSION:
         writer = "a newer agentrt" if version > VERSION else "another version of agentrt"
         raise JournalError(
-            f"journal {name} was written by {writer} (format {version}; this one reads format "
-            f"{VERSION}); install that agentrt, or name another file"
+            f"journal {name} was written by {writer} (format {version}, but this agentrt "
+            f"reads format {VERSION}); install the other agentrt, or name another file"
         )
 
 

@@ -56,11 +56,12 @@ class Program:
 
     def accept_input(self, value: Any) -> Any:
         """Return an input that came as text or as JSON, converted to the type in the function's
-        annotation: the text "3" becomes 3 for an int, an object an instance of a pydantic model.
+        annotation. For example, the text "3" becomes the int 3, and a JSON object becomes an
+        instance of a pydantic model.
 
         An object whose only key is the parameter's name stands for the value of that key, unless
-        the object itself has the type. The input stays as it is without an annotation, or if
-        pydantic does not know the type; and None stays None, which stands for no input. Raises
+        the object itself has the type. The input stays as it is if the function has no annotation,
+        or if pydantic does not know the type. None stands for no input, and stays None. Raises
         `ConfigError` for a wrong type.
         """
         if value is None or self._input_type is None:

@@ -206,7 +206,8 @@ class Silence:
 
     def chance(self, now: float, prior: float) -> float:
         """Return the probability that the program makes another call. ``prior`` is the probability
-        without other silences; its weight falls with the number of other silences.
+        to assume while no other silence of the type is known; its weight falls with the number of
+        silences.
         """
         return self._of.chance(self, now, prior)
 
@@ -259,9 +260,11 @@ class Silences:
     def chance(self, silence: Silence, now: float, prior: float) -> float:
         """See `Silence.chance`.
 
-        Of the silences that reached the age of this silence, the probability is the share that
-        ended with a call. Few of the latest silences can have reached a great age. So at a great
-        age, the silences without a call count if they reached half the age of the oldest silence.
+        The probability is the share of silences that ended with a call, among the silences that
+        lasted at least as long as this silence has lasted. If this silence has lasted for a long
+        time, few of the latest silences began early enough to have lasted as long. So a silence
+        that has not ended with a call then counts in the share as soon as it has lasted for half
+        the time since the oldest silence began.
         """
         age = now - silence.since
         returned = _at_least(self._returned, age)

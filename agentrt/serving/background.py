@@ -49,7 +49,7 @@ class Background:
     async def doing(
         self, name: str, work: Callable[[], Awaitable[None]], every_s: float = 0.0
     ) -> AsyncIterator[None]:
-        """Run ``work`` every ``every_s`` seconds until the block ends.
+        """Run ``work`` every ``every_s`` seconds until the ``with`` block ends.
 
         ``work`` may also never return; then it is cancelled at the end of the block.
         """

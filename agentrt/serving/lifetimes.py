@@ -28,9 +28,10 @@ class ThreadTtl(BaseModel):
 
 
 class _LifetimeSection(SettingsSection):
-    """A section with lifetimes.
+    """A section of a langgraph.json that has the lifetimes of threads or of store items.
 
-    ``sweep_…`` has no effect, because expired data is always removed twice a minute.
+    ``sweep_interval_minutes`` and ``sweep_limit`` have no effect, because expired data is always
+    removed twice a minute.
     """
 
     default_ttl: Minutes | None = None

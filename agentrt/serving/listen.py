@@ -123,7 +123,7 @@ class Listener:
 
     @contextlib.asynccontextmanager
     async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[None]:
-        """Serve ``app`` while the block runs, and free the port afterwards.
+        """Serve ``app`` during the ``with`` block, and free the port afterwards.
 
         Raises the error of `serve`, if any, at the end of the block.
         """

@@ -169,7 +169,7 @@ class TrackedTask(asyncio.Task[T]):
     __iter__ = __await__
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the task like asyncio, and note whether the cancellation comes from outside the
+        """Cancel the task as asyncio does, and note whether the cancellation comes from outside the
         program. TaskGroups and timeouts in the program's code cancel tasks of the program, too.
         """
         scope = current_scope()
@@ -200,7 +200,7 @@ class TrackedTask(asyncio.Task[T]):
     def add_done_callback(
         self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Add a callback like asyncio, and note which gather, shield or TaskGroup waits for the
+        """Add a callback as asyncio does, and note which gather, shield or TaskGroup waits for the
         task.
         """
         scope = current_scope() if context is None else context.get(SCOPE)
@@ -214,7 +214,7 @@ class TrackedTask(asyncio.Task[T]):
         super().add_done_callback(fn, context=context)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """Remove a callback like asyncio, and note the end of an `asyncio.wait`."""
+        """Remove a callback as asyncio does, and note the end of an `asyncio.wait`."""
         # At its end, asyncio.wait calls this method in the task that waited.
         if running_task() is not None:
             self._observed()

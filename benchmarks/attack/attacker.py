@@ -91,7 +91,7 @@ async def _again_and_again(
 
 @contextlib.asynccontextmanager
 async def _sink() -> AsyncIterator[str]:
-    """Serve a listener that reads requests and drops them, and give the body its URL."""
+    """Serve a listener that reads requests and discards them, and yield its URL."""
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_GONE):

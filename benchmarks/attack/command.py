@@ -135,9 +135,7 @@ async def _beside(
 
 @contextlib.asynccontextmanager
 async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
-    """Start a server, and give the body a client of its victim, the URL, and the key of the
-    attacker.
-    """
+    """Start a server, and yield a client of its victim, the URL, and the key of the attacker."""
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
         victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]

@@ -90,8 +90,8 @@ def chaos(**options: Any) -> int:
     """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
     All programs of a round run at once. Fails if a program's answer is not that of an undisturbed
-    engine, if a call runs again or is delivered again after its delivery, or if a process, a row, a
-    call or a program is left at the end.
+    engine, or if a call runs again or is delivered again after its delivery. Also fails if a
+    process, a row of the process table, a call or a program is left at the end.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
@@ -127,7 +127,7 @@ def _tiny_model() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _apart_from_logs() -> Iterator[Progress]:
-    """Collect the logs of the engines, and give the body a function that prints to stderr."""
+    """Collect the logs of the engines, and yield a function that prints to stderr."""
     with os.fdopen(os.dup(2), "w", buffering=1) as stderr, EngineLog(verbose=False) as log:
         begin = time.monotonic()
 

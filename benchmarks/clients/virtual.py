@@ -25,7 +25,7 @@ _APART_S = 0.02
 
 def run(name: str, conversation: str, clients: int, minutes: float, seed: int) -> Counted:
     """Count the calls that ``clients`` clients make under the named contender (`contender`)."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     config = contender(name).config
     scheduler = make_scheduler(

@@ -155,8 +155,8 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
 
 
 async def both_at_once(sides: Sides, repeat: int, at_once: int, rounds: int) -> Figures:
-    """Make ``at_once`` calls at once in ``rounds`` turns, and return the median seconds until all
-    have ended.
+    """Start ``at_once`` calls at the same time, and wait until all have ended. Return the median
+    seconds that this takes in ``rounds`` repeats, for each side.
     """
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):

@@ -132,7 +132,7 @@ async def bare_mqtt(port: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def mosquitto() -> AsyncIterator[int]:
-    """Start a broker, and give the body its port. Raises `FileNotFoundError` without Mosquitto."""
+    """Start a broker, and yield its port. Raises `FileNotFoundError` without Mosquitto."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
     if program is None:
         raise FileNotFoundError("mosquitto is not installed")
@@ -163,7 +163,7 @@ async def _listens(port: int) -> bool:
 
 @asynccontextmanager
 async def running(*command: str, stderr: bool = False) -> AsyncIterator[str]:
-    """Start a process that prints a line when it is ready, and give the body the line."""
+    """Start a process that prints a line when it is ready, and yield the line."""
     pipe = asyncio.subprocess.PIPE
     streams = {"stderr" if stderr else "stdout": pipe}
     process = await asyncio.create_subprocess_exec(*command, **streams)  # type: ignore[arg-type]

@@ -2,9 +2,9 @@
 
 The same programs arrive at the same times on an engine with each contender in turn: stock vLLM,
 rivals' rules before or inside it, and our parts one by one. vLLM's real scheduler and KV-cache
-manager decide. Step times are those of a model, so the results do not depend on the machine. With
-``--real``, real engines serve the programs first; then they run in virtual time with the measured
-step times.
+manager decide. A step takes a computed time (`StepTimeModel`), so the results do not depend on the
+machine. With ``--real``, real engines serve the programs first; then the same programs run in
+virtual time with the measured step times.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ _FACTOR = NumberRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
-_HELD_OUT = "All workloads with seeds that nothing is tuned on; stock and default alone, one table."
+_HELD_OUT = (
+    "Run all workloads with seeds on which no constant was tuned, with stock and default only, and "
+    "print one table."
+)
 
 EPILOG = """\b
 A single cell, which takes seconds:
@@ -198,7 +201,7 @@ def _engines(options: dict[str, Any]) -> Engines | None:
             raise ConfigError("--model and --model-shape: a model needs --real")
         return None
     if model and shape:
-        raise ConfigError("--model and --model-shape: give one of them")
+        raise ConfigError("--model and --model-shape exclude each other; leave one of them out")
     base = engine_options(model, shape, options["max_num_seqs"] or SLOTS, ())
     prepare_environment(base)
     return Engines(base, model_in_words(model, shape))

@@ -1,1 +1,1 @@
-"""Mutation testing of the pure rooms: the packages without an engine, a server or a process."""
+"""Mutation testing of the pure packages, which use no engine, no server and no process."""

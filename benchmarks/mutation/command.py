@@ -1,5 +1,6 @@
-"""``benchmarks mutation``: the mutants of the pure rooms (the packages without an engine, a server
-or a process) that their tests do not detect.
+"""``benchmarks mutation``: the mutants of the pure packages that their tests do not detect.
+
+Pure packages use no engine, no server and no process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
 @click.command()
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 def mutation(patterns: tuple[str, ...]) -> int:
-    """Break the pure rooms in thousands of small ways, and count the mutants that the tests miss.
+    """Break the pure packages in thousands of small ways, and count the mutants that the tests
+    miss. Pure packages use no engine, no server and no process.
 
     PATTERN, such as 'agentrt.graph.*', chooses mutants by their names. Killed mutants are not tried
     again: a second run tries the survivors. Takes some minutes on two cores.

@@ -159,7 +159,7 @@ _FLAGS = {
 
 @contextmanager
 def measure_virtual(plan: Plan) -> Iterator[Measured]:
-    """Do all runs, by default in one process per core, and give the body the finished ones."""
+    """Do all runs, by default in one process per core, and yield the finished ones."""
     silence_vllm()
     options = plan.options
     sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(plan.flags)}
@@ -175,7 +175,9 @@ def measure_virtual(plan: Plan) -> Iterator[Measured]:
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:
-    """Return the virtual engine's sizes from vLLM's flags. Raises `ConfigError` for other flags."""
+    """Return the batch slots, KV blocks and step tokens of the virtual engine, as vLLM's ``flags``
+    set them. Raises `ConfigError` for a flag that is not in `_FLAGS`.
+    """
     words = [word for flag in flags for word in flag.split("=", 1)]
     sizes: dict[str, Any] = {}
     for name, value in zip(words[::2], [*words[1::2], ""], strict=False):

@@ -70,7 +70,7 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     for pair in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
         if all(options[name] for name in pair):
             names = " and ".join(f"--{name.replace('_', '-')}" for name in pair)
-            raise ConfigError(f"{names}: give one of them")
+            raise ConfigError(f"{names} exclude each other; leave one of them out")
 
 
 def _pressures(options: Mapping[str, Any]) -> list[Pressure]:

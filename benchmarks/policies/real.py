@@ -119,7 +119,7 @@ _SLOTS_ON_CPU = 4
 
 @contextmanager
 def measure(plan: Plan) -> Iterator[Measured]:
-    """Do all runs on this machine, and give the body the finished ones to report."""
+    """Do all runs on this machine, and yield the finished runs to report."""
     runs = len(plan.contenders) * len(plan.pressures) * len(plan.seeds)
     settings = plan.source, plan.pressures, plan.programs, plan.contenders, plan.seeds
     bench = RealBench(_engine_options(plan), *settings, started, Meter(runs).now)

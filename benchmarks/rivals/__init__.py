@@ -1,7 +1,8 @@
-"""Rivals as contenders. Importing this package registers their names.
+"""The rules of other projects, which benchmarks compare with agentrt's scheduler.
 
-A cap and ThunderAgent's rule are gates in front of stock vLLM. Continuum's rule is a scheduler
-class in place of ours.
+Importing this package registers the names of these rules as contenders, for ``--policy``. The limit
+on concurrent programs (`Cap`) and ThunderAgent's rule are gates in front of stock vLLM. Continuum's
+rule is a scheduler class in place of ours.
 
 To add a rival:
 
@@ -9,7 +10,7 @@ To add a rival:
    works on real engines. A rule inside the engine is a subclass of `ProgramScheduler` with its own
    ``use``, and works in virtual time only.
 2. Give its name a function in `RIVALS` below, which returns a `Contender`.
-3. Test in ``tests/benchmarks/test_rivals.py`` that the rule acts.
+3. Test in ``tests/benchmarks/test_rivals.py`` that the rule has an effect.
 4. To run it by default, add its name to ``benchmarks/memory/plan.py``.
 """
 

@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from agentrt.executors.vllm.retention import BlockRetention
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.retention import BlockRetention
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned

@@ -47,7 +47,7 @@ class Outcome:
 
 def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
     """Run a case to its end or its first violation."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
     from benchmarks.stress.clients import Clients
     from benchmarks.stress.engine import make_engine
     from benchmarks.stress.watch import Watch

@@ -53,7 +53,8 @@ class Ratio:
     """The ratio of a workload's total time under a policy to stock's. ``mean`` is the ratio of the
     programs' mean times.
 
-    ``cause`` names the explanation, and ``figures`` has the figures of both runs.
+    ``cause`` names the difference from stock's run that costs the most time. ``figures`` has the
+    figures of both runs.
     """
 
     seed: int
@@ -70,7 +71,7 @@ class Ratio:
 
 def run_workload(plan: CasePlan, policy: str | None) -> Run:
     """Run a workload under a policy, or under stock's scheduler."""
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
     from agentrt.lab.engine.headless import stock_scheduler
     from benchmarks.stress.clients import Clients
     from benchmarks.stress.engine import make_engine

@@ -354,7 +354,8 @@ class Watch:
         live = {name for name, call in scheduler.requests.items() if not call.is_finished()}
         if live != set(calls):
             raise Violation(
-                "queues", f"{sorted(live ^ set(calls))} are in the engine or the queues"
+                "queues",
+                f"either vLLM or the scheduler's core does not have {sorted(live ^ set(calls))}",
             )
         running = {request.request_id for request in scheduler.running}
         queued = 0

@@ -1,9 +1,9 @@
-"""CodeAct: the model acts by writing Python; what that prints is what it sees next.
+"""CodeAct: the model acts by writing Python code, and sees the output of the code next.
 
     agentrt run demos/techniques/agent_codeact.py --input "What is the sum of 17 and 25?"
 
-The code runs in a process of its own, for a few seconds, with all that your user may do: it is no
-sandbox. (Wang et al., 2024, https://arxiv.org/abs/2402.01030)
+The code runs in a process of its own for a few seconds, with all rights of your user. This is not
+a sandbox. (Wang et al., 2024, https://arxiv.org/abs/2402.01030)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""ReAct: the model thinks, acts by a tool, and sees what came of it, in one growing context.
+"""ReAct: the model thinks, calls a tool, and sees the result, in one growing context.
 
     agentrt run demos/techniques/agent_react.py --input "How is the weather in Vienna?"
 
-Nothing that it has read or written is computed again. Which tool it calls is read from the
-scores of their names: a model of any size names one of them. (Yao et al., 2023,
+No token of the context is computed twice. The program chooses the tool by the scores of the
+tools' names, so even a small model always names one of the tools. (Yao et al., 2023,
 https://arxiv.org/abs/2210.03629)
 """
 

@@ -1,9 +1,9 @@
-"""A swarm: agents with parts of their own, who speak in rounds and hear each other.
+"""A swarm: agents with different roles, which speak in rounds and hear each other.
 
     agentrt run demos/techniques/agent_swarm.py --input "Where should we build the bridge?"
 
-All have heard the same words in the same order: what was said is computed once for all of them,
-and an agent's part comes last. (Zhuge et al., 2024, https://arxiv.org/abs/2402.16823)
+All agents hear the same words in the same order, so the conversation is computed once for all of
+them. An agent's role comes last in its prompt. (Zhuge et al., https://arxiv.org/abs/2402.16823)
 """
 
 from __future__ import annotations

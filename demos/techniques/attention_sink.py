@@ -1,10 +1,10 @@
-"""Attention sinks: read a text without end in a memory that is bounded.
+"""Attention sinks: read an endless text with bounded memory.
 
     agentrt run demos/techniques/attention_sink.py --engine transformers --input @book.txt
 
-A model gives its first tokens attention that it does not need elsewhere. With them and a window
-over the last tokens a text of any length stays as likely as a short one; with the window alone
-it does not. (Xiao et al., 2024, https://arxiv.org/abs/2309.17453)
+A model gives surplus attention to the first tokens. If it sees these tokens and a window over the
+last tokens, a text of any length stays as likely as a short text; with the window alone it does
+not. (Xiao et al., 2024, https://arxiv.org/abs/2309.17453)
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     agentrt run demos/techniques/beam_search.py --input "The capital of France is"
 
-Beams are forks, so that they share what the engine has computed of them. (Freitag and Al-Onaizan,
-2017, https://arxiv.org/abs/1702.01806)
+Beams are forks, so they share the computed tokens of their common beginning. (Freitag and
+Al-Onaizan, 2017, https://arxiv.org/abs/1702.01806)
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     agentrt run demos/techniques/function_calls.py --input "Is it raining in Vienna?"
 
-Documentation of functions that are used often is computed once and kept by name. A function runs
-as soon as its call is written, while the model writes the next. Documentation that is needed once
-is on a branch, which is dropped: later calls do not read it. (Pie, SOSP 2025, Figure 7)
+Documentation of functions that are used often is computed once and saved under a name. A function
+runs as soon as its call is written, while the model writes the next call. Documentation that is
+needed only once is on a fork, and is dropped with it. (Pie, SOSP 2025, Figure 7)
 """
 
 from __future__ import annotations

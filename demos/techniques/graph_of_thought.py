@@ -1,8 +1,8 @@
-"""Graph of Thoughts: thoughts are made beside each other, and then merged, two by two.
+"""Graph of Thoughts: thoughts are generated in parallel, and then merged in pairs.
 
     agentrt run demos/techniques/graph_of_thought.py --input "cats; dogs; birds; fish"
 
-Each merge waits for its own two thoughts and no others, and all share the instructions.
+Each merge waits for its own two thoughts only, and all merges share the instructions.
 (Besta et al., 2024, https://arxiv.org/abs/2308.09687)
 """
 

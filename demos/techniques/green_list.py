@@ -1,7 +1,7 @@
 """The logits processor of `watermark.py`, which favours green tokens in vLLM's model runner V1.
 
-Which are green hangs on the token before. The processor reads that token from the output, and
-keeps nothing of its own: a call that was preempted resumes as if it had not been.
+The token before decides which tokens are green. The processor reads it from the output and keeps
+no state, so a call that was preempted resumes as if it had not been preempted.
 """
 
 from __future__ import annotations

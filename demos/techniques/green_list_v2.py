@@ -1,5 +1,5 @@
-"""The logits processor of `watermark.py` for vLLM's model runner V2, which GPUs have: all calls of
-a step at once, on the device.
+"""The logits processor of `watermark.py` for vLLM's model runner V2, which runs on GPUs. It
+processes all calls of a step at once, on the device.
 """
 
 from __future__ import annotations

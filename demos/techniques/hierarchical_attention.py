@@ -1,10 +1,10 @@
-"""Hierarchical attention: tokens see their neighbours, and of each section its summary alone.
+"""Hierarchical attention: tokens see their neighbours, and only a summary of each section.
 
     agentrt run demos/techniques/hierarchical_attention.py --engine transformers
 
-The text is a tree of two levels: sections of one length, each with a mark at its end, which has
-read its section. Whoever comes later sees the marks, so that a section costs a few tokens of
-memory. (After Tang et al., 2021, where the tree is a program's: https://arxiv.org/abs/2112.01184)
+The text is a tree of two levels: sections of equal length, each with a mark at its end that sees
+the whole section. Later tokens see the marks only, so a section costs a few tokens of memory.
+(After Tang et al., 2021, where the tree is a program's: https://arxiv.org/abs/2112.01184)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Jacobi decoding: guess many tokens, have the model correct all of them at once, and again.
+"""Jacobi decoding: guess many tokens, let the model correct all of them at once, and repeat.
 
     agentrt run demos/techniques/jacobi.py
 
-One forward over a guess gives the greedy token at each of its places. Those up to the first that
-was wrong are final; the rest is the next guess. (Santilli et al., 2023,
+One forward pass over a guess gives the greedy token at each position. The tokens up to the first
+wrong guess are final, and the rest is the next guess. (Santilli et al., 2023,
 https://arxiv.org/abs/2305.10427)
 """
 

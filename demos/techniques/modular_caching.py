@@ -1,10 +1,10 @@
-"""Modular caching: prompts of named modules, each of which is computed once where that is possible.
+"""Modular caching: prompts of named modules, which are computed once where that is possible.
 
     agentrt run demos/techniques/modular_caching.py --input "rules, tools, weather"
 
-vLLM's cache holds a token for its position and all tokens before it: a module is used again where
-the modules before it are the same, in the same order, and nowhere else. So modules belong in one
-order, those that change least first. `assemble` says which it found. (Gim et al., 2024,
+vLLM's cache finds a token only at its position, after the same tokens. So a module is used again
+only if the same modules precede it, in the same order. Put the modules that change least first.
+`assemble` returns which modules it found. (Gim et al., 2024,
 https://arxiv.org/abs/2311.04934, which also moves modules about)
 """
 

@@ -1,9 +1,9 @@
-"""Output validation: several answers at once, a check of each, and another try that knows why.
+"""Output validation: several answers at once, a check of each, and another try with the fault.
 
     agentrt run demos/techniques/output_validation.py
 
-The branches share the question. The best answer is taken if it passes; else the chat continues with
-what was wrong with it. (Guardrails, https://github.com/guardrails-ai/guardrails)
+The forks share the question. The best answer is taken if it passes the check. Otherwise the chat
+continues with the fault of this answer. (Guardrails, https://github.com/guardrails-ai/guardrails)
 """
 
 from __future__ import annotations

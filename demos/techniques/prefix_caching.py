@@ -1,9 +1,9 @@
-"""Prefix caching by name: a long text is read once, and asked about by program after program.
+"""Prefix caching by name: a long text is computed once, and many programs ask about it.
 
     agentrt run demos/techniques/prefix_caching.py --input "Who wrote it?"
 
-A saved context outlives its program, for all of the same tenant; what the engine has computed of
-it is shared, and computed again only where it was evicted. (Zheng et al., 2024,
+A saved context outlives its program, for all programs of the same tenant. They share its computed
+tokens, which are computed again only if they were evicted. (Zheng et al., 2024,
 https://arxiv.org/abs/2312.07104)
 """
 

@@ -2,8 +2,8 @@
 
     agentrt run demos/techniques/recursion_of_thought.py --input "3 1 4 1 5 9 2 6"
 
-So no context grows with the whole problem: a part's thoughts are dropped, and only its answer goes
-up. (Lee and Kim, 2023, https://arxiv.org/abs/2306.06891)
+So no context grows with the whole problem: the thoughts about a part are dropped, and only the
+answer to this part is returned. (Lee and Kim, 2023, https://arxiv.org/abs/2306.06891)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Skeleton of Thought: the points of an answer first, and then all of them at once.
+"""Skeleton of Thought: first the headings of an answer, and then the texts of all points at once.
 
     agentrt run demos/techniques/skeleton_of_thought.py --input "Why do cats purr?"
 
-The points are written beside each other, in forks of one context with question and skeleton: the
-answer takes as many steps as its longest point. (Ning et al., 2024,
+The points are written in parallel, in forks of one context with the question and the skeleton. So
+the answer takes as many steps as its longest point. (Ning et al., 2024,
 https://arxiv.org/abs/2307.15337)
 """
 

@@ -1,9 +1,9 @@
-"""Speculative decoding: guess what comes next from the text so far, and check it in one forward.
+"""Speculative decoding: guess the next tokens, and check them in one forward pass.
 
     agentrt run demos/techniques/speculative.py
 
-The guess is what followed the last few tokens where they stood before (prompt lookup, Saxena,
-2023). Tokens are those of greedy decoding; where a text repeats itself, many come in one step.
+The guess is the text that followed the last few tokens at their previous occurrence (prompt
+lookup, Saxena, 2023). The result equals greedy decoding; a repetitive text gets many tokens a step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tree of Thoughts: several thoughts from each state, of which the best few are thought further.
+"""Tree of Thoughts: several thoughts from each state; the best few are continued.
 
     agentrt run demos/techniques/tree_of_thought.py --input "How can four cats share three fish?"
 
-Thoughts are forks, so that the engine computes what they have in common once; a state is worth
-what the model thinks of "good" after it. (Yao et al., 2023, https://arxiv.org/abs/2305.10601)
+Thoughts are forks, so the engine computes their common beginning once. A state is better the
+more "good" is likelier than "bad" after it. (Yao et al., 2023, https://arxiv.org/abs/2305.10601)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Watermarking: who knows the key can tell a program's output from other text.
+"""Watermarking: with the key, a program's output can be told from other text.
 
     agentrt run demos/techniques/watermark.py -- --logits-processors green_list:GreenList
 
 A logits processor in the engine (on a GPU, `green_list_v2:GreenList`) favours half of the tokens,
-by the token before; a text with far more of them was not written by chance. (Kirchenbauer et al.,
-2023, https://arxiv.org/abs/2301.10226)
+chosen by the token before. A text with far more than half of such tokens has the
+watermark. (Kirchenbauer et al., 2023, https://arxiv.org/abs/2301.10226)
 """
 
 from __future__ import annotations

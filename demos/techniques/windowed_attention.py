@@ -1,9 +1,9 @@
-"""Windowed attention: each token sees the last few only, however long the text is.
+"""Windowed attention: each token sees only the last few tokens, however long the text is.
 
     agentrt run demos/techniques/windowed_attention.py --engine transformers --input @notes.txt
 
-Work and memory for a token do not grow with the text. What lies further back is heard of through
-the tokens between, a window for each layer. (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150)
+Work and memory for a token do not grow with the text. Each layer passes information on by one
+window, so earlier text has an influence, too. (Beltagy et al., https://arxiv.org/abs/2004.05150)
 """
 
 from __future__ import annotations

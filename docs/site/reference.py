@@ -84,7 +84,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def layers() -> str:
-    """The rooms in their layers, as the import contract has them."""
+    """Return the packages in their layers, as the import contract has them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     [contract] = [
         one
@@ -95,7 +95,7 @@ def layers() -> str:
     boxes = " --> ".join(f'l{number}["{row}"]' for number, row in enumerate(names))
     close = '%%{init: {"flowchart": {"rankSpacing": 20, "padding": 8}}}%%'
     picture = f"```mermaid\n{close}\nflowchart TD\n    {boxes}\n```"
-    return f"A room imports only from those below it:\n\n{picture}"
+    return f"A package imports only from the packages below it:\n\n{picture}"
 
 
 def shown(name: str) -> str:

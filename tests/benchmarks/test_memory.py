@@ -210,7 +210,7 @@ def test_continuum_has_what_a_program_pinned_there_for_its_next_call() -> None:
         (("--real", "--policy", "srpt+ample"), "'srpt+ample' runs in virtual time only"),
         (("--real", "--policy", "continuum"), "'continuum' runs in virtual time only"),
         (("--model-shape", "tiny"), "a model needs --real"),
-        (("--real", "--model", "m", "--model-shape", "tiny"), "give one of them"),
+        (("--real", "--model", "m", "--model-shape", "tiny"), "leave one of them out"),
         (("--real", "--model-shape", "huge"), "known: llama-8b, small, tiny"),
     ],
 )

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.runs.contenders import contender, contenders
 from benchmarks import scheduler as command
 from benchmarks.__main__ import call

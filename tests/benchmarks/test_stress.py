@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import stock_scheduler
 from benchmarks.__main__ import call
 from benchmarks.stress.cases import Outcome, run_case, run_seeds, shrink
@@ -330,7 +330,9 @@ def test_cases_in_several_processes_come_to_the_same(
 ) -> None:
     """In two forks of a process that has imported vLLM, which takes a worker ten seconds."""
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["benchmarks.stress.engine", "agentrt.executors.vllm.scheduler"])
+    forks.set_forkserver_preload(
+        ["benchmarks.stress.engine", "agentrt.executors.vllm.engine_core.scheduler"]
+    )
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: forks)
     monkeypatch.setattr("benchmarks.stress.cases._PIECE", 4)
     line = ["stress", "--seed", "80", "--cases", "12", "--without", "pauses"]

@@ -14,8 +14,8 @@ from agentrt.executors.base import Chunk, Executor, KVEventListener, Notificatio
 from agentrt.executors.chat_api import Answer, Caller, Frontend, FrontProfile, Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.reports import read_report
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.router import make_router

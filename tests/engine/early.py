@@ -148,7 +148,7 @@ def needs_of_core(*, on_gpu: bool) -> tuple[tuple[str, ...], dict[str, str]]:
         "vllm.v1.engine.core",
         "vllm.v1.executor.uniproc_executor",
         f"vllm.v1.worker.{worker}",
-        "agentrt.executors.vllm.scheduler",
+        "agentrt.executors.vllm.engine_core.scheduler",
     )
     if on_gpu:
         return modules, {}

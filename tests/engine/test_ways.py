@@ -18,7 +18,7 @@ from langchain.agents import create_agent
 from agentrt import Context, Runtime, program
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.replicas import RestartedEngine
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore

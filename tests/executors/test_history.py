@@ -173,7 +173,7 @@ def test_what_was_never_learned_is_refused_and_changes_nothing(values: Any) -> N
 @pytest.mark.parametrize("version", [0, 2, "one", None])
 def test_another_version_is_refused_whatever_is_in_it(version: Any) -> None:
     with pytest.raises(
-        ConfigError, match=f"version {version}; this agentrt needs version 3: delete"
+        ConfigError, match=f"has version {version}, but this agentrt needs version 3"
     ):
         load(Learned(), {"version": version, "rows": []})
 

@@ -142,7 +142,7 @@ def test_a_named_file_that_is_none_is_refused_and_left_alone(
 ) -> None:
     path = tmp_path / "own.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that this version"):
         file_of(named=str(path))
     monkeypatch.setenv("AGENTRT_HISTORY", str(path))
     with pytest.raises(ConfigError, match=r"own\.json: "):

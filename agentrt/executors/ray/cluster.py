@@ -166,7 +166,9 @@ class Cluster:
         return f"an engine needs {share} of one node; free on {where}: {', '.join(parts)}"
 
     def _share(self) -> Demand:
-        """Return the share of each engine. Raises `ConfigError` if the engines do not fit."""
+        """Return the cores, the GPUs and the memory of each engine. Raises `ConfigError` if the
+        engines do not fit into the cluster.
+        """
         with self._lock:
             if self._demand is None:
                 self._demand = demand(_nodes(), self._engines, self._gpus, self._memory)

@@ -35,7 +35,7 @@ class GrammarCompiler:
         return xgrammar.GrammarCompiler(info)
 
     def follow(self, constraint: Constraint) -> Following:
-        """Return the state of an empty output under ``constraint``.
+        """Return a matcher that follows an output under ``constraint`` from its first token.
 
         Raises `CallRejectedError` for a constraint that cannot be compiled.
         """
@@ -141,10 +141,10 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return the log probabilities of ``token``, which comes first, and of the ``most`` likeliest
-    tokens.
+    """Return the log probability of ``token``, followed by those of the likeliest tokens, at most
+    ``most``.
 
-    With ``allowed``, the likeliest are chosen from these tokens.
+    With ``allowed``, the likeliest tokens are chosen from these tokens.
     """
     every = logits.log_softmax(-1)
     if allowed is None:

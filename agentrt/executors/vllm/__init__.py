@@ -13,6 +13,6 @@ __all__ = ["ProgramScheduler"]
 def __getattr__(name: str) -> Any:
     if name != "ProgramScheduler":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     return ProgramScheduler

@@ -1,6 +1,6 @@
 """Sends control messages from an embedded engine to the scheduler in its core.
 
-`agentrt.executors.vllm.control` answers them.
+`agentrt.executors.vllm.engine_core.control` answers them.
 """
 
 from __future__ import annotations

@@ -195,7 +195,9 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
 
 
 def _write_model(source: Path, target: Path) -> None:
-    """Convert the weights with the reader that `from_pretrained` uses.
+    """Read the weights of the GGUF file ``source``, and write them as a model to ``target``.
+
+    This uses the reader of `from_pretrained`.
 
     `from_pretrained` itself reads a GGUF file only if the package accelerate is installed.
     """

@@ -484,7 +484,9 @@ class LiveCall:
 
 @contextlib.contextmanager
 def _dying(when: str) -> Iterator[None]:
-    """Convert vLLM's error for a dead engine."""
+    """Raise `EngineDiedError` in place of vLLM's error for a dead engine. ``when`` says what the
+    engine did, such as "it paused".
+    """
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:

@@ -29,7 +29,7 @@ def gpu_gib(count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:
-    """The memory from which engines may take host memory, in bytes.
+    """The free memory of a machine that engines may use as host memory for KV cache, in bytes.
 
     ``free`` is the machine's free memory, within the limits of the control group. ``shared`` is the
     room in ``/dev/shm``, where vLLM puts host memory.

@@ -20,11 +20,12 @@ A name may have several classes, one for each of vLLM's model runners.
 
 
 def offer_processors(config: VllmConfig) -> dict[str, str]:
-    """Make the engine load the packages' processors beside those of ``--logits-processors``.
+    """Make the engine load the processors of installed packages in addition to those of
+    ``--logits-processors``.
 
     Returns all names, each with the reason why this engine cannot run the processor, or "" if it
-    can. A processor that ``--logits-processors`` names is called by its class here. Raises
-    `ConfigError` if this engine cannot use such a processor.
+    can. The name of a processor of ``--logits-processors`` is the name of its class. Raises
+    `ConfigError` if this engine cannot use a processor of ``--logits-processors``.
     """
     model = config.model_config
     processors = list(model.logits_processors or ())

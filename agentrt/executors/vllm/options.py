@@ -30,10 +30,10 @@ from agentrt.scheduler.config import SchedulerConfig
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-SCHEDULER = "agentrt.executors.vllm.scheduler.ProgramScheduler"
+SCHEDULER = "agentrt.executors.vllm.engine_core.scheduler.ProgramScheduler"
 HOST_TIER = {
     "eviction_policy": "ProgramCachePolicy",
-    "cache_policy_module_path": "agentrt.executors.vllm.host_tier",
+    "cache_policy_module_path": "agentrt.executors.vllm.engine_core.host_tier",
     "offload_prompt_only": False,
 }
 

@@ -46,7 +46,7 @@ async def in_new_thread(work: Callable[..., T], *args: Any) -> T:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in this thread, and so in every process that it starts in the body.
+    """Block Ctrl-C in this thread, and so in every process that it starts in the ``with`` block.
 
     Ctrl-C reaches the whole process group, even a child that is still importing vLLM, but only the
     parent may decide what stops. A new process inherits the signal mask.
@@ -60,7 +60,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collections_paused() -> Iterator[None]:
-    """Turn garbage collection off in the body.
+    """Turn garbage collection off in the ``with`` block.
 
     During the import of vLLM it would take a quarter of the time and find no garbage.
     """
@@ -82,7 +82,8 @@ script.
 
 @contextlib.contextmanager
 def script_left_out(config: object) -> Iterator[None]:
-    """Keep processes that this thread starts in the body from running the main script again.
+    """Keep processes that this thread starts in the ``with`` block from running the main script
+    again.
 
     Python's multiprocessing runs the main script in each new process. A script may start engines at
     its top level, since users of a chat model do not write ``if __name__ == "__main__"``. The

@@ -1,4 +1,7 @@
-"""A queue and a limit in which tenants take turns, and a thread with such a queue."""
+"""A queue and a limit in which tenants take turns, and a thread with such a queue.
+
+The owner of an item or of work is the tenant for which it is done.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class InTurn(Generic[T]):
 
 
 class Turns:
-    """Limits the total size of work in progress to ``most``; owners take turns.
+    """Limits the total size of work in progress to ``most``. The owners of waiting work take turns.
 
     Work starts while any part of the limit is free, even if its size exceeds this part.
     """
@@ -83,7 +86,7 @@ class Turns:
 
 
 class SharedThread:
-    """A single thread beside the event loop in which owners take turns.
+    """A single thread beside the event loop, in which the owners of work take turns.
 
     The thread has a lower priority than the event loop, unless it is ``equal``. Work that holds the
     interpreter's lock most of the time needs an equal priority: on a busy machine, a thread with a

@@ -183,7 +183,7 @@ reveal.
 
 @contextmanager
 def beating(beat: Heartbeat | None) -> Iterator[None]:
-    """Call ``beat`` regularly while the body runs. Does nothing if it is None."""
+    """Call ``beat`` regularly during the ``with`` block. Does nothing if it is None."""
     if beat is None:
         yield
         return

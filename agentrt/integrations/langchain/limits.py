@@ -18,7 +18,9 @@ class ContextTooLongError(PromptTooLongError, ContextOverflowError):
 
 @contextmanager
 def overflows_translated() -> Iterator[None]:
-    """Raise the error that LangChain's summarizers catch if a prompt in the body is too long."""
+    """Raise the error that LangChain's summarizers catch if a prompt in the ``with`` block is too
+    long.
+    """
     try:
         yield
     except PromptTooLongError as error:

@@ -18,7 +18,7 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def lend(client: RuntimeClient) -> Iterator[None]:
-    """Let all chat models of this process use ``client`` as their engine while the body runs."""
+    """Make ``client`` the engine of all chat models of this process during the ``with`` block."""
     with _LOCK:
         _LENT.append(client)
     try:

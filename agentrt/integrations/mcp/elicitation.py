@@ -42,8 +42,8 @@ class Elicitations:
 
     @contextlib.contextmanager
     def under_way(self, call: McpCall) -> Iterator[None]:
-        """Let the server ask questions for ``call`` while the body runs. Its open questions end
-        with the body.
+        """Let the server ask questions for ``call`` during the ``with`` block. Its open
+        questions end with the block.
         """
         self._calls[call] = None
         token = _CALL.set(call)

@@ -62,7 +62,7 @@ class Stderr:
 async def opened_stdio(
     server: StdioServer, stderr: Stderr, strayed: Callable[[str], None]
 ) -> AsyncIterator[TransportStreams]:
-    """Run the server while the body runs. At the end, close its stdin, and then kill it.
+    """Run the server during the ``with`` block. At the end, close its stdin, and then kill it.
 
     ``strayed`` is called with each line on stdout that is not a message.
     """

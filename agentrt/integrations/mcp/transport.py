@@ -174,7 +174,7 @@ class McpTransport(ToolTransport):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a call in flight while the body runs."""
+        """Count a call in flight during the ``with`` block."""
         self._calls += 1
         try:
             yield

@@ -179,7 +179,7 @@ class RealBackend(Backend):
 # -- contenders on a real engine ------------------------------------------------------------
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
-"""A function that returns a context manager, which starts an engine and stops it after the body."""
+"""A function that returns a context manager, which starts an engine, and stops it at the end."""
 _WARM_UP = 3
 """Number of programs that warm an engine up, and number of calls that each of these programs makes.
 """

@@ -63,8 +63,8 @@ def _with_spec(do: Callable[[Spec], Result], spec: Spec) -> tuple[Spec, Result]:
 def finished(
     specs: Sequence[Spec], jobs: int | None, do: Callable[[Spec], Result]
 ) -> Iterator[dict[Spec, Result]]:
-    """Do all runs. The value of the context manager has the results of the finished runs, which the
-    body reports. If a signal ended the runs early, its error is raised after the body.
+    """Do all runs. Yield the results of the finished runs, which the ``with`` block reports. If a
+    signal ended the runs early, its error is raised after the block.
     """
     results, stop = do_all(specs, jobs, do)
     yield results
@@ -93,8 +93,8 @@ def _stopped(stop: StoppedError, done: int, runs: int) -> StoppedError:
 
 @contextmanager
 def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Iterator[list[Series]]:
-    """Do the runs of a grid. The value of the context manager has the cells of their comparison,
-    which the body prints.
+    """Do the runs of a grid. Yield the cells of their comparison, which the ``with`` block
+    prints.
     """
     with finished(specs, jobs, do) as results:
         settings = list(dict.fromkeys(spec.setting for spec in specs))

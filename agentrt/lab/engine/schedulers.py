@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from agentrt.executors.vllm._compat.core import install_utility
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, Scheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.processes import die_with_parent, leave_interrupts_to_parent
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.probe import UTILITY, answer
 
 __all__ = ["AsyncScheduler", "ProgramScheduler", "Scheduler"]

@@ -297,7 +297,7 @@ def _scheduler(
     *,
     kv_events: bool,
 ) -> Any:
-    from agentrt.executors.vllm.scheduler import ProgramScheduler
+    from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
     cls: Any = stock_scheduler()
     how: dict[str, Any] = {"policy": scheduling}

@@ -65,8 +65,9 @@ class ProgramRun:
         return [piece for piece in self._back() if piece.until > piece.since][::-1]
 
     def _back(self) -> Iterator[WallInterval]:
-        """Yield the pieces from the last to the first. The time between two calls is the time of a
-        tool or a human if the shape names one, and otherwise the time of the program's own code.
+        """Yield the pieces of the program's time from the last to the first. The reason for the
+        time between two calls is a tool or a human if ``shape`` names one before the later call,
+        and otherwise the program's own code.
         """
         at, reason = self.ended, OWN
         index = max(self.calls, key=self._end_of, default=None)

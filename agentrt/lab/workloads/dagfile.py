@@ -108,7 +108,7 @@ def _calls(
             raise where.complain(f"two nodes have the id {node.id}; give each its own id")
         for parent in node.parents:
             if parent not in seen:
-                raise where.complain(f"the parent {parent!r} is not a node before this one")
+                raise where.complain(f"the parent {parent!r} is not an earlier node")
         parents = [seen[parent] for parent in node.parents]
         before = tuple(sorted({call for parent in parents for call in parent.calls}))
         human = any(parent.human for parent in parents)

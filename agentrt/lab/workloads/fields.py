@@ -51,8 +51,8 @@ class Notes(Counter[str]):
 
     @contextmanager
     def leaving_out(self, label: str) -> Iterator[None]:
-        """Run the body, which reads one object. If the body raises `ConfigError`, count the object
-        under ``label``, and drop all other notes that the body made.
+        """Guard a ``with`` block that reads one object. If the block raises `ConfigError`, count
+        the object under ``label``, and drop all other notes that the block made.
         """
         before = dict(self)
         try:

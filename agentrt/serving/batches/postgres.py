@@ -60,7 +60,7 @@ class PostgresAnswers(LineWriter):
         if not data:
             return
         if self._is_broken:
-            raise OSError(errno.EIO, "a line before this one could not be stored")
+            raise OSError(errno.EIO, "an earlier line could not be stored; open the file again")
         # The number of the part is fixed, so that a repetition after a lost connection adds nothing
         # if the part is already there.
         self._is_broken = True

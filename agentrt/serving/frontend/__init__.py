@@ -1,1 +1,3 @@
-"""vLLM's front ends over HTTP: each request gets its model and its program, within limits."""
+"""vLLM's front ends over HTTP: checks the limits of each request, and finds the request's model and
+its program.
+"""

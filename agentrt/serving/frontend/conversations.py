@@ -40,7 +40,7 @@ def conversation(path: str, body: Mapping[str, Any]) -> list[Message]:
 
 
 def chat_message(message: Mapping[str, Any]) -> Message:
-    """Convert a message of OpenAI's chat completions."""
+    """Convert a message of OpenAI's chat completions to a `Message`."""
     calls = [
         _call(function.get("name"), function.get("arguments"))
         for call in _objects(message.get("tool_calls"))
@@ -50,12 +50,12 @@ def chat_message(message: Mapping[str, Any]) -> Message:
 
 
 def blocks_message(content: Any) -> Message:
-    """Convert an assistant's content blocks from an answer of Anthropic's API."""
+    """Convert the content blocks of an answer of Anthropic's API to a `Message`."""
     return _blocks({"role": "assistant", "content": content})
 
 
 def items(value: Any) -> Iterator[Message]:
-    """Convert items of the Responses API, from an input or an output."""
+    """Convert items of the Responses API, from an input or an output, to messages."""
     if isinstance(value, str):
         yield _message("user", value)
     for item in _objects(value):

@@ -414,7 +414,7 @@ def _model_of(front: Front, responses: Any) -> Model:
 
 
 def _edited(kept: StoredResponse | None, send: Send) -> Send:
-    """Return ``send`` wrapped so that a stored response has the form of its own request."""
+    """Return ``send``, or a wrapper that edits a stored response as its own request requires."""
     return send if kept is None or kept.edit is None else kept.edit.sending(send)
 
 

@@ -57,7 +57,10 @@ class AnswerEdit:
         self._sent_input: dict[str, str] = {}
 
     def sending(self, send: Send) -> Send:
-        """Return ``send`` wrapped so that a later answer about the same response is edited."""
+        """Return a wrapper of ``send`` for an answer to a later request for the same response.
+
+        It edits that answer in the same way as this one.
+        """
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False
 

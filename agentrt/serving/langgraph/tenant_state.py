@@ -97,9 +97,9 @@ class TenantState:
 async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     """Open the storage and the graphs of ``server``.
 
-    Until the block ends, chat models without an engine of their own use the server's engine.
-    Raises `ConfigError` if the database cannot be opened, and `ProgramLoadError` for a graph that
-    cannot be made.
+    Until the ``with`` block ends, chat models without an engine of their own use the server's
+    engine. Raises `ConfigError` if the database cannot be opened, and `ProgramLoadError` for a
+    graph that cannot be made.
     """
     configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:
@@ -134,8 +134,8 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 async def sweeping(
     state: TenantState, expire: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Until the block ends, run `TenantState.clear_away` in the background, keep the database's
-    clock, and call ``expire`` when a question's deadline passes.
+    """Until the ``with`` block ends, run `TenantState.clear_away` in the background, keep the
+    database's clock, and call ``expire`` when a question's deadline passes.
     """
 
     async def clear_away() -> None:

@@ -183,7 +183,7 @@ def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.Async
 
 @asynccontextmanager
 async def open_webhooks(server: Server, database: Database) -> AsyncIterator[Webhooks]:
-    """Open the webhooks of ``server``, and call waiting ones until the block ends."""
+    """Open the webhooks of ``server``, and call waiting ones until the ``with`` block ends."""
     async with new_client() as client:
         hooks = Webhooks(server, database, client)
         async with server.background.doing("webhooks", hooks.look, LOOK_S):

@@ -209,7 +209,7 @@ def _diff_json(first: History, other: History) -> JSON:
 def _graph_json(past: History, marks: Mapping[str, str], ranks: Mapping[str, int]) -> JSON:
     """Return a program's nodes in the order of their start.
 
-    Of a large graph, return the part around and after the first difference.
+    If the graph is large, return only the part around and after the first difference.
     """
     nodes = [node for node in past.nodes.values() if node.start.kind in KINDS]
     parts = (index for index, node in enumerate(nodes) if node.start.node in marks)

@@ -48,9 +48,9 @@ class Status:
     """The current status of a program.
 
     ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is the time (seconds)
-    that its calls have waited, without the waits that still last. Those are counted by
-    ``waiting_calls``; on average they began at ``waiting_since``. ``level`` and ``replica`` belong
-    to a running call, or else to the program's first open call.
+    that its calls have waited, without the waits that still last. ``waiting_calls``
+    is the number of calls that wait now; on average they have waited since ``waiting_since``.
+    ``level`` and ``replica`` belong to a running call, or else to the program's first open call.
     """
 
     state: Activity

@@ -37,7 +37,7 @@ class SubmitRequest(RunRequest):
 async def submissions(
     router: APIRouter, server: Server, runs: ProgramRuns, answer: RunAnswer
 ) -> AsyncIterator[None]:
-    """Add the route to ``router``. When the block ends, all submitted programs have ended."""
+    """Add the route to ``router``. At the end of the ``with`` block, end all submitted programs."""
     live: Counter[str] = Counter()
     async with Sandbox() as sandbox:
 

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm._compat import offloading, pool, scheduling
 from agentrt.executors.vllm._compat.stats import stat_logger
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     base_config,

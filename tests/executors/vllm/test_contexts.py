@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrt.executors.vllm._compat.prefixes import compute_from
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 
 pytestmark = pytest.mark.engine

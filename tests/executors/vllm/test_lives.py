@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.working_set import WorkingSet

@@ -15,7 +15,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.executors.history import SAVE_EVERY, HistoryFile, read, saved
 from agentrt.executors.identity import from_extra_args
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.files import replacing
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy

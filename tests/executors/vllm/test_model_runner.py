@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from agentrt.executors.vllm._compat.pool import all_blocks, context_blocks, find_cached
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, stock_scheduler
 from tests.executors.vllm.every_kind import EveryKind, KindStorm, every_kind
 from tests.executors.vllm.test_stock_equivalence import state

@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import KVConnectorOutput
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import Preempt

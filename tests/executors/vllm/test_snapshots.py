@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.lab.engine.headless import HeadlessEngine
 from agentrt.serving.observability.engines import EnginesView
-from tests.executors.vllm.test_scheduler import engine, of, ours, prompt
+from tests.executors.vllm.engine_core.test_scheduler import engine, of, ours, prompt
 
 pytestmark = pytest.mark.engine
 

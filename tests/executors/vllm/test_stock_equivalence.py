@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     HeadlessEngine,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_before
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.engines import LabEngine
 from agentrt.scheduler.records import EngineProgram
 from agentrt.scheduler.table import ProcessTable

@@ -67,7 +67,7 @@ class _Replayer:
     """Feeds events to a scheduler whose own events a `Recorder` notes."""
 
     def __init__(self, start: Event, settings: Mapping[str, Any]) -> None:
-        from agentrt.executors.vllm.scheduler import ProgramScheduler
+        from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 
         engine = start["engine"]
         self._scheduler = make_scheduler(

@@ -11,8 +11,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import RequestStatus
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import make_scheduler, stock_scheduler
 from agentrt.lab.engine.host import HostEngine, Link, transfer_config, with_host
 from agentrt.lab.engine.host_memory import HostMemory

@@ -1,11 +1,12 @@
 """All uses of vLLM's internals, that is, of names that are not part of its public API.
 
-Each module covers one part of vLLM. Put a new use into the module of its part. What must be
-installed before vLLM runs, such as a replaced method, is installed at one of three places, by the
-process in which it must take effect.
+Each module covers one part of vLLM. Put a new use into the module of its part. A use that
+must be installed before vLLM runs, such as a replaced method, is installed at one of three places.
+The place depends on the process in which the use must take effect.
 
 In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
-`agentrt.executors.vllm.scheduler` is imported, since the core needs them before its scheduler):
+`agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them before its
+scheduler):
 
 - `core`: the engine core and its client: utility methods, the reader of outputs, the process.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
@@ -17,20 +18,21 @@ In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches
 - `slots`: shortcuts through the allocation of KV-cache slots.
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
-- `seeds`: how the CPU model runner takes back the samples of a seeded request.
+- `seeds`: how the CPU model runner resets the random generator of a seeded request after it has
+  discarded a sample.
 - `raw_logprobs`: the model's own log probabilities for outputs that a grammar constrains.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 
-In the client of an engine, `VLLMEngine._load` installs it, before vLLM starts the core:
+`VLLMEngine._load` installs the replacements of an engine's client, before vLLM starts the core:
 
 - `grammars`: the validation of structured outputs, and the threads that compile grammars. The
   threads are in the core, and installed there.
 - `logits`: the interface of logits processors in each model runner (a documented plug-in).
-- `weights`: loading of other weights in vLLM's workers (``worker_extension_cls`` is public), and
-  the state of vLLM's reloading after a failure.
+- `weights`: replaces the model's weights in vLLM's workers (``worker_extension_cls`` is public),
+  and repairs the state of vLLM's reloading after a failure.
 - `stats`: vLLM's own metrics and their registry.
 
-In the front end, `VLLMFrontend.open` installs it, on one application of vLLM:
+`VLLMFrontend.open` installs the replacements of the front end, on one application of vLLM:
 
 - `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers. An engine
   calls its `render_elsewhere`, too.
@@ -58,7 +60,8 @@ Written for vLLM 0.32.0 and 0.33.0. To support a new version:
    arguments. Compare each function here with the new source of the vLLM code that it uses.
    ``make setup-next`` creates an environment with a version that has no CPU build yet.
 2. Check for each new feature whether schedules now depend on something that a recording does not
-   contain: `not_replayable` and `describe_request` in ``tests/lab/engine/recorded.py`` list it.
+   contain. `not_replayable` and `describe_request` in ``tests/lab/engine/recorded.py`` list the
+   known dependencies of this kind.
 3. Check the code outside this package that depends on whole classes of vLLM: `scheduler` overrides
    methods; `queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `probe` wraps
    methods, and `headless` and `virtual` build a scheduler, requests and outputs by hand, as do

@@ -41,7 +41,9 @@ def stat_logger(registry: CollectorRegistry) -> type[Any]:
 
 @contextlib.contextmanager
 def _moved_to(registry: CollectorRegistry) -> Iterator[None]:
-    """Move the vLLM metrics that the body registers from the process's registry to ``registry``."""
+    """Move the vLLM metrics that the ``with`` block registers from the process's registry to
+    ``registry``.
+    """
     with _REGISTERING:
         yield
         for collector in list(REGISTRY._collector_to_names):

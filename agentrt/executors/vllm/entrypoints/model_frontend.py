@@ -320,7 +320,7 @@ def front_args(setup: FrontSetup, names: Sequence[str]) -> Namespace:
 
 @contextlib.contextmanager
 def _own_errors() -> Iterator[None]:
-    """Convert vLLM's errors in the body to agentrt's.
+    """Convert vLLM's errors in the ``with`` block to agentrt's.
 
     If vLLM's error was made from an error of agentrt's, raise that error.
     """

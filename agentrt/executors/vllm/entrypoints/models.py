@@ -1,5 +1,5 @@
-"""Opens the front end of any executor. With several models, a request's model chooses among
-them.
+"""Opens the front end of any executor. If an executor has several models, each has a front end, and
+the model that a request names determines which front end answers.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _is_at_place(
 ) -> bool:
     """Return whether a template renders a message of ``role`` in the middle of a chat at its place.
 
-    The message is between an answer and the next turn. What comes before and after it must be
+    The message is between an answer and the next turn. The texts before and after it must be
     rendered as if the message were not there.
     """
     begun = [*first, _turn("user", _USER[0]), _turn("assistant", _ASSISTANT[0])]

@@ -225,7 +225,7 @@ class Graphs:
 
     @asynccontextmanager
     async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
-        """Open the graph ``name`` with the store of ``tenant``, until the block ends.
+        """Open the graph ``name`` with the store of ``tenant``, until the ``with`` block ends.
 
         Raises 404 if the graph is not served, and `ProgramLoadError` if it cannot be made.
         """

@@ -63,7 +63,7 @@ class User:
 
     @property
     def display_name(self) -> str:
-        """The user's name for people."""
+        """The user's name as people see it; by default, the user's id."""
         return str(self._get("display_name") or self.identity)
 
     @property

@@ -198,7 +198,7 @@ def _sqlite_writes(address: Address, writer: CommitGroups) -> AsyncEngine:
 @asynccontextmanager
 async def _direct(connection: AsyncConnection, wanted: bool) -> AsyncIterator[Any]:
     """Yield the driver's connection. If ``wanted``, execute SQLite's statements in the event loop's
-    thread until the block ends.
+    thread until the ``with`` block ends.
     """
     raw: Any = (await connection.get_raw_connection()).driver_connection
     is_sqlite = isinstance(raw, SqliteConnection | WritingConnection)
@@ -257,7 +257,8 @@ class Database:
 
     @asynccontextmanager
     async def writing(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction. It is stored when the block ends, or rolled back if the block raises.
+        """Open a transaction. It is stored when the ``with`` block ends, or rolled back if the
+        block raises.
 
         ``rows`` says that all statements are about single rows. SQLite executes such statements so
         quickly that they run in the event loop's thread.
@@ -424,9 +425,9 @@ def _keep(reading: ClockReading) -> sa.Executable:
 
 @asynccontextmanager
 async def reserved(address: Address) -> AsyncIterator[None]:
-    """Keep other servers from using a database while the body runs, before it is opened.
+    """Keep other servers from using a database during the ``with`` block, before it is opened.
 
-    An SQLite file stays locked; `open_database` in the body locks it again for this process. A
+    An SQLite file stays locked; `open_database` in the block locks it again for this process. A
     PostgreSQL database is only checked, and is locked when it is opened. Raises `ConfigError` if
     another server uses the database, or if it cannot be reached.
     """

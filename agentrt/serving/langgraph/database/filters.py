@@ -395,11 +395,12 @@ def _cast(element: Any, compiler: Any, **options: Any) -> str:
 def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """Return conditions that all rows meet whose JSON in ``column`` has ``value`` at ``path``, and
-    whether only these rows meet them.
+    """Return conditions that select the rows with ``value`` at ``path`` in the JSON of ``column``,
+    and whether the conditions are exact. If they are not exact, they also select other rows.
 
-    SQLite evaluates the conditions without calling Python. Other databases ignore them. The objects
-    in the column may have more keys than ``value``.
+    SQLite evaluates the conditions without calling Python. Other databases ignore them. An object
+    in the column matches if it has all keys of ``value`` with the same values; it may have further
+    keys.
     """
     column, sufficient = _text_of(column), True
     conditions: list[sa.ColumnElement[bool]] = []

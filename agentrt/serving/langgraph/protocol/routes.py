@@ -159,7 +159,7 @@ class ProtocolRoutes(Routes):
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of the runs that have begun, and add the runs' ids to ``done``.
 
-        Of runs whose streams have been deleted, yield only the questions that are still open. A
+        If a run's stream has been deleted, yield only its questions that are still open. A
         client that ``watches`` for questions gets neither answered questions nor the ends of runs
         that were followed by others.
         """

@@ -65,7 +65,7 @@ class RunQueue:
 
     @contextmanager
     def reserve(self, tenant: str, most: int, runs: int = 1) -> Iterator[None]:
-        """Reserve places for ``runs`` new runs of ``tenant`` until the block ends.
+        """Reserve places for ``runs`` new runs of ``tenant`` until the ``with`` block ends.
 
         Raises 429 if the queue is full, and `BusyError` if the tenant would have more than ``most``
         live runs.

@@ -248,7 +248,9 @@ class StoreRoutes(Routes):
     async def _write_lock(
         self, caller: Requester, op: Put | Delete, only: Filter | None
     ) -> AsyncIterator[None]:
-        """Keep other writes by users with a filter away from this item until the block ends."""
+        """Lock this item during the ``with`` block, if an authorization hook has given the request
+        the filter ``only``. Writes without a filter do not wait for the lock.
+        """
         if only is None:
             yield
             return
@@ -281,7 +283,7 @@ class StoreRoutes(Routes):
             raise HTTPException(
                 403,
                 "the filter of the authorization hook for store.put does not allow the item "
-                f"{op.key!r} that this one would replace; choose another key",
+                f"{op.key!r} that the new item would replace; choose another key",
             )
 
     async def _namespaces_of(

@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat import pool
-from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     HeadlessEngine,

@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
 from agentrt.engines import EngineOptions
-from agentrt.executors.vllm.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.options import engine_args
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig

@@ -1,6 +1,6 @@
 """Retention and admission can neither deadlock nor leak: random programs over a tiny cache.
 
-`AGENTRT_STORMS=10000 pytest tests/executors/vllm/test_retention_storms.py` tries ten
+`AGENTRT_STORMS=10000 pytest tests/executors/vllm/engine_core/test_retention_storms.py` tries ten
 thousand schedules, in some minutes; without it twenty of each setting are tried.
 """
 
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrt.executors.vllm import scheduler as scheduler_module
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core import scheduler as scheduler_module
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.scheduler.table import ProgramTotals
 from agentrt.scheduler.working_set import WorkingSet

@@ -15,9 +15,13 @@ from agentrt.executors.vllm._compat.offloading import keys_of, policy_of
 from agentrt.executors.vllm._compat.pool import all_blocks, cached_blocks, find_cached, free_queue
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
-from agentrt.executors.vllm.free_queue import ProtectedFreeQueue
-from agentrt.executors.vllm.host_tier import ProgramCachePolicy
-from agentrt.executors.vllm.prefix_history import known_blocks, most_in_common, note_blocks
+from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.engine_core.prefix_history import (
+    known_blocks,
+    most_in_common,
+    note_blocks,
+)
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.learned import KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
@@ -101,7 +105,7 @@ class BlockRetention:
             self.host.call_arrived(request.request_id, row.cached)
 
     def hear(self, event: CallEvent) -> None:
-        """Mark the owner of a call's blocks before the call ends or is preempted."""
+        """Mark the blocks of a call with their owner before the call ends or is preempted."""
         if isinstance(event, CallPreempted):
             self._stopped(event.call)
         elif isinstance(event, CallFinished):
@@ -121,7 +125,7 @@ class BlockRetention:
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
     def _finished(self, call: QueuedCall) -> None:
-        """Note which blocks a call had computed when it ended, under the client's call id."""
+        """When a call ends, note which blocks it has computed. The key is the client's call id."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))

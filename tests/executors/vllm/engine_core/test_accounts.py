@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agentrt.executors.vllm.accounts import EMPTIED
+from agentrt.executors.vllm.engine_core.accounts import EMPTIED
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
 from agentrt.executors.vllm.reports import read_report
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
 from agentrt.lab.engine.host import HostEngine, transfer_config, with_host
 from agentrt.lab.engine.host_memory import HostMemory

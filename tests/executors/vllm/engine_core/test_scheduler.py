@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.reports import read_report
-from agentrt.executors.vllm.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
 from agentrt.scheduler import policy_names
 from tests.scheduler.integrity import check_queues

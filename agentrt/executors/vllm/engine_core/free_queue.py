@@ -51,9 +51,9 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
     def adopt(
         cls, queue: FreeKVCacheBlockQueue, blocks: int, order: EvictionOrder
     ) -> ProtectedFreeQueue:
-        """Turn vLLM's ``queue`` into one with protected lists, and return it.
+        """Turn vLLM's ``queue`` into a `ProtectedFreeQueue`, and return it.
 
-        ``blocks`` is the number of all blocks of the engine.
+        ``blocks`` is the total number of the engine's blocks, free and used.
         """
         # Other objects of vLLM refer to this queue, so it changes its class and stays in place.
         queue.__class__ = cls

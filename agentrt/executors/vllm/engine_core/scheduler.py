@@ -57,25 +57,25 @@ from agentrt.executors.vllm._compat.scheduling import (
 )
 from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
 from agentrt.executors.vllm._compat.slots import shorten_allocation
-from agentrt.executors.vllm.accounts import CallNotes
-from agentrt.executors.vllm.control import answer
-from agentrt.executors.vllm.kv_events import KVEventLog
-from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
-from agentrt.executors.vllm.processes import (
-    die_with_parent,
-    keep_heap_frozen,
-    leave_interrupts_to_parent,
-)
-from agentrt.executors.vllm.queue import (
+from agentrt.executors.vllm.engine_core.accounts import CallNotes
+from agentrt.executors.vllm.engine_core.control import answer
+from agentrt.executors.vllm.engine_core.kv_events import KVEventLog
+from agentrt.executors.vllm.engine_core.queue import (
     BegunRequests,
     LevelRequestQueue,
     RunningCalls,
     put_in_order,
     take_out,
 )
+from agentrt.executors.vllm.engine_core.retention import BlockRetention
+from agentrt.executors.vllm.engine_core.weights import WeightVersions
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
+from agentrt.executors.vllm.processes import (
+    die_with_parent,
+    keep_heap_frozen,
+    leave_interrupts_to_parent,
+)
 from agentrt.executors.vllm.reports import AbortedReports, report_of
-from agentrt.executors.vllm.retention import BlockRetention
-from agentrt.executors.vllm.weights import WeightVersions
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
@@ -185,7 +185,7 @@ class ProgramScheduler(AsyncScheduler):
         return self.core
 
     def control(self, op: str, argument: Any = None) -> Any:
-        """Answer a client's message; see `agentrt.executors.vllm.control`."""
+        """Answer a client's message; see `agentrt.executors.vllm.engine_core.control`."""
         return answer(self, op, argument)
 
     # -- a step ----------------------------------------------------------------------------

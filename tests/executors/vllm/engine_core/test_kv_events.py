@@ -22,7 +22,7 @@ from vllm.v1.request import Request
 from agentrt.executors.identity import to_extra_args
 from agentrt.executors.vllm._compat.prefixes import cached_keys
 from agentrt.executors.vllm.calls import BlockHasher
-from agentrt.executors.vllm.scheduler import ProgramScheduler
+from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, _hash_function, make_scheduler
 from agentrt.lab.engine.host import transfer_config, with_host
 from agentrt.lab.engine.host_memory import HostMemory
