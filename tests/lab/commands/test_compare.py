@@ -212,7 +212,7 @@ def test_what_cannot_be_compared_is_refused(
         (("chat.py=tea",), "takes no input"),
         (("graph.py",), "needs an input"),
         (("chat.py", "--model", "./none"), "none"),
-        (("chat.py", "--history", "silent.py"), "name a file that agentrt wrote"),
+        (("chat.py", "--history", "silent.py"), "name a file that this version of agentrt wrote"),
     ):
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
