@@ -97,7 +97,10 @@ BAD = {
         with_node(kind="dream"),
         r"nodes\[1\].kind: 'dream': .*'call'",
     ),
-    "an unknown parent": (with_node(parents=[7]), r"nodes\[1\]: the parent 7 is not an earlier node"),
+    "an unknown parent": (
+        with_node(parents=[7]),
+        r"nodes\[1\]: the parent 7 is not an earlier node",
+    ),
     "a parent of another sort": (
         with_node(parents=[[0]]),
         r"parents\[0\]: \[0\]: .* int",
