@@ -41,6 +41,8 @@ Cancellation and preemption are not errors.
 
 from __future__ import annotations
 
+from agentrt.former import former_names
+
 
 def text_of(error: BaseException) -> str:
     """Return the text of an error; a replacement text if the error's own ``__str__`` raises."""
@@ -107,15 +109,15 @@ class WeightsError(UsageError):
     """
 
 
+@former_names(program_id="run_id")
 class ProgramError(AgentrtError):
-    """The error of an agent program that raised. ``__cause__`` is the program's own error."""
+    """The error of a run whose program raised. ``__cause__`` is the program's own error."""
 
-    def __init__(self, program_id: str, program_type: str, cause: BaseException) -> None:
+    def __init__(self, run_id: str, program_type: str, cause: BaseException) -> None:
         super().__init__(
-            f"program {program_id} ({program_type}) failed: {type(cause).__name__}: "
-            f"{text_of(cause)}"
+            f"run {run_id} of {program_type} failed: {type(cause).__name__}: {text_of(cause)}"
         )
-        self.program_id = program_id
+        self.run_id = run_id
         self.program_type = program_type
         self.__cause__ = cause
 

@@ -65,7 +65,7 @@ async def expand(ctx: Context, state: State) -> list[State]:
 
 @program
 async def mcts(ctx: Context, puzzle: str | None = None) -> dict[str, Any]:
-    origin = ctx.program_id.partition("-fork-")[0]  # a fork's puzzle is its origin's
+    origin = ctx.run_id.partition("-fork-")[0]  # a fork's puzzle is its origin's
     text = str(puzzle or PUZZLES[sum(origin.encode()) % len(PUZZLES)])
     numbers = tuple(Fraction(number) for number in re.findall(r"\d+", text))
     if len(numbers) != 4:

@@ -86,7 +86,7 @@ def is_grounded(evidence: str, answer: str | None) -> bool:
 @program
 async def react(ctx: Context, question: str | None = None) -> dict[str, Any]:
     # Without an input, the program's id decides which question it is: a fork's is its origin's.
-    origin = ctx.program_id.partition("-fork-")[0]
+    origin = ctx.run_id.partition("-fork-")[0]
     question = question or QUESTIONS[sum(origin.encode()) % len(QUESTIONS)]
     chat = [*worked_examples(), user(f"{question} {THINK}")]
     seen: list[str] = []

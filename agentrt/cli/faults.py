@@ -101,24 +101,30 @@ def _report(error: BaseException) -> int:
             return _unwritten(error)
 
 
-def _own_fault(error: AgentrtError) -> int:
+def branch_code(error: BaseException | None) -> int:
+    """Return the exit code that an error's branch in `agentrt.errors` decides."""
     match error:
         case UsageError():
-            _say(str(error))
             return USAGE
+        case InvariantError():
+            return BUG
+        case _:
+            return FAILED
+
+
+def _own_fault(error: AgentrtError) -> int:
+    match error:
         case InvariantError():
             return _bug(error)
         case ProgramError():
             say(program_fault(error))
-            return FAILED
         case ImportFailedError():
             assert error.__cause__ is not None
             where = place_of(error.__cause__)
             _say(f"cannot import {error}: {summary(error.__cause__)}{where}{_hint(error)}")
-            return FAILED
         case _:
             _say(str(error))
-            return FAILED
+    return branch_code(error)
 
 
 def _unwritten(error: BaseException) -> int:
@@ -181,7 +187,7 @@ def program_fault(error: ProgramError) -> str:
     """Return a program's failure as text: its traceback, then a line that names the program."""
     cause = error.__cause__
     assert cause is not None
-    return f"{user_traceback(cause)}\nerror: program {error.program_id} failed: {summary(cause)}"
+    return f"{user_traceback(cause)}\nerror: run {error.run_id} failed: {summary(cause)}"
 
 
 def summary(error: BaseException) -> str:

@@ -85,7 +85,7 @@ class Human:
             self._screen.announce(f"{program} asks: {question.text} (answer {self._elsewhere})")
             await asyncio.get_running_loop().create_future()
         raise UnansweredError(
-            f"program {program} asks {question.text!r}, but there is no terminal to answer on; add "
+            f"run {program} asks {question.text!r}, but there is no terminal to answer on; add "
             "--human TEXT once for each question, or run the command on a terminal"
         )
 

@@ -1,8 +1,7 @@
-"""``agentrt journal``: show the programs of a journal, and run recorded programs again."""
+"""``agentrt journal``: show the runs of a journal, and begin new runs from them."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -25,20 +24,20 @@ from agentrt.journal.store import Store
 
 _STATES = ("open", "done", "failed", "cancelled", "lost")
 _COMMANDS = {
-    "ls": ("agentrt.cli.journal:ls", "List the programs of a journal, newest first."),
+    "ls": ("agentrt.cli.journal:ls", "List the runs of a journal, newest first."),
     "show": (
         "agentrt.cli.journal:show",
-        "Show the nodes of a program: requests, answers and costs.",
+        "Show the nodes of a run: requests, answers and costs.",
     ),
-    "diff": ("agentrt.cli.journal:diff", "Show where two programs differ, and what each cost."),
-    "why": ("agentrt.cli.why:why", "Explain where a program spent its time."),
+    "diff": ("agentrt.cli.journal:diff", "Show where two runs differ, and what each cost."),
+    "why": ("agentrt.cli.why:why", "Explain where a run spent its time."),
     "trace": ("agentrt.cli.trace:trace", "Write a timeline of a journal, for Perfetto."),
-    "fork": ("agentrt.cli.journal_fork:fork", "Run a program again, starting at one of its nodes."),
+    "fork": ("agentrt.cli.journal_fork:fork", "Run a recorded run again from one of its nodes on."),
 }
 if find_spec("agentrt.lab"):  # an installation may leave the laboratory out
     _COMMANDS["replay"] = (
         "agentrt.lab.commands.replay:replay",
-        "Replay recorded programs under other policies.",
+        "Replay recorded runs under other policies.",
     )
 _file = click.argument("file", metavar="FILE")
 _program = click.argument("program", metavar="ID")
@@ -58,7 +57,7 @@ class _Journal(LazyGroup):
 
 @click.command(cls=_Journal, lazy=_COMMANDS)
 def journal() -> None:
-    """List, explain, compare, replay and fork recorded programs.
+    """List, explain, compare, replay and fork recorded runs of programs.
 
     FILE is a journal of 'agentrt run --journal FILE' or of 'agentrt serve', or the
     postgresql:// URL of a server's database. It may be read while it is written.
@@ -106,22 +105,22 @@ def history_at(file: str, program: str) -> History:
     default=20,
     show_default=True,
     metavar="N",
-    help="Maximum number of programs.",
+    help="Maximum number of runs.",
 )
-@click.option("--type", "kind", metavar="NAME", help="List only programs of this type.")
-@click.option("--state", type=click.Choice(_STATES), help="List only programs in this state.")
+@click.option("--type", "kind", metavar="NAME", help="List only runs of this program.")
+@click.option("--state", type=click.Choice(_STATES), help="List only runs in this state.")
 @_json
 def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool) -> None:
-    """List the programs of a journal, newest first.
+    """List the runs of a journal, newest first.
 
-    A program whose state is 'open' is still running, or was killed.
+    A run whose state is 'open' is still running, or was killed.
     """
     with read_journal_at(file) as store:
         programs = list(histories(store, type=kind, state=state, limit=limit))
     if as_json:
         click.echo(json.dumps([program_json(program) for program in programs]))
     elif not programs:
-        click.echo(f"journal {printable(file)} contains no matching program", err=True)
+        click.echo(f"journal {printable(file)} contains no matching run", err=True)
     else:
         _print(list_text(programs))
 
@@ -136,20 +135,18 @@ def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool
 def show(
     file: str, program: str, wanted: str | None, full: bool, as_json: bool, dag: Path | None
 ) -> None:
-    """Show the nodes of a program.
+    """Show the nodes of a run.
 
     The place of a node is its position in the code: 0.2#1 is the second node of the
-    third task that the program has started.
+    third task that the run has started.
     """
     past = history_at(file, program)
     _write_dags(dag, past)
-    if wanted is not None:
-        place = find(past, wanted)
-        past = dataclasses.replace(past, nodes={place: past.nodes[place]})
+    only = None if wanted is None else find(past, wanted)
     if as_json:
-        click.echo(json.dumps(history_json(past)))
+        click.echo(json.dumps(history_json(past, only)))
     else:
-        _print(history_text(past, full=full or wanted is not None))
+        _print(history_text(past, only=only, full=full or only is not None))
 
 
 @click.command()
@@ -157,17 +154,17 @@ def show(
 @_program
 @click.argument("other", metavar="OTHER")
 @click.option(
-    "--with", "other_file", metavar="FILE2", help="Journal of the program OTHER.  [default: FILE]"
+    "--with", "other_file", metavar="FILE2", help="Journal of the run OTHER.  [default: FILE]"
 )
 @_json
 @_dag
 def diff(
     file: str, program: str, other: str, other_file: str | None, as_json: bool, dag: Path | None
 ) -> None:
-    """Show where the program OTHER differs from the program ID, and what each cost.
+    """Show where the run OTHER differs from the run ID, and what each cost.
 
-    Compares the nodes at the same place in the code. --dag draws both programs side
-    by side.
+    Compares the nodes at the same place in the code. --dag draws both runs side by
+    side.
     """
     first, second = history_at(file, program), history_at(other_file or file, other)
     _write_dags(dag, first, second)

@@ -58,7 +58,7 @@ class _ForkCommand(RunCommand):
     "sets",
     "NODE=VALUE",
     "Replace the answer of a recorded node: JSON, or text if the recorded answer was text, or "
-    "@FILE as with 'run --input'. input=VALUE replaces the program's input. Nodes whose request "
+    "@FILE as with 'run --input'. input=VALUE replaces the run's input. Nodes whose request "
     "changes because of it run again, too. May be repeated.",
 )
 @_fork.file("--into", "Journal in which the fork is recorded.  [default: FILE]")
@@ -72,7 +72,7 @@ class _ForkCommand(RunCommand):
 @_fork.text(
     "--seed",
     "N",
-    "Seed for the samples from the node on.  [default: the seed of the recorded program]",
+    "Seed for the samples from the node on.  [default: the seed of the recorded run]",
     type=int,
 )
 @human_options
@@ -83,11 +83,11 @@ class _ForkCommand(RunCommand):
 def fork(
     file: str, program: str, target: str, engine_flags: tuple[str, ...], **options: Any
 ) -> int:
-    """Run a recorded program again from one of its nodes on, as a new program.
+    """Run a recorded run again from one of its nodes on, as a new run.
 
     Calls and tools that had ended when the node began are answered from the journal;
-    everything else runs again. The recorded program stays unchanged: compare the two
-    with 'agentrt journal diff'.
+    everything else runs again. The recorded run stays unchanged: compare the two with
+    'agentrt journal diff'.
     """
     options["max_live"] = 1
     return run_planned(lambda: _planned(file, program, target, options), engine_flags, options)

@@ -15,6 +15,7 @@ from agentrt.journal.analysis.rendering import answer_of, parsed, program_json, 
 from agentrt.journal.past import PastNode
 
 _MOST = 20
+_HEAD = ("place", "kind", "name", "state", "seconds", "tokens in > out")
 _LISTED = ("id", "type", "state", "started", "wall_s", "calls", "prompt_tokens", "output_tokens")
 
 
@@ -32,13 +33,17 @@ def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def history_json(program: History) -> dict[str, Any]:
-    """Return a program and its nodes as JSON, with the recorded requests and answers."""
+def history_json(program: History, only: str | None) -> dict[str, Any]:
+    """Return a run and its nodes, or the node at the place ``only``, as JSON, with the recorded
+    requests and answers.
+    """
     outcome = program.root.end.outcome if program.root and program.root.end else ""
     return {
         **program_json(program),
         "outcome": parsed("outcome", outcome),
-        "nodes": [_node_json(node) for node in program.nodes.values()],
+        "nodes": [
+            _node_json(node) for place, node in program.nodes.items() if only in (None, place)
+        ],
     }
 
 
@@ -61,9 +66,9 @@ def list_text(programs: Sequence[History]) -> list[str]:
     return aligned(rows)
 
 
-def history_text(program: History, *, full: bool) -> Iterator[str]:
-    """Yield lines about a program and its nodes; with ``full``, requests and answers are not
-    shortened.
+def history_text(program: History, *, only: str | None, full: bool) -> Iterator[str]:
+    """Yield lines about a run and its nodes, or about the node at the place ``only``; with
+    ``full``, requests and answers are not shortened.
     """
     yield from list_text([program])
     if fork := json.loads(program.program.options).get("fork"):
@@ -74,17 +79,23 @@ def history_text(program: History, *, full: bool) -> Iterator[str]:
     if not program.nodes:
         yield "no nodes: the program ran none, or they were deleted (--journal-keep)"
         return
-    ways = _ways(program)
-    lines = aligned([_row(program.nodes[place], len(way)) for place, way in ways.items()])
-    for line, place in zip(lines, ways, strict=True):
-        node = program.nodes[place]
-        said = question_of(node, whole=full), answer_of(node)
-        if full:
-            yield line
-            named = zip(("asked", "answered"), said, strict=True)
-            yield from (textwrap.indent(f"{name}: {text}", "    ") for name, text in named if text)
-        else:
-            yield f"{line}  {' > '.join(filter(None, map(short, said)))}".rstrip()
+    ways = {place: way for place, way in _ways(program).items() if only in (None, place)}
+    rows = {place: _row(program.nodes[place], len(way)) for place, way in ways.items()}
+    texts = {
+        place: (question_of(program.nodes[place], whole=full), answer_of(program.nodes[place]))
+        for place in ways
+    }
+    if not full:
+        joined = (" > ".join(filter(None, map(short, text))) for text in texts.values())
+        cells = [(*row, text) for row, text in zip(rows.values(), joined, strict=True)]
+        yield from aligned([(*_HEAD, "request > answer"), *cells])
+        return
+    head, *lines = aligned([_HEAD, *rows.values()])
+    yield head
+    for line, text in zip(lines, texts.values(), strict=True):
+        yield line
+        named = zip(("request", "answer"), text, strict=True)
+        yield from (textwrap.indent(f"{name}: {part}", "    ") for name, part in named if part)
 
 
 def _ways(program: History) -> dict[str, list[str]]:
@@ -107,7 +118,7 @@ def _ways(program: History) -> dict[str, list[str]]:
 def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
     start, end = node.start, node.end
     said = parsed("account", end.account) if end and start.kind == "call" else None
-    tokens = f"{said.get('prompt_tokens', 0)}>{said.get('output_tokens', 0)}" if said else ""
+    tokens = f"{said.get('prompt_tokens', 0)} > {said.get('output_tokens', 0)}" if said else ""
     took = None if end is None else end.ended - start.started
     place = f"{'  ' * (depth - 2)}{start.node}"
     return place, start.kind, short(start.name), node.state, took, tokens
@@ -119,12 +130,13 @@ def comparison_text(first: History, second: History) -> Iterator[str]:
     if result["input"]:
         yield f"input: {result['input']}"
     differences = result["differences"]
-    where = f"; the first difference is at {differences[0]['node']}" if differences else ""
-    ids = f"{first.program.id} and {second.program.id}"
-    yield f"{result['same']} nodes are the same in {ids}{where}"
+    where = f", and the first that differs is {differences[0]['node']}" if differences else ""
+    ids = f"{first.program.id} (was) and {second.program.id} (is)"
+    yield f"{result['same']} nodes are equal in {ids}{where}"
     for each in differences[:_MOST]:
         yield from (f"  {each['node']}  {words}" for words in each["what"])
     if len(differences) > _MOST:
         yield f"  … and {len(differences) - _MOST} more nodes (--json has all)"
     a, b = result["programs"]
-    yield from aligned([(name, a[name], b[name]) for name in a])
+    names = {name: name.replace("_s", ", s").replace("_", " ") for name in a}
+    yield from aligned([(names[name], a[name], b[name]) for name in a])

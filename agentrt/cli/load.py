@@ -22,6 +22,7 @@ from agentrt.cli import project
 from agentrt.cli.faults import ImportFailedError
 from agentrt.errors import AgentrtError, ProgramLoadError
 from agentrt.files import MOST, check_plain
+from agentrt.former import show_warnings
 from agentrt.program import Program
 
 
@@ -172,6 +173,7 @@ def import_file(path: Path) -> ModuleType:
         known = None
     if known is not None and known.source == source:
         return known.module
+    show_warnings()
     _check_neighbours(path)
     sys.path.insert(0, str(path.parent))
     name = _module_name(path) if known is None else known.module.__name__

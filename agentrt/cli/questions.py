@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 
 from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.options import RunOption
 from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
@@ -63,18 +64,23 @@ def questions() -> None:
 
 @click.command()
 @server_options
-@click.option("--program", metavar="ID", help="List only the questions of this program.")
+@click.option(
+    "--run",
+    cls=RunOption,
+    group="Other",
+    former=["--program"],
+    metavar="ID",
+    help="List only the questions of this run.",
+)
 @click.option("--thread", metavar="ID", help="List only the questions of this graph thread.")
 @click.option("--json", "as_json", is_flag=True, help="Print the questions as one JSON list.")
-def ls(
-    url: str, api_key: str | None, program: str | None, thread: str | None, as_json: bool
-) -> None:
+def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
     """List the open questions of the programs and graphs on a server.
 
     Answer a question with 'agentrt questions answer ID VALUE'. For 'agentrt run
     --dashboard', use the dashboard's address as --url.
     """
-    wanted = {"program": program, "thread": thread}
+    wanted = {"run": run, "thread": thread}
     params = {name: value for name, value in wanted.items() if value is not None}
     open_questions = ask_server(url, api_key, "GET", "questions", params=params)["data"]
     if as_json:
@@ -109,17 +115,15 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     reply = read_choice(_form(fields), typed(value))
     done = ask_server(url, api_key, "POST", path, json={"answer": reply})
     run = f": run {done['run']} continues" if "run" in done else ""
-    click.echo(f"answered {fields['program'] or 'thread ' + fields['thread']}{run}", err=True)
+    click.echo(f"answered {fields['run'] or 'thread ' + fields['thread']}{run}", err=True)
 
 
 def _listed(question: dict[str, Any]) -> str:
-    """Return a question as people read it: its id, its program, its text, and the form of an
-    answer.
-    """
+    """Return a question for people: its id, its run, its text, and the form of an answer."""
     from agentrt.cli.human import answer_hint
 
-    program = question["program"] or f"{question['type']} (thread {question['thread']})"
-    lines = f"{program} asks: {printable(question['question'])}\n{answer_hint(_form(question))}"
+    run = question["run"] or f"{question['type']} (thread {question['thread']})"
+    lines = f"{run} asks: {printable(question['question'])}\n{answer_hint(_form(question))}"
     return f"{question['id']}\n{textwrap.indent(lines, '  ')}"
 
 
@@ -157,12 +161,13 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise UsageError(
-            f"--url {url!r}: {error}; write an address such as http://127.0.0.1:8000"
+            f"--url {url!r} is not an address of a server ({str(error).rstrip('.')}); write an "
+            "address such as http://127.0.0.1:8000"
         ) from error
     except httpx.HTTPError as error:
         raise RefusedError(
-            f"no server answers at {url}: {error}; start 'agentrt serve' there, or set another "
-            "address with --url or AGENTRT_URL"
+            f"no server answers at {url}: {_cause(error)}; start 'agentrt serve' there, or set "
+            "another address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
         return _json_of(response, url)
@@ -171,6 +176,11 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
     is_usage = response.status_code in (400, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
+
+
+def _cause(error: Exception) -> str:
+    """Return the text of an error without the number that the operating system gives it."""
+    return str(error).partition("] ")[2].lower() if str(error).startswith("[Errno") else str(error)
 
 
 def _why(response: httpx.Response) -> str:

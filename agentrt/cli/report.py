@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrt.batch.plain import plain, readable, tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
-from agentrt.cli.faults import FAILED, INTERRUPTED, USAGE, place_of, program_fault, summary
+from agentrt.cli.faults import INTERRUPTED, branch_code, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
@@ -59,7 +59,7 @@ def conclude(
             say(f"resume {run.id} with: {job.plan.resumes[run.id]}")
         say(_fault(run, job, log))
     if len(losers) > _FAULTS_SHOWN:
-        say(f"error: {len(losers)} of {len(outcome.runs)} programs failed")
+        say(f"error: {len(losers)} of {len(outcome.runs)} runs failed")
     _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
     _write_timeline(job, outcome.runs)
@@ -108,13 +108,13 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
         why = f"took longer than {job.timeout:g} s (--timeout)" if late else "was cancelled"
         kept = job.journal is not None and job.journal.options.content == "full"
         resume = "; run the same command again to resume it" if kept else ""
-        return f"error: program {run.id} {why}{resume}"
+        return f"error: run {run.id} {why}{resume}"
     if isinstance(error, UnansweredError | JournalError | JournalWriteError):
         return f"error: {error}"
     if isinstance(error, NotServedError):
-        return f"error: program {run.id}: {error}, or start it with --model"
+        return f"error: run {run.id}: {error}, or start it with --model"
     if isinstance(error, UsageError | CallRejectedError):  # the message says what to do
-        return f"error: program {run.id}: {error}{place_of(error)}"
+        return f"error: run {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):
         return f"error: {summary(error)} ({log.name_it()})"
     return program_fault(ProgramError(run.id, run.type, error))
@@ -139,9 +139,7 @@ def _write_timeline(job: Job, runs: Sequence[Run]) -> None:
 
 
 def _code(losers: Sequence[Run]) -> int:
-    if any(isinstance(run.error, UsageError) for run in losers):
-        return USAGE
-    return FAILED if losers else 0
+    return max((branch_code(run.error) for run in losers), default=0)
 
 
 def to_json(outcome: CommandOutcome) -> dict[str, Any]:

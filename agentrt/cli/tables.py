@@ -64,7 +64,7 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
 
 def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
     marked = (f"{glyph} {part}" for glyph, part in zip(_GLYPHS, _PARTS, strict=True))
-    table = _table("program", "state", "seconds\nwall", *marked, bar=True)
+    table = _table("run", "state", "seconds\nwall", *marked, bar=True)
     for run, report in zip(runs, reports, strict=True):
         end = run.started_at if run.ended_at is None else run.ended_at
         shares = split_wall(run.dag, run.started_at, end)
@@ -80,7 +80,7 @@ def _time_table(runs: Sequence[Run], reports: Sequence[RunReport]) -> Table:
 
 def _work_table(reports: Sequence[RunReport]) -> Table:
     tokens = ("tokens\nin", "tokens\ncached", "tokens\nout", "tokens\nrecomputed")
-    table = _table("program", "calls", *tokens, "preempted", "critical\npath s")
+    table = _table("run", "calls", *tokens, "preempted", "critical\npath s")
     for report in reports:
         counts = (report.calls, report.prompt_tokens, report.cached_tokens, report.output_tokens)
         table.add_row(
@@ -95,8 +95,8 @@ def _work_table(reports: Sequence[RunReport]) -> Table:
 
 def _summary_table(reports: Sequence[RunReport], policy: str) -> Table:
     states = ", ".join(f"{n} {s}" for s, n in Counter(r.state for r in reports).items())
-    table = _table(f"{len(reports)} programs ({states})", "mean", "P95", "sum")
-    table.caption = f"policy {policy}; service and waiting are summed over a program's calls"
+    table = _table(f"{len(reports)} runs ({states})", "mean", "P95", "sum")
+    table.caption = f"policy {policy}; service and waiting are summed over a run's calls"
     rows = {
         "wall s": "wall_s",
         "service s": "service_s",
@@ -162,14 +162,14 @@ def _critical_path(run: Run) -> Text | None:
     if len(steps) > _PATH_NODES:
         half = _PATH_NODES // 2
         steps = [*steps[:half], f"… {len(steps) - 2 * half} more …", *steps[-half:]]
-    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s of service: ", "bold")
+    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s in the engine: ", "bold")
     return text.append(" → ".join(steps), "not bold")
 
 
 def _step(node: Node) -> str:
     scope = node.scope.rpartition("/")[2]
     name = "/".join(filter(None, (scope, short(node.name, 24))))
-    return f"{name} {node.service_s:.2f} s"
+    return f"{name} {node.service_s:.2f} s" if node.kind is NodeKind.CALL else name
 
 
 # -- where the time went ----------------------------------------------------------------

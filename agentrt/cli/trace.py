@@ -1,4 +1,4 @@
-"""``agentrt journal trace``: write a journal's programs as a timeline."""
+"""``agentrt journal trace``: write a journal's runs as a timeline."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from agentrt.cli.options import RunOption
+
 _EPILOG = """\b
 Examples:
   agentrt journal trace mine.journal mine.json
-  agentrt journal trace agentrt.journal.db slow.json --program research-7
+  agentrt journal trace agentrt.journal.db slow.json --run research-7
 
 \b
 Open the file at https://ui.perfetto.dev, which does not upload it. You can trace a journal while
@@ -20,11 +22,18 @@ its programs run. 'agentrt run --trace FILE' needs no journal. Exit codes: 0 wri
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--program", metavar="ID", help="Write only this program.  [default: all]")
-def trace(file: str, out: Path, program: str | None) -> None:
-    """Write the programs of a journal to OUT, as a timeline for Perfetto.
+@click.option(
+    "--run",
+    cls=RunOption,
+    group="Other",
+    former=["--program"],
+    metavar="ID",
+    help="Write only this run.  [default: all]",
+)
+def trace(file: str, out: Path, run: str | None) -> None:
+    """Write the runs of a journal to OUT, as a timeline for Perfetto.
 
-    Each program is shown as a process, and its branches as tracks: calls with the reasons for
+    Each run is shown as a process, and its branches as tracks: calls with the reasons for
     their waits, tools, questions to humans, and events. Each engine has counters: running calls,
     waiting calls by level, and steps. FILE may be the postgresql:// URL of a server's database.
     """
@@ -36,7 +45,7 @@ def trace(file: str, out: Path, program: str | None) -> None:
 
     check_output("OUT", out)
     with read_journal_at(file) as store:
-        timelines = of_journal(store, program)
+        timelines = of_journal(store, run)
     write(timelines, out)
     nodes = counted(sum(len(timeline.nodes) for timeline in timelines), "node")
-    say(f"{out}: {counted(len(timelines), 'program')}, {nodes}; open it at https://ui.perfetto.dev")
+    say(f"{out}: {counted(len(timelines), 'run')}, {nodes}; open it at https://ui.perfetto.dev")

@@ -1,4 +1,4 @@
-"""``agentrt journal why``: where a recorded program spent its time, and why it missed the cache."""
+"""``agentrt journal why``: where a recorded run spent its time, and why it missed the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.journal.analysis.reading import listed
 from agentrt.journal.analysis.shares import Share, shares_of
 from agentrt.journal.analysis.wall import RecordedTime, read_program
-from agentrt.journal.analysis.why import WORDS, blamed, missed, note_of, versions_of, why_json
+from agentrt.journal.analysis.why import ALONE, blamed, missed, note_of, versions_of, why_json
 from agentrt.journal.schema import OPEN
 from agentrt.journal.store import Store
 
@@ -30,18 +30,17 @@ _SHOWN_S = 0.005
 @click.argument("program", metavar="[ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def why(file: str, program: str | None, as_json: bool) -> None:
-    """Explain where the program ID spent its time, and why its calls missed the prefix
-    cache.
+    """Explain where the run ID spent its time, and why its calls missed the prefix cache.
 
-    Without ID, it is the program that started last. FILE is a journal, or the
+    Without ID, it is the run that started last. FILE is a journal, or the
     postgresql:// URL of a server's database.
 
-    Each second of the wall time along the program's critical path gets one reason.
-    The reasons for calls come from the engine's scheduler: which programs ran before
-    them, which programs evicted their blocks from the prefix cache, and whether the
-    blocks were loaded from host memory or computed again. A list of cache misses
-    follows: calls whose prompts were computed again although the cache
-    had held them, or would have held them if the prompt had not changed.
+    Each second of the wall time along the run's critical path gets one reason. The
+    reasons for calls come from the engine's scheduler: which runs went first, which
+    runs evicted their blocks from the prefix cache, and whether the blocks were
+    loaded from host memory or computed again. A list of cache misses follows: calls
+    whose prompts were computed again although the cache had held them, or would have
+    held them if the prompt had not changed.
     """
     with read_journal_at(file) as store:
         recorded = read_program(store, program or _last(store))
@@ -56,26 +55,29 @@ def why(file: str, program: str | None, as_json: bool) -> None:
 def _last(store: Store) -> str:
     for program in listed(store, limit=1):
         return program.id
-    raise JournalError(f"journal {store.name} contains no program")
+    raise JournalError(f"journal {store.name} contains no run")
 
 
 def _table(recorded: RecordedTime, shares: Sequence[Share]) -> Iterator[str]:
     wall = recorded.until - recorded.since
     so_far = ", so far" if recorded.state == OPEN else ""
     yield f"{recorded.program.id} ({recorded.state}{so_far})"
-    rows = [("reason", "seconds", "  %", "tokens", "by")]
+    rows = [("reason", "seconds", "  %", "tokens", "run that went first, for how long, and why")]
     whole = sum(share.seconds for share in shares)
     shown = [share for share in shares if share.seconds >= _SHOWN_S] or shares
     for share in shown:
         part = f"{100 * share.seconds / wall:3.0f}" if wall else ""
         causes = [blame for blame in share.by if blame.seconds >= _SHOWN_S] or share.by
-        by = "; ".join(blamed(blame, recorded.program.id) for blame in causes[:_BLAMED])
+        by, *others = [blamed(blame, recorded.program.id) for blame in causes[:_BLAMED]] or [""]
         seconds, tokens = f"{share.seconds:7.2f}", f"{share.tokens or '':>6}"
-        rows.append((WORDS[share.reason], seconds, part, tokens, by))
+        rows.append((ALONE[share.reason], seconds, part, tokens, by))
+        rows += [("", "", "", "", other) for other in others]
     if (rest := whole - sum(share.seconds for share in shown)) >= _SHOWN_S:
         part = f"{100 * rest / wall:3.0f}" if wall else ""
         rows.append(("other reasons", f"{rest:7.2f}", part, "", ""))
     yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
+    if any(len(share.by) > 1 for share in shown):
+        yield "the seconds of several runs overlap: they were in the batch at the same time"
     if (versions := versions_of(recorded)) and versions != [0]:
         yield f"versions of the weights: {', '.join(map(str, versions))}"
 

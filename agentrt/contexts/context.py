@@ -310,7 +310,7 @@ class TokenContext:
 
     def _saw(self, reply: Reply | None) -> None:
         if reply is not None and reply.node >= 0:
-            self._lineage.called(reply.program_id, reply.node)
+            self._lineage.called(reply.run_id, reply.node)
 
     async def _read(self, ids: Sequence[int]) -> str:
         frontend = await self._emitter.frontend()

@@ -19,10 +19,10 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
-from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
 from agentrt.extras import install_command
+from agentrt.former import warn_of_former_place
 from agentrt.proxies import client_options
 from agentrt.request import Call, CallReport, Reply
 

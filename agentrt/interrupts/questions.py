@@ -51,7 +51,7 @@ async def no_human(question: Question) -> Any:
     humans.
     """
     raise UsageError(
-        f"program {question.program_id} asks a human, but nobody can answer: {question.text!r}. "
+        f"run {question.program_id} asks a human, but nobody can answer: {question.text!r}. "
         "Run it in a terminal, pass the answer in advance, or create the runtime with ask_human="
     )
 

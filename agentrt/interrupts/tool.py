@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
+from agentrt.former import former_names
 from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.schema import ToolSchema, as_json, mistake_in, name_of
 from agentrt.request import ToolSpec
@@ -167,6 +168,7 @@ class Tool:
         return same
 
 
+@former_names(program_id="run_id")
 class ToolRequest(NamedTuple):
     """An attempt to run a call of ``tool``.
 
@@ -182,7 +184,7 @@ class ToolRequest(NamedTuple):
     positional: tuple[Any, ...] = ()
     key: str = ""
     attempt: int = 1
-    program_id: str = ""
+    run_id: str = ""
     tenant: str = "default"
     timeout: float | None = None
     before: Callable[[], Awaitable[None]] | None = None

@@ -37,6 +37,20 @@ def any_name_of(kind: type[Any]) -> str:
     return _name_of(cast(Hashable, kind))
 
 
+def recorded_name(field: Any) -> str:
+    """Return the name under which the journal records a field of a dataclass. A renamed field keeps
+    its first name there, so that journals of other versions can be read.
+    """
+    return cast(str, field.metadata.get("recorded_as", field.name))
+
+
+@lru_cache(maxsize=1024)
+def attribute_of(kind: Any, recorded: str) -> str:
+    """Return the name of the field that the journal records as ``recorded``."""
+    fields = getattr(kind, "__dataclass_fields__", {}).values()
+    return next((field.name for field in fields if recorded_name(field) == recorded), recorded)
+
+
 def described(kind: type[Any]) -> str:
     """Return the name of a class as people write it, such as ``decimal.Decimal`` or ``Tea``."""
     module = kind.__module__

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from agentrt.journal.classes import any_name_of, class_of, described, missing, name_of
+from agentrt.journal.classes import any_name_of, attribute_of, class_of, described, missing, name_of
 from agentrt.journal.forms import (
     BASES,
     EXTRA,
@@ -564,7 +564,9 @@ class ValueReader:
             if STATE in value:
                 return self._fields(kind, value, fields)
             # This is a dataclass of agentrt, or, in an older journal, any dataclass.
-            return kind(**{key: self.read(item) for key, item in value.items() if key != KIND})
+            items = {key: self.read(item) for key, item in value.items() if key != KIND}
+            own = cast(Hashable, kind)
+            return kind(**{attribute_of(own, key): item for key, item in items.items()})
         if (base := built_in(kind)) in BASES:
             return self._subclass(kind, value, BASES[base])
         raise UnkeptError(f"the class {name} has changed and cannot be read back any more")

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
 
-from agentrt.journal.classes import name_of
+from agentrt.journal.classes import name_of, recorded_name
 from agentrt.journal.kinds import UnkeptError
 
 KIND = "$"
@@ -185,11 +185,12 @@ def attributes_of(value: Any, slots: tuple[str, ...]) -> dict[str, Any]:
 
 def _own_fields(kind: type[Any]) -> OwnFields:
     fields = [field for field in dataclasses.fields(kind) if field.init]
-    names = tuple(field.name for field in fields)
+    attributes = tuple(field.name for field in fields)
     # attrgetter returns a tuple only for two or more names.
-    read = attrgetter(*names) if len(names) > 1 else partial(_read, names)
-    plain = frozenset(field.name for field in fields if field.metadata.get("plain"))
-    packed = frozenset(field.name for field in fields if field.metadata.get("packed"))
+    read = attrgetter(*attributes) if len(attributes) > 1 else partial(_read, attributes)
+    names = tuple(map(recorded_name, fields))
+    plain = frozenset(recorded_name(field) for field in fields if field.metadata.get("plain"))
+    packed = frozenset(recorded_name(field) for field in fields if field.metadata.get("packed"))
     return OwnFields(names, tuple(field.default for field in fields), read, plain, packed)
 
 

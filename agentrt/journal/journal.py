@@ -258,12 +258,12 @@ class Journal:
     def _check(self, row: RecordedProgram, input: str) -> None:
         if row.content != "full":
             raise JournalError(
-                f"journal {self.name}: program {row.id} was recorded with --journal-content "
+                f"journal {self.name}: run {row.id} was recorded with --journal-content "
                 f"{row.content}, but can resume only from content 'full'; name another file"
             )
         if row.input != input:
             raise JournalError(
-                f"journal {self.name} has program {row.id} with another input: "
+                f"journal {self.name} has run {row.id} with another input: "
                 f"{difference(row.input, input)}; give the same input, or name another file"
             )
 

@@ -68,7 +68,7 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
     for end in ends:
         if not end.is_whole:
             raise JournalError(
-                f"journal {name}: the record of node {end.node} of program {end.program} is "
+                f"journal {name}: the record of node {end.node} of run {end.program} is "
                 "damaged, so the program was not read; restore an undamaged copy of the journal, "
                 "or name another file"
             )

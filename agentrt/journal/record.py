@@ -215,7 +215,7 @@ class ProgramRecord:
             if recorded == code_node:
                 change = f"in {code_node!r}, {difference(past.request_text, shown(request))}"
             self.diverged = DivergenceError(
-                f"program {self.id} diverged from its journal at node {start.node} (in "
+                f"run {self.id} diverged from its journal at node {start.node} (in "
                 f"{start.scope}): {change}{self._code_changed}. Restore the code or the data, mark "
                 "the change with ctx.patched(NAME), or run everything from there anew with "
                 "--on-divergence rerun"
@@ -315,7 +315,7 @@ class ProgramRecord:
             try:
                 outcome = state, self.text_of(result)
             except UnkeptError as unkept:
-                refused = self._refusal(f"program {self.id}", unkept)
+                refused = self._refusal(f"run {self.id}", unkept)
                 outcome = LOST, json.dumps(str(refused))
                 if not self.skips:
                     outcome = FAILED, self.text_of_error(refused)
@@ -421,7 +421,7 @@ class ProgramRecord:
         try:
             outcome = self.text_of(value, account)
         except UnkeptError as unkept:
-            node = f"program {self.id}, node {start.node} ({start.kind} {start.name})"
+            node = f"run {self.id}, node {start.node} ({start.kind} {start.name})"
             refused = self._refusal(node, unkept)
             self._end(start, LOST, json.dumps(str(refused)), (text, parents))
             if not needed:

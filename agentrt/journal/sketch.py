@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from agentrt.journal.classes import name_of
+from agentrt.journal.classes import name_of, recorded_name
 
 _KIND = "$"
 _DEEPEST = 200
@@ -97,7 +97,9 @@ def sketched(value: Any) -> Any:
             return dict(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
-            return {field.name: item for field, item in fields if item is not field.default}
+            return {
+                recorded_name(field): item for field, item in fields if item is not field.default
+            }
         return _written(value, 0)
     except Exception:  # the code of its class may raise any error
         return {_KIND: "?", "value": type(value).__qualname__}
@@ -128,7 +130,7 @@ def _instance(value: Any, depth: int) -> dict[str, Any]:
             (field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
         ]
         return {
-            field.name: _written(item, depth + 1)
+            recorded_name(field): _written(item, depth + 1)
             for field, item in fields
             if item is not field.default
         }
@@ -175,7 +177,7 @@ def difference(recorded: str, request: str) -> str:
     if not recorded:
         return f"the recorded request was not stored; now it is {_short(request)}"
     where, before, after = _first(json.loads(recorded), json.loads(request), "")
-    return f"{where.lstrip('.') or 'all'} was {_short(before)} and is {_short(after)}"
+    return f"{where.lstrip('.') or 'the value'} was {_short(before)} and is {_short(after)}"
 
 
 def _first(before: Any, after: Any, where: str) -> tuple[str, Any, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overlo
 
 from agentrt.contexts import Content, TokenContext
 from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredError
+from agentrt.former import former_names
 from agentrt.interrupts import Tool
 from agentrt.interrupts.answers import answer_form
 from agentrt.interrupts.schema import name_of
@@ -40,6 +41,7 @@ _UNSET: Any = object()
 _LOG = logging.getLogger(__name__)
 
 
+@former_names(program_id="run_id")
 class Context:
     """A program's access to the engine, to tools and to humans.
 
@@ -48,8 +50,8 @@ class Context:
     or a thread, name the replies in ``after``.
     """
 
-    def __init__(self, program_id: str, program_type: str, emitter: Emitter) -> None:
-        self.program_id = program_id
+    def __init__(self, run_id: str, program_type: str, emitter: Emitter) -> None:
+        self.run_id = run_id
         self.program_type = program_type
         self._emitter = emitter
 
@@ -361,7 +363,7 @@ class Context:
 
         name = name_of(function)
         work = self._emitter.spawned(name, [args, kwargs], run())
-        return asyncio.create_task(work, name=f"{self.program_id}/{name}")
+        return asyncio.create_task(work, name=f"{self.run_id}/{name}")
 
 
 async def _by_default(

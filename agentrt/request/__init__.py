@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from agentrt.former import former_names
 from agentrt.request.sampling import Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
 from agentrt.request.tokens import CallTokens
@@ -264,6 +265,7 @@ class TokenLogprob:
     top: tuple[tuple[str, float], ...] = ()
 
 
+@former_names(program_id="run_id")
 @dataclass(frozen=True, slots=True, repr=False)
 class Reply(ReadsAsText):
     """The reply to a call.
@@ -272,7 +274,7 @@ class Reply(ReadsAsText):
     ``length`` or ``tool_calls``. ``reasoning`` is the model's reasoning before its answer, "" if
     there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If ``n`` was above 1,
     ``choices`` has all answers as replies, and this reply is its first item. ``node`` is the id of
-    the call's node in its program's DAG. ``program_id`` is the id of this program.
+    the call's node in the DAG of its run, and ``run_id`` is the id of this run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
     token ids, this is the reply that the program gets. For a chat that a front end formats, it has
@@ -296,7 +298,7 @@ class Reply(ReadsAsText):
     token_ids: tuple[int, ...] = field(default=(), metadata={"packed": True})
     report: CallReport = field(default_factory=CallReport)
     node: int = -1
-    program_id: str = ""
+    run_id: str = field(default="", metadata={"recorded_as": "program_id"})
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     invalid_tool_calls: tuple[InvalidToolCall, ...] = ()

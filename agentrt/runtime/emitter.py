@@ -69,7 +69,7 @@ class LiveEmitter:
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self.run:
             raise AgentrtError(
-                f"program {self.run.id} emitted {name!r} outside its own tasks; "
+                f"run {self.run.id} emitted {name!r} outside its own tasks; "
                 "use a context only in the program that it was made for, and not in threads of "
                 "your own"
             )
@@ -212,7 +212,7 @@ class LiveEmitter:
 
     def _with_node(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
         """Return a call's reply with the ids of its node and program, and add it to ``replies``."""
-        reply = dataclasses.replace(reply, node=node.id, program_id=self.run.id)
+        reply = dataclasses.replace(reply, node=node.id, run_id=self.run.id)
         if replies is not None:
             replies.append(reply)
         return reply
@@ -265,7 +265,7 @@ class LiveEmitter:
             arguments,
             positional,
             key=key,
-            program_id=run.id,
+            run_id=run.id,
             tenant=run.row.tenant,
             timeout=tool.options.timeout,
             before=before,
@@ -443,7 +443,7 @@ class RunCaller(Caller):
         tokens = tuple(itertools.chain.from_iterable(each.tokens for each in self.replies))
         report = CallReport.of_all([each.report for each in self.replies])
         return dataclasses.replace(
-            reply, report=report, node=last.node, program_id=last.program_id, tokens=tokens
+            reply, report=report, node=last.node, run_id=last.run_id, tokens=tokens
         )
 
 
@@ -572,12 +572,12 @@ class LoopCheckpoint:
         self._top = self._top or at
         if self._top != at:
             raise UsageError(
-                f"program {self._run.id}: one checkpoint was called at two places of the code; "
+                f"run {self._run.id}: one checkpoint was called at two places of the code; "
                 "make a checkpoint of its own for each loop"
             )
         if not tracking.is_alone(self._run) or asyncio.current_task() is not self._run.task:
             raise UsageError(
-                f"program {self._run.id}: a checkpoint was called while other tasks of the program "
+                f"run {self._run.id}: a checkpoint was called while other tasks of the program "
                 "are open; call it from the program's own function, after all tasks have ended"
             )
         if self._keep is None:

@@ -441,7 +441,7 @@ class Recorded:
         await node.program.order.answer(node.place)
         if isinstance(recorded, Broken):
             raise DivergenceError(
-                f"program {self._live.run.id}: the recorded run had closed the stream of node "
+                f"run {self._live.run.id}: the recorded run had closed the stream of node "
                 f"{node.place} at this piece, but the code now reads on"
             )
 
@@ -517,7 +517,7 @@ class Recorded:
         )
         node.program.places[made.id] = node.place
         if kind is NodeKind.CALL and isinstance(value, Reply):
-            return dataclasses.replace(value, node=made.id, program_id=self._live.run.id)
+            return dataclasses.replace(value, node=made.id, run_id=self._live.run.id)
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
@@ -613,7 +613,7 @@ class _LoopStates:
         except UnkeptError as error:
             if self._record.skips:
                 return state
-            text = f"program {self._record.id}: checkpoint: {error}"
+            text = f"run {self._record.id}: checkpoint: {error}"
             raise UnrecordableError(text) from error
         return kept
 

@@ -115,7 +115,7 @@ class Run:
         if self.error is not None:
             raise self.error
         if self.state is RunState.CANCELLED:
-            raise asyncio.CancelledError(f"program {self.id} was cancelled")
+            raise asyncio.CancelledError(f"run {self.id} was cancelled")
         return self.result
 
     def _repr_svg_(self) -> str:

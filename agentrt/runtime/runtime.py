@@ -413,7 +413,7 @@ class Runtime:
 
     def _stale_error(self, run: Run) -> StaleWeightsError:
         return StaleWeightsError(
-            f"program {run.id} began with version {run.weights_version} of the weights, which is "
+            f"run {run.id} began with version {run.weights_version} of the weights, which is "
             f"too old: the engines have version {self.weights_version}"
         )
 

@@ -130,7 +130,7 @@ class _Bound:
         recorded = [run.id for run in self._stale() if _is_recorded(run)]
         if recorded and on_stale == "restart":
             raise ConfigError(
-                f"program {recorded[0]} is recorded for a resume, so it cannot run again from its "
+                f"run {recorded[0]} is recorded for a resume, so it cannot run again from its "
                 "beginning; use on_stale 'wait' or 'end' ('agentrt run --retry failed' runs "
                 "programs again that were ended)"
             )

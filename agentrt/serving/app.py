@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,5 +92,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     if not is_openai(path):
         return await http_exception_handler(request, error)
-    message = f"{request.method} {path}: {str(error.detail).lower()}"
+    detail = str(error.detail)
+    if detail == HTTPStatus(error.status_code).phrase:
+        detail = detail.lower()
+    message = f"{request.method} {path}: {detail}"
     return error_response(path, error.status_code, message, headers=error.headers)

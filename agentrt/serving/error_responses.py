@@ -103,7 +103,7 @@ class CalledOffError(AgentrtError):
     status = 409
 
     def __init__(self, program_id: str) -> None:
-        super().__init__(f"the call was cancelled because its program {program_id} was ended")
+        super().__init__(f"the call was cancelled because its run {program_id} was ended")
 
 
 class SupersededError(AgentrtError):

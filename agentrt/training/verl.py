@@ -245,7 +245,7 @@ class ProgramLoop(AgentLoopBase):
         every = run.tokens.sequences()
         error = run.error
         if error is None and run.state is not RunState.DONE:
-            error = EngineError(f"program {run.id} was {run.state}")
+            error = EngineError(f"run {run.id} was {run.state}")
         if error is not None and (self._failure_reward is None or not every):
             raise error
         if not every:

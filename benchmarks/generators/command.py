@@ -134,7 +134,7 @@ async def programs(server: Server) -> dict[str, int]:
     if not isinstance(server, AgentrtServer):
         return {}
     async with httpx.AsyncClient(base_url=server.root, timeout=60) as client:
-        listed = (await client.get("/programs", params={"limit": 1000})).json()["programs"]
+        listed = (await client.get("/v1/runs", params={"limit": 1000})).json()["runs"]
         for program in listed:
             if program["session"]:
                 await client.delete(f"/v1/sessions/{program['session']}")

@@ -267,7 +267,7 @@ def test_a_program_that_raises_is_told_in_its_own_code(write: Write, run_program
     assert len(frames) == 2
     assert all(str(write(source)) in frame for frame in frames)
     assert "KeyError: 'tea'" in ran.err
-    assert "error: program bad-1 failed: ExceptionGroup" in ran.err
+    assert "error: run bad-1 failed: ExceptionGroup" in ran.err
 
 
 def test_what_a_program_cannot_have_here_is_told_in_one_line(
@@ -279,7 +279,7 @@ def test_what_a_program_cannot_have_here_is_told_in_one_line(
     for source, kind, code in ((waits, "vllm", 2), (forms, "simulated", 1)):
         ran = run_program(source, "--engine", kind)
         assert (ran.code, "Traceback" in ran.err) == (code, False)
-        assert ran.said.startswith("error: program p-1: ")
+        assert ran.said.startswith("error: run p-1: ")
         assert ran.said.endswith(f" ({write(source)}:4)")
 
 
@@ -295,7 +295,7 @@ def test_below_a_programs_own_trace_causes_are_told_without_foreign_frames(
     ran = run_program(source)
     assert "JSONDecodeError: Expecting property" in ran.err
     assert "decoder.py" not in ran.err
-    assert "error: program bad-1 failed: OSError: no answer" in ran.err
+    assert "error: run bad-1 failed: OSError: no answer" in ran.err
 
 
 def test_a_package_that_is_missing_is_told_with_the_place_for_it(run_program: Run) -> None:
@@ -318,7 +318,7 @@ def test_a_file_that_raises_on_import_is_told_in_one_line_and_where(
 def test_a_program_past_its_time_is_cancelled(run_program: Run) -> None:
     slow = "@program\nasync def slow(ctx): return await ctx.llm('hang')\n"
     ran = run_program(slow, "--timeout", "0.05")
-    said = "error: program slow-1 took longer than 0.05 s (--timeout)"
+    said = "error: run slow-1 took longer than 0.05 s (--timeout)"
     assert (ran.code, ran.said) == (1, said)
 
 

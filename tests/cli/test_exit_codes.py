@@ -8,6 +8,7 @@ import pytest
 
 from agentrt import errors
 from agentrt.cli.faults import exit_code_of
+from tests.cli.conftest import Run
 
 
 def classes(base: type[errors.AgentrtError]) -> Iterator[type[errors.AgentrtError]]:
@@ -38,6 +39,33 @@ def test_the_branch_of_an_error_decides_the_exit_code(
     else:
         assert code == 1
         assert "bug in agentrt" not in output
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"),
+    [
+        ("InvariantError", 70),
+        ("ConfigError", 2),
+        ("DivergenceError", 1),
+        ("ValueError", 1),
+        ("ValueError ConfigError", 2),
+        ("ConfigError InvariantError", 70),
+    ],
+)
+def test_the_branch_of_runs_errors_decides_the_exit_code(
+    kinds: str, code: int, run_program: Run
+) -> None:
+    source = f"""
+import itertools
+from agentrt import errors
+KINDS = itertools.cycle({kinds.split()!r})
+
+@program
+async def raises(ctx):
+    kind = next(KINDS)
+    raise getattr(errors, kind, ValueError)("the message")
+"""
+    assert run_program(source, "--n", str(len(kinds.split()))).code == code
 
 
 def test_every_public_error_is_tested() -> None:

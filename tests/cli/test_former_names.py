@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentrt.cli.app import call
+from tests.cli.conftest import Run, Write
 
 FORMER = {
     ("runs", "ls"): "'agentrt runs' is now called 'agentrt journal'",
@@ -48,6 +51,28 @@ def test_a_former_option_does_the_same_and_says_its_new_name(
     assert "no-such-file.py" in error
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["questions", "ls", "--url", "http://127.0.0.1:9"],
+        ["journal", "trace", "no.journal", "o.json"],
+    ],
+)
+def test_the_former_option_of_a_runs_id_does_the_same(
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = call([*words, "--run", "main-1"])
+    now = capsys.readouterr()
+    assert call([*words, "--program", "main-1"]) == code
+    notice, *rest = capsys.readouterr().err.splitlines()
+    assert notice == "--program is now called --run; the old name works until version 0.4"
+    assert rest == now.err.splitlines()
+
+
 def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -57,3 +82,14 @@ def test_an_option_that_is_given_twice_is_not_dropped_in_silence(
     notice, error = capsys.readouterr().err.splitlines()
     assert notice.startswith("--seed is set 2 times; ")
     assert "no-such-file.py" in error
+
+
+def test_a_programs_file_that_uses_a_former_name_is_told_its_line(
+    write: Write, run_program: Run, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = "@program\nasync def main(ctx):\n    return ctx.program_id\n"
+    ran = run_program(source)
+    assert (ran.code, ran.out) == (0, "main-1\n")
+    [warning] = [each for each in recwarn if each.category is DeprecationWarning]
+    text = "Context.program_id is now run_id; the old name works until version 0.4"
+    assert (str(warning.message), warning.filename) == (text, str(write(source)))

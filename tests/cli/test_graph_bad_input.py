@@ -116,7 +116,7 @@ def test_a_model_that_is_not_served(run_program: Run) -> None:
     source = ECHO.replace("ChatAgentRT(max_tokens=8)", "ChatAgentRT(model='big')")
     ran = run_program(source, *WITH_INPUT)
     assert (ran.code, "Traceback" in ran.err) == (2, False)
-    assert ran.said.startswith("error: program graph-1: this engine serves 'echo', not model 'big'")
+    assert ran.said.startswith("error: run graph-1: this engine serves 'echo', not model 'big'")
     assert ran.said.endswith("or start it with --model")
 
 

@@ -188,7 +188,7 @@ def test_what_failed_goes_on_from_its_last_checkpoint(
     failed = run_program(source, "--input", '{"cups": 1}', "--checkpointer", "sqlite:t.db")
     lines = failed.err.splitlines()
     [told] = [line for line in lines if line.startswith("resume graph-1 with: ")]
-    assert lines[-1] == "error: program graph-1 failed: KeyError: 'SECOND'"
+    assert lines[-1] == "error: run graph-1 failed: KeyError: 'SECOND'"
     monkeypatch.setenv("SECOND", "second")
     value = command(*shlex.split(told.partition(": ")[2])[1:], "--json").json
     assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]

@@ -66,18 +66,19 @@ def test_ls(journal: Path, runs: Run) -> None:
     assert listed == [["id", "type", "state"], *ids]
     found = runs("ls", journal, "--state", "done", "--type", "main", "--limit", 3, "--json").json
     assert [(one["id"], one["calls"], one["prompt_tokens"]) for one in found] == [("main-1", 4, 12)]
-    assert "no matching program" in runs("ls", journal, "--type", "other").said
+    assert "no matching run" in runs("ls", journal, "--type", "other").said
 
 
 def test_show(journal: Path, runs: Run) -> None:
     """The tasks' nodes come together, below those of the program; nothing steers a terminal."""
     shown = runs("show", journal, "main-1").out
-    places = [line.split()[0] for line in shown.splitlines()[2:]]
+    places = [line.split()[0] for line in shown.splitlines()[3:]]
     assert places == ["0#0", "0.0#0", "0.0#1", "0.1#0", "0.1#1", "0#1", "0#2"]
     assert '  {"item": "branch a"} > BRANCH A\n' in shown
     assert "\x1b" not in shown + runs("show", journal, "main-1", "--full").out
     one = runs("show", journal, "main-1", "--node", "0.1#1").out
-    assert '    asked: {"item": "branch b"}\n    answered: BRANCH B\n' in one
+    assert '    request: {"item": "branch b"}\n    answer: BRANCH B\n' in one
+    assert one.splitlines()[:2] == shown.splitlines()[:2], "the totals of the whole run"
     node = runs("show", journal, "main-1", "--node", "human", "--json").json["nodes"][0]
     assert (node["node"], node["outcome"], node["asked"]["question"]) == ("0#1", "yes", "go on?")
 
@@ -85,10 +86,10 @@ def test_show(journal: Path, runs: Run) -> None:
 def test_a_whole_chat(runs: Run, tmp_path: Path) -> None:
     """In full a call has all its messages, else the last."""
     path = Made(2.0).node("0#0", "call", 0.0, 1.0, asked=chat(RULES, "tea?")).write(tmp_path / "j")
-    assert "done  1.00  tea?\n" in runs("show", path, "p-1").out
+    assert "  tea?\n" in runs("show", path, "p-1").out
     for given in (["--full"], ["--node", "0#0"]):
         assert (
-            f"asked: [system] {RULES}\n    [user] tea?\n" in runs("show", path, "p-1", *given).out
+            f"request: [system] {RULES}\n    [user] tea?\n" in runs("show", path, "p-1", *given).out
         )
 
 
@@ -109,7 +110,7 @@ async def main(ctx):
 """
     assert run_program(source, "--journal", tmp_path / "j").code == 1
     shown = runs("show", tmp_path / "j", "main-1", "--dag", tmp_path / "d.json").out
-    assert [line.split()[:3] for line in shown.splitlines()[2:]] == [
+    assert [line.split()[:3] for line in shown.splitlines()[3:]] == [
         ["0!new", "patch", "new"],
         ["0#0", "sleep", "sleep"],
         ["0#1", "value", "random"],
@@ -138,7 +139,9 @@ def test_fork_and_diff(journal: Path, prog: Path, runs: Run, tmp_path: Path) -> 
     same = runs(*forking, "--human", "yes", "--json")
     assert same.json["results"] == [RESULT]
     both = [journal, "main-1", "main-1-fork-1"]
-    assert runs("diff", *both).out.startswith("7 nodes are the same in main-1 and main-1-fork-1\n")
+    assert runs("diff", *both).out.startswith(
+        "7 nodes are equal in main-1 (was) and main-1-fork-1 "
+    )
     sets = ["--set", "human=no", "--set", '0.0#1="tea"', "--into", tmp_path / "k"]
     other = runs(*forking, *sets, "--model", "other", "--json").json
     assert other["results"] == [RESULT.replace("BRANCH A", "tea").replace("yes", "no")]
@@ -146,9 +149,9 @@ def test_fork_and_diff(journal: Path, prog: Path, runs: Run, tmp_path: Path) -> 
     with_k = ["diff", journal, "main-1", "main-1-fork-1", "--with", tmp_path / "k"]
     found = runs(*with_k, "--json").json
     assert [one["node"] for one in found["differences"]] == ["0.0#1", "0#1", "0#2"]
-    assert found["differences"][1]["what"] == ["answered: all was 'yes' and is 'no'"]
+    assert found["differences"][1]["what"] == ["answer: the value was 'yes' and is 'no'"]
     told = runs(*with_k, "--dag", tmp_path / "both.mmd").out
-    assert told.startswith("4 nodes are the same in main-1 and main-1-fork-1; ")
+    assert told.startswith("4 nodes are equal in main-1 (was) and main-1-fork-1 (is), ")
     assert told.partition("\n")[0].endswith(" 0.0#1")
     assert (tmp_path / "both.mmd").read_text().count("subgraph") == 2
     assert "fork: of main-1" in runs("show", tmp_path / "k", "main-1-fork-1").out

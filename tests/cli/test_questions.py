@@ -93,7 +93,7 @@ async def test_questions_as_json_of_one_program(
 ) -> None:
     runs = [at.runtime.start(chooser) for _ in range(2)]
     await at.asked(2)
-    assert await at.call("questions", "--json", "--program", runs[1].id) == 0
+    assert await at.call("questions", "--json", "--run", runs[1].id) == 0
     [question] = json.loads(capsys.readouterr().out)
     assert (question["program"], question["schema"]) == (runs[1].id, {"enum": ["red", "blue"]})
 
@@ -149,8 +149,12 @@ def test_what_a_server_refuses_is_told(
     ("args", "code", "told"),
     [
         (["--url", "http://127.0.0.1:1"], 1, "no server answers at http://127.0.0.1:1: "),
-        (["--url", "here"], 2, "--url 'here': "),
-        (["--url", "http://here:port"], 2, "--url 'http://here:port': "),
+        (["--url", "here"], 2, "--url 'here' is not an address of a server ("),
+        (
+            ["--url", "http://here:port"],
+            2,
+            "--url 'http://here:port' is not an address of a server",
+        ),
         (["--api-key", "a\nb"], 2, "--api-key"),
     ],
 )

@@ -108,9 +108,9 @@ def test_a_few_programs_get_a_row_each() -> None:
 
 HEADERS = [
     "seconds share of",
-    "program state wall █ service ▓ waiting ▒ tools ░ other wall time",
+    "run state wall █ service ▓ waiting ▒ tools ░ other wall time",
     "tokens tokens tokens tokens critical",
-    "program calls in cached out recomputed preempted path s",
+    "run calls in cached out recomputed preempted path s",
 ]
 
 
@@ -140,9 +140,9 @@ def test_an_id_loses_its_middle_before_its_number() -> None:
 
 
 def test_the_critical_path_is_a_chain_of_nodes() -> None:
-    chain_text = "react/llm 2.00 s → look/search 0.00 s → react/llm 1.00 s"
+    chain_text = "react/llm 2.00 s → look/search → react/llm 1.00 s"
     flat = " ".join(text_of(ended_run()).split())
-    assert f"critical path of react-1, 3.00 s of service: {chain_text}" in flat
+    assert f"critical path of react-1, 3.00 s in the engine: {chain_text}" in flat
 
 
 def test_a_long_critical_path_loses_its_middle() -> None:
@@ -158,7 +158,7 @@ def test_a_long_critical_path_loses_its_middle() -> None:
 def test_many_programs_are_summed_and_the_slowest_named() -> None:
     runs = [ended_run(number, wall_s=7.0 + number) for number in range(1, 21)]
     text = text_of(*runs)
-    assert "20 programs (20 done)" in text
+    assert "20 runs (20 done)" in text
     wall = next(line.split() for line in text.splitlines() if line.startswith("wall s"))
     assert wall[2:] == ["17.50", "26.00", "350.00"]
     assert "react-20" in text

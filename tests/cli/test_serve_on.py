@@ -28,7 +28,7 @@ FOLDER = Path({folder!r})
 @program
 async def reacts(ctx, event):
     if event["payload"] == "wait":
-        (FOLDER / f"waits-{{ctx.program_id}}").touch()
+        (FOLDER / f"waits-{{ctx.run_id}}").touch()
         await asyncio.Event().wait()
     reply = await ctx.llm(f"{{event['topic']}} {{event['payload']['degrees']}}")
     (FOLDER / "new").write_text(reply.text)

@@ -198,7 +198,7 @@ def test_a_command_and_its_journal_show_the_same_nodes(
     given = ["--human", "yes", "--n", 2, "--journal", paths["j"], "--trace", paths["a.json"]]
     assert run_program(SOURCE, *given).code == 0
     assert invoke("journal", "trace", paths["j"], paths["b.json"]) == 0
-    assert invoke("journal", "trace", paths["j"], paths["c.json"], "--program", "main-2") == 0
+    assert invoke("journal", "trace", paths["j"], paths["c.json"], "--run", "main-2") == 0
     run, kept, one = (_slices(paths[name]) for name in ("a.json", "b.json", "c.json"))
     assert run[("call", "llm")] == kept[("call", "llm")] == 8
     assert run[("tool", "look")] == kept[("tool", "look")] == 6
@@ -217,7 +217,7 @@ def test_a_program_that_is_about_to_begin(
         (row,) = store.query("SELECT * FROM agentrt_programs")
         store.write([RecordedProgram("p-2", *row[1:])])
     assert invoke("journal", "trace", there, out) == 0
-    assert "t.json: 1 program, 1 node; open it at" in capfd.readouterr().err
+    assert "t.json: 1 run, 1 node; open it at" in capfd.readouterr().err
     assert _slices(out) == Counter({("program", "p"): 1, ("tool", "tool"): 1})
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_is_refused(
     there, out = tmp_path / "j", tmp_path / "t.json"
     refused("journal", "trace", there, out, says=["does not exist"])
     assert invoke("run", write(SOURCE), "--human", "yes", "--journal", there) == 0
-    refused("journal", "trace", there, out, "--program", "main-9", says=["main-9"])
+    refused("journal", "trace", there, out, "--run", "main-9", says=["main-9"])
     refused("journal", "trace", there, tmp_path / "none" / "t.json", says=["OUT", "does not exist"])
     refused("journal", "trace", there, there, says=["is a database"])
     refused("run", "x.py", "--trace", there, says=["is a database"])

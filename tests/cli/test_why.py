@@ -57,9 +57,9 @@ def test_the_table(journal: Path, why: Callable[..., str]) -> None:
     assert why(journal) == text
     for words in (
         "p-1 (done)",
-        "waiting for a slot, behind 2.00 18 main-7 2.00 s (ranked before this program; 0.25 s",
-        "loaded from host memory, evicted for 0.50 5 48 main-9 0.50 s (ranked equal, and earlier",
-        "computed again, evicted for 2.00 18 64 main-8 2.00 s (promoted, as the oldest; 0.00 s",
+        "waiting for a batch slot 2.00 18 main-7, 2.00 s: had a better rank (0.25 s of service",
+        "loaded from host memory 0.50 5 48 main-9, 0.50 s: had the same rank and came earlier",
+        "recomputed after an eviction 2.00 18 64 main-8, 2.00 s: promoted as the oldest (0.00 s",
         "tools 4.00 36",
         "total 11.00 100",
         "node 0#1: 90 of 90 prompt tokens computed, not cached: the prompt has changed",
@@ -83,7 +83,7 @@ def test_shares_that_would_be_shown_as_zero_are_added_up(
         made.node("0#0", "call", 0.0, whole, report=report, asked=chat("hello"))
         lines = why(made.write(tmp_path / f"{scale}{long}"), "p-1").splitlines()
         assert any("decode 2.00" in line for line in lines) == bool(long)
-        assert any("waiting for a slot" in line for line in lines) == (not long)
+        assert any("waiting for a batch slot" in line for line in lines) == (not long)
         assert any(rest in line for line in lines if rest) == bool(rest)
 
 
@@ -114,7 +114,7 @@ def test_a_program_that_runs_and_has_no_texts(tmp_path: Path, why: Callable[...,
 
 
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
-    refused("journal", "why", journal, "p-2", says=["has no program 'p-2'; did you mean 'p-1'?"])
+    refused("journal", "why", journal, "p-2", says=["has no run 'p-2'; did you mean 'p-1'?"])
     refused("journal", "why", journal, "other", says=["available: p-1"])
     refused("journal", "why", tmp_path / "none", "p-1", says=["does not exist"])
     (tmp_path / "text").write_text("hello " * 100)

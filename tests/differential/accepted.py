@@ -1,4 +1,4 @@
-"""The differences that stand, from the table of docs/serve.md."""
+"""The differences that stand, from the table of docs/http-apis.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.differential.compare import Difference
 
-PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+PAGE = Path(__file__).parents[2] / "docs" / "http-apis.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Serving:
 
     def programs(self) -> dict[str, dict[str, Any]]:
         """The live programs of the key's tenant by id, in the order in which they began."""
-        listed = self.http.get("/programs", params={"limit": 1000}).json()["programs"]
+        listed = self.http.get("/v1/runs", params={"limit": 1000}).json()["runs"]
         return {one["id"]: one for one in listed}
 
 

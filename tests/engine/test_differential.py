@@ -1,7 +1,7 @@
 """`agentrt serve` and vLLM's own server: the same flags, the same model, the same answers.
 
 Both are asked for the whole corpus, one request at a time, side by side. What differs is in the
-table of docs/serve.md, or is a defect. The model is a tiny one, with which all takes
+table of docs/http-apis.md, or is a defect. The model is a tiny one, with which all takes
 a minute; with `DIFFERENTIAL_MODEL=embedded` it is SmolLM2-135M.
 """
 

@@ -376,7 +376,7 @@ def test_a_client_that_goes_frees_its_call(
     headers = {"x-agentrt-program": name, "authorization": f"Bearer {serving.key}"}
     headers["content-type"] = "application/json"
     leaving.request("POST", "/v1/chat/completions", said, headers)
-    at = f"/programs/{serving.session(name)['program']}"
+    at = f"/v1/runs/{serving.session(name)['program']}"
     serving.wait_until(lambda: serving.http.get(at).json()["nodes"])  # its call has begun
     if stream:
         leaving.getresponse().readline()

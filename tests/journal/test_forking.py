@@ -177,7 +177,7 @@ async def test_nodes_that_cannot_be_had(tmp_path: Path) -> None:
     end = read(path, row.id).nodes["0#0"].end
     assert end is not None
     assert loads(end.outcome) == "seen"
-    with pytest.raises(JournalError, match="no program 'main-2'; did you mean 'main-1'"):
+    with pytest.raises(JournalError, match="no run 'main-2'; did you mean 'main-1'"):
         read(path, "main-2")
 
 

@@ -101,7 +101,7 @@ async def test_an_answer_that_was_changed(tmp_path: Path) -> None:
 
     run = await ended(tmp_path / "j", made=Program(main), given=None)
     assert isinstance(run.error, JournalError)
-    assert "node 0#1 of program main-1 is damaged" in str(run.error)
+    assert "node 0#1 of run main-1 is damaged" in str(run.error)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ async def test_an_end_that_goes_wrong_is_an_end(
     run = await asyncio.wait_for(lived(tmp_path / "j", program_code), 30)
     assert run.state is RunState.FAILED
     assert isinstance(run.error, ZeroDivisionError)
-    assert "the end of program main-1 failed" in caplog.text
+    assert "the end of run main-1 failed" in caplog.text
 
 
 async def program_code(ctx: Context) -> str:

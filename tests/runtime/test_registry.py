@@ -126,7 +126,7 @@ async def test_the_engine_is_notified_of_a_client_programs_end() -> None:
         chunks = who.chunks(CallSpec(), stream=False)
         replies = [chunk.reply async for chunk in chunks]
         assert replies[-1] is not None
-        assert (replies[-1].program_id, replies[-1].node) == ("client-1", 0)
+        assert (replies[-1].run_id, replies[-1].node) == ("client-1", 0)
         await asyncio.to_thread(registry.close, run, RunState.DONE)
     assert executor.ended == ["client-1"]
 

@@ -241,7 +241,7 @@ class Tenants(RuleBasedStateMachine):
         assert found == 0
         names = {one["name"] for one in self.ask(tenant, "POST", "/assistants/search", {})}
         assert other not in names
-        seen = self.ask(tenant, "GET", "/programs")["programs"]
+        seen = self.ask(tenant, "GET", "/v1/runs")["runs"]
         assert {one["tenant"] for one in seen} <= {tenant}
 
     def teardown(self) -> None:

@@ -200,7 +200,7 @@ async def test_the_answer_to_a_foreign_page() -> None:
         for path in ("/health", "/ready", "/dashboard"):
             assert (await client.get(path, headers=rebound | CROSS)).status_code == 200
         for headers in (rebound, {"origin": EVIL}, CROSS):
-            assert (await client.get("/programs", headers=headers)).status_code == 403
+            assert (await client.get("/v1/runs", headers=headers)).status_code == 403
         refused = await client.post("/v1/client-runs", headers={"origin": EVIL})
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "foreign_origin"
@@ -216,7 +216,7 @@ async def test_the_answer_to_a_foreign_page() -> None:
 
 async def test_errors_too_can_be_read_by_pages_that_may() -> None:
     async with serving(PlainKeys(), origins=[EVIL]) as (_, client):
-        refused = await client.get("/programs", headers={"origin": EVIL})
+        refused = await client.get("/v1/runs", headers={"origin": EVIL})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == EVIL
 
@@ -248,7 +248,7 @@ async def test_pages_in_a_browser() -> None:
             sessions = client.base_url.join("/v1/client-runs")
             assert await ask(page, sessions, method="POST") == "blocked"
             assert await ask(page, sessions, method="POST", mode="no-cors") == [0, False]
-            assert await ask(page, client.base_url.join("/programs")) == "blocked"
+            assert await ask(page, client.base_url.join("/v1/runs")) == "blocked"
             assert await ask(page, sessions, method="DELETE") == "blocked"
             assert len(server.programs) == 0
         async with serving(origins=[EVIL]) as (server, client):
@@ -257,9 +257,9 @@ async def test_pages_in_a_browser() -> None:
             assert await ask(page, f"{sessions}/none", method="DELETE") == [404, True]
             assert len(server.programs) == 1
         async with serving(PlainKeys()) as (_, client):
-            assert await ask(page, client.base_url.join("/programs"), headers=key) == "blocked"
+            assert await ask(page, client.base_url.join("/v1/runs"), headers=key) == "blocked"
         async with serving(PlainKeys(), origins=["*"]) as (_, client):
-            listed = client.base_url.join("/programs")
+            listed = client.base_url.join("/v1/runs")
             assert await ask(page, listed, headers=key) == [200, True]
             assert await ask(page, listed) == [401, True]
         async with serving() as (server, client):
@@ -269,5 +269,5 @@ async def test_pages_in_a_browser() -> None:
             assert await ask(page, f"{rebound}/v1/client-runs", method="POST") == [403, True]
             assert await ask(page, f"{rebound}/programs") == [403, True]
             await page.goto("http://localhost:1/a-page")
-            assert await ask(page, client.base_url.join("/programs")) == [200, True]
+            assert await ask(page, client.base_url.join("/v1/runs")) == [200, True]
             assert len(server.programs) == 0

@@ -69,7 +69,7 @@ async def test_keys_are_never_shown(logged: list[str]) -> None:
         ("POST", f"/v1/programs/{'%0aERROR a line'}/runs", {"input": FORGED}),
         ("GET", "/v1/nothing%0aERROR a line", None),
         ("GET", "/metrics", None),
-        ("GET", "/programs", None),
+        ("GET", "/v1/runs", None),
         ("GET", "/v1/questions", None),
     ]
     headers = [

@@ -50,7 +50,7 @@ async def test_the_server_answers_only_over_tls(certificate: Certificate) -> Non
         ):
             assert (await client.get("/health")).json() == {"status": "ok"}
             here = {"origin": listener.url}
-            assert (await client.get("/programs", headers=here)).status_code == 200
+            assert (await client.get("/v1/runs", headers=here)).status_code == 200
             with pytest.raises(httpx.TransportError):
                 await stranger.get("/health")
 

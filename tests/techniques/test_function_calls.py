@@ -32,7 +32,7 @@ async def test_functions_run_while_the_model_writes_and_documentation_is_kept_or
     @program
     async def agent(ctx: Context) -> tuple[str, int]:
         context = await call_functions(ctx, "What is it?", {"look": look}, {"weigh": weigh})
-        (written, *_) = [n for n in token_runtime.runs[ctx.program_id].dag.nodes() if n.report]
+        (written, *_) = [n for n in token_runtime.runs[ctx.run_id].dag.nodes() if n.report]
         assert written.report is not None
         return await context.text(), written.report.cached_tokens
 

@@ -19,7 +19,6 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
 from agentrt.executors.checkpoints import check_checkpoint, mark_of, own_folder
-from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import ExecutorInfo
@@ -60,6 +59,7 @@ from agentrt.executors.vllm.processes import (
 )
 from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.weights import Weights
+from agentrt.former import warn_of_former_place
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch

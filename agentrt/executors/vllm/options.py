@@ -17,13 +17,13 @@ from pydantic import ValidationError
 
 from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
-from agentrt.executors.former import warn_of_former_place
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm._compat.weights import EXTENSION
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
 from agentrt.files import expanded, read_json
+from agentrt.former import warn_of_former_place
 from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig
 

@@ -37,7 +37,8 @@ def account_of(replies: list[Reply]) -> dict[str, Any]:
         return {}
     last = replies[-1]
     return {
-        "program_id": last.program_id,
+        "run_id": last.run_id,
+        "program_id": last.run_id,  # its former name, which works until 0.4
         "node": last.node,
         "service_s": last.report.service_s,
         "waiting_s": last.report.waiting_s,

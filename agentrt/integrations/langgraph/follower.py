@@ -301,7 +301,7 @@ def scope_of_call(run_manager: BaseRunManager | None) -> Scope | None:
     """
     here = tracking.current_scope()
     if here is not None and isinstance(here.owner, Run) and here.owner.state is RunState.CANCELLED:
-        raise EngineDiedError(f"program {here.owner.id} was cancelled and can make no calls")
+        raise EngineDiedError(f"run {here.owner.id} was cancelled and can make no calls")
     if run_manager is not None:
         return follow().scope(run_manager.parent_run_id)
     return follow().scope(langgraph.enclosing_run())

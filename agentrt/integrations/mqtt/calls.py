@@ -175,7 +175,7 @@ class ToolAttempt:
                     key=call.key or self.id,
                     arguments=dict(call.arguments),
                     attempt=call.attempt,
-                    program=call.program_id,
+                    program=call.run_id,
                     tenant=call.tenant,
                     reply_to=self.reply_to,
                     id=self.id,

@@ -276,7 +276,7 @@ class Worker:
             tool,
             call.arguments,
             key=call.key,
-            program_id=call.program,
+            run_id=call.program,
             tenant=call.tenant,
             timeout=tool.options.timeout,
         )

@@ -48,12 +48,12 @@ def _differences(first: History, second: History, place: str) -> Iterator[str]:
     elif len({a.start.digest, b.start.digest, ""}) > 2:  # both have a digest, and they differ
         has_both = a.start.request and b.start.request
         change = difference(a.request_text, b.request_text) if has_both else "something else"
-        yield f"asked: {change}"
+        yield f"request: {change}"
     if a.state != b.state:
         yield f"was {a.state} and is {b.state}"
     before, after = _answer(a), _answer(b)
     if before and after and before != after:
-        yield f"answered: {difference(before, after)}"
+        yield f"answer: {difference(before, after)}"
 
 
 def _kind_and_name(node: PastNode) -> str:

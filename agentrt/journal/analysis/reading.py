@@ -146,8 +146,8 @@ def read_row(store: Store, program_id: str) -> RecordedProgram:
     rows = store.query(f"SELECT {fields} FROM agentrt_programs WHERE id = ?", (program_id,))
     if not rows:
         ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
-        way = _suggestion(program_id, ids) if ids else "it has no programs"
-        raise JournalError(f"journal {store.name} has no program {program_id!r}; {way}")
+        way = _suggestion(program_id, ids) if ids else "it has no runs"
+        raise JournalError(f"journal {store.name} has no run {program_id!r}; {way}")
     row = RecordedProgram(*rows[0])
     return row._replace(started=row.started + shift_of(store))
 
@@ -179,21 +179,17 @@ def find(old: History, name: str) -> str:
     """
     if name in old.nodes:
         return name
-    program = f"program {old.program.id}"
+    run = f"run {old.program.id}"
     if not old.nodes:
         raise UsageError(
-            f"{program} has no nodes any more (--journal-keep deleted them); name another program"
+            f"{run} has no nodes any more (--journal-keep deleted them); name another run"
         )
     places = [place for place, node in old.nodes.items() if node.start.name == name]
     if len(places) > 1:
-        raise UsageError(
-            f"{program} has several nodes {name!r}; name one of {', '.join(places[:9])}"
-        )
+        raise UsageError(f"{run} has several nodes {name!r}; name one of {', '.join(places[:9])}")
     if not places:
         names = dict.fromkeys(node.start.name for node in old.nodes.values())
-        raise UsageError(
-            f"{program} has no node {name!r}; {_suggestion(name, [*names, *old.nodes])}"
-        )
+        raise UsageError(f"{run} has no node {name!r}; {_suggestion(name, [*names, *old.nodes])}")
     return places[0]
 
 

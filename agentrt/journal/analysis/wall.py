@@ -112,7 +112,7 @@ class Stay:
         try:
             return loads(self.end.account)
         except UnkeptError as error:
-            where = f"node {self.start.node} of program {self.start.program}"
+            where = f"node {self.start.node} of run {self.start.program}"
             raise JournalError(f"the account of {where} cannot be read: {error}") from error
 
 
@@ -170,7 +170,7 @@ def read_program(store: Store, program_id: str) -> RecordedTime:
     """Return the wall time of a program. Raises `JournalError` if it is missing or damaged."""
     program, (starts, ends) = read_row(store, program_id), read_rows(store, program_id)
     if ROOT not in nodes_of(store.name, starts, ends):  # also checks the rows for damage
-        raise JournalError(f"journal {store.name}: program {program_id} has not started yet")
+        raise JournalError(f"journal {store.name}: run {program_id} has not started yet")
     requests = RecordedRequests(starts, ends)
     return RecordedTime(program, _lives(*without_gone(starts, ends)), requests)
 
@@ -316,7 +316,7 @@ def _spans(stay: Stay) -> Sequence[Span]:
     report = stay.report
     if report is None:
         return [Span(ENGINE, stay.until - stay.start.started)]
-    return engine_spans(report, f"node {stay.start.node} of program {stay.start.program}")
+    return engine_spans(report, f"node {stay.start.node} of run {stay.start.program}")
 
 
 def engine_spans(report: CallReport, where: str) -> Sequence[Span]:

@@ -35,30 +35,30 @@ from agentrt.request.weights import version_spans
 
 WORDS = {
     STARTING: "on the way to the engine",
-    QUEUED: "waiting for a slot, behind",
-    ADMISSION: "not admitted: the cache was taken by",
+    QUEUED: "waiting for a batch slot, behind",
+    ADMISSION: "not admitted: the KV cache was full with",
     PREEMPTED: "preempted for",
     LOADING: "loaded from host memory, evicted for",
-    RECOMPUTE: "computed again, evicted for",
+    RECOMPUTE: "recomputed, evicted for",
     PREFILL: "prefill",
     DECODE: "decode",
-    ENGINE: "in an engine that reports no reasons",
+    ENGINE: "in the engine, no reasons reported",
     TURN: "waiting to run a tool",
     TOOL: "tools",
     HUMAN: "humans",
     EVENT: "events and sleeps",
-    OWN: "its own code",
+    OWN: "the program's own code",
     STOPPED: "no process ran it",
 }
-"""The words for each reason. For some reasons, the names of the causing programs follow."""
+"""The words for each reason. For some reasons, the names of the causing runs follow."""
 ALONE = WORDS | {
-    QUEUED: "waiting for a slot",
-    ADMISSION: "not admitted, as the KV cache was full",
+    QUEUED: "waiting for a batch slot",
+    ADMISSION: "not admitted: KV cache full",
     PREEMPTED: "preempted",
     LOADING: "loaded from host memory",
-    RECOMPUTE: "computed again after an eviction",
+    RECOMPUTE: "recomputed after an eviction",
 }
-"""The words for each reason where no program follows them."""
+"""The words for each reason where no run follows them."""
 _FAR = 1 << 32
 
 
@@ -97,26 +97,26 @@ def _by(item: WallInterval | Miss) -> dict[str, Any]:
 
 
 def blamed(blame: Blame, waiting: str) -> str:
-    """Describe a cause: for which program the program ``waiting`` waited, for how long, and why the
-    other program went first.
+    """Describe a cause: for which run the run ``waiting`` waited, for how long, and why the other
+    run went first.
     """
     if blame.program.startswith("("):
-        return f"{blame.program} {blame.seconds:.2f} s"
+        return f"{blame.program}, {blame.seconds:.2f} s"
     if blame.program == waiting:
-        return f"its own other calls {blame.seconds:.2f} s"
-    served = f"{blame.attained_s:.2f} s served, this program {blame.own_attained_s:.2f} s"
-    return f"{blame.program} {blame.seconds:.2f} s ({_ranked(blame)}; {served})"
+        return f"its own other calls, {blame.seconds:.2f} s"
+    served = f"{blame.attained_s:.2f} s of service so far, {waiting} {blame.own_attained_s:.2f} s"
+    return f"{blame.program}, {blame.seconds:.2f} s: {_ranked(blame)} ({served})"
 
 
 def _ranked(blame: Blame) -> str:
-    """Describe why the causing program went first. A smaller level runs first."""
+    """Describe why the causing run went first. A smaller level runs first."""
     if blame.level <= -_FAR:
-        return "promoted, as the oldest"
+        return "promoted as the oldest"
     if blame.level < blame.own_level:
-        return "ranked before this program"
+        return "had a better rank"
     if blame.level == blame.own_level:
-        return "ranked equal, and earlier"
-    return "ranked after this program, but running already"
+        return "had the same rank and came earlier"
+    return "had a worse rank, but was running already"
 
 
 def level_name(level: int, before: str = "level ") -> str:

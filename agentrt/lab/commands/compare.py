@@ -138,9 +138,7 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
         outcome = Interrupts(last_words).run(execute(job, plan.engine, screen, log, Drain()))
         runs, bad = outcome.runs, [run for run in outcome.runs if run.state is not RunState.DONE]
         if asks := [run.id for run in bad if run.state is RunState.INTERRUPTED]:
-            raise UsageError(
-                f"program {asks[0]} asks a human; compare programs that ask no questions"
-            )
+            raise UsageError(f"run {asks[0]} asks a human; compare programs that ask no questions")
         if bad:
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
     each = [

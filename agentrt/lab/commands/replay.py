@@ -60,6 +60,8 @@ _POLICIES = ("fcfs", "adaptive+cost+memory")
 _UNKNOWN = """{}: the journal does not say which engine and policy were used. Sizes are those of
 options such as --max-num-seqs and --kv-blocks, or made up"""
 _SEVERAL = "{}: the programs ran under several policies, so no policy is shown as the recorded one"
+_MADE_UP = """{}: too few calls to fit the times of steps, so they are invented (an 8B model on a
+large GPU): compare the policies with each other, not with the recording, or add --step-time FILE"""
 _SIZES = "{}: the programs ran on engines of several sizes; the replay uses those of the last: {}"
 SIZES = (
     *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
@@ -94,13 +96,13 @@ class ReplayCommand(RunCommand, ManyCommand):
 @max_num_seqs_option(suffix="  [default: as recorded]")
 @kv_blocks_option("Size of the KV cache, in blocks.  [default: as recorded]")
 @count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
-@step_time_option("  [default: fitted to the recorded calls]")
+@step_time_option("  [default: fitted to the recorded calls; invented if there are too few]")
 @json_flag("Print one JSON object instead of tables.")
 @file("--plot", about="Draw each program's latency against the recorded one.")
 def replay(journal: Path, **options: Any) -> None:
-    """Replay the programs of a journal under other policies, in virtual time or on an engine.
+    """Replay the runs of a journal under other policies, in virtual time or on an engine.
 
-    Prints a line for the recording and for each policy, and a line for each program. Arguments
+    Prints a line for the recording and for each policy, and a line for each run. Arguments
     after -- are passed to the real engine, as flags of 'vllm serve'.
     """
     check_plot(options["plot"])
@@ -109,6 +111,8 @@ def replay(journal: Path, **options: Any) -> None:
     contenders = replays.policies(recording, options["policy"] or _POLICIES)
     sizes = _sizes(recording, options)
     times = options["step_time"] or step_time(call.account for call in recording.calls)
+    if times is None and options["depth"] == "virtual":
+        click.echo(_MADE_UP.format(journal), err=True)
     machine = Machine(step_model=times, **sizes)
     setting = Setting(Source(journal.name, journal), Pressure("recorded"))
     click.echo(setting.source.trace().report(), err=True)

@@ -36,33 +36,43 @@ _MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 
 def report_text(comparison: Comparison) -> str:
     """Return the report: the times of the programs, where the time went, and what is gained."""
-    both, names = comparison.typical, ["program"]
+    both, names = comparison.typical, ["run"]
     for name in _TITLES:
-        names += [f"{name}, s", "of it waiting", "mostly behind"]
+        names += [f"{name}, s", "waiting, s", "mostly behind"]
     programs = [(a.shape.program_id, *_line(a), *_line(b)) for a, b in zip(*both, strict=True)]
     sums = [_seconds(run) for run in both]
     reasons = [reason for reason in ALONE if any(side[reason] for side in sums)]
     shares = [(ALONE[reason], *(side[reason] for side in sums)) for reason in reasons]
     sides = [metrics(run) for run in both]
+    at_first = "with the earlier history" if comparison.learned.known else "the first time"
+    heads = ["change once learned", f"change {at_first}"]
+    if comparison.learned.known and not comparison.learned.new:
+        heads = ["change"]  # agentrt knew all programs: it has nothing to learn from these runs
     ends = [
-        (name, *(side[of] for side in sides), *map(_change, comparison.both_ratios(of)))
+        (name, *(side[of] for side in sides), *_changes(comparison, of)[: len(heads)])
         for name, of in _MEASURES.items()
     ]
-    at_first = "with the earlier history" if comparison.learned.known else "the first time"
     tables = (
         [names, *programs],
-        [("seconds of all programs", *_TITLES), *shares],
-        [("seconds until a program ends", *_TITLES, "change", f"change {at_first}"), *ends],
+        [("seconds of all runs, by reason", *_TITLES), *shares],
+        [("seconds from start to end of a run", *_TITLES, *heads), *ends],
     )
     ratio, first = (median(ratios) for ratios in comparison.both_ratios())
     verdict = "no gain" if comparison.verdict == NOTHING else comparison.verdict
-    gained = f"{verdict}: on average, a program takes {_than(ratio)} under stock vLLM once agentrt "
-    gained += f"has seen the programs, and {_than(first)} under stock vLLM {at_first}"
+    gained = f"{verdict}: on average, a run takes {_than(ratio)} under stock vLLM"
+    if len(heads) > 1:
+        gained += f" once agentrt has seen the programs, and {_than(first)} under stock vLLM "
+        gained += at_first
     off = ""
     if comparison.off:
-        off = f"; the replay differs by {comparison.off:.0%} from the times that were measured"
+        off = f"; smaller changes than {comparison.off:.0%} mean nothing, because the replay of "
+        off += "stock's order differs by that much from the times that were measured"
     parts = ["\n".join(aligned(table)) for table in tables]
     return "\n\n".join([*parts, f"{gained}{off}\n{_history_text(comparison.learned)}"])
+
+
+def _changes(comparison: Comparison, measure: str) -> list[str]:
+    return list(map(_change, comparison.both_ratios(measure)))
 
 
 def _change(ratios: Sequence[float]) -> str:

@@ -11,6 +11,9 @@ from agentrt.lab.runs.grid import RunSpec
 from agentrt.lab.runs.machine import Machine
 from agentrt.scheduler.config import SchedulerConfig
 
+NOTHING_WAITED = """No call waited for the engine, so all policies give the same times. A smaller
+engine (--max-num-seqs, --kv-blocks) or a higher --load shows their differences."""
+
 # -- the description of the runs -------------------------------------------------------
 
 
@@ -72,4 +75,5 @@ def ratios_table(cells: Sequence[Series], baseline: str) -> str:
         for measure, text in MEASURES.items()
         if measure not in SHARES
     ]
-    return markdown([f"ratio to {baseline}", *(cell.name for cell in cells)], rows)
+    head = f"ratio to {baseline} (times: below 1 is faster)"
+    return markdown([head, *(cell.name for cell in cells)], rows)

@@ -15,6 +15,17 @@ from agentrt.lab.reports.standard import short_table, standard
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.replays import RECORDED, Replayed, same_order
 
+_HEADS = {
+    "mean_jct_s": "mean, s",
+    "p99_jct_s": "P99, s",
+    "median_ttft_ms": "TTFT P50, ms",
+    "p99_ttft_ms": "TTFT P99, ms",
+    "median_tpot_ms": "TPOT P50, ms",
+    "prefix_cache_hit_rate": "cache hits",
+}
+"""The metrics of the first table, with the heads of their columns; --json has all metrics."""
+_LEGEND = """Mean and P99: seconds from start to end of a run. TTFT: time to first token of a call.
+TPOT: time per output token after the first. Waiting: share of all time in which calls waited."""
 _SHOWN = 40
 """Maximum number of programs that the table shows."""
 
@@ -29,18 +40,26 @@ def replay_tables(runs: Sequence[Replayed]) -> str:
         "waiting": [f"{summary.waiting_share:.0%}" for summary in summaries],
         "preemptions": [str(summary.preemptions) for summary in summaries],
         f"mean / {RECORDED}": [f"{ratio:.2f}" for ratio in ratios],
-        "pairs in the recorded order": [
-            f"{same_order(runs[0].outcomes, run.outcomes):.0%}" for run in runs
-        ],
     }
-    shown = short_table({_name(run): [standard(run.outcomes)] for run in runs}, columns, "policy")
-    head = [f"program ({len(runs[0].outcomes)}), s", *map(_name, runs)]
+    metrics = {_name(run): [standard(run.outcomes)] for run in runs}
+    shown = short_table(metrics, columns, "policy", _HEADS)
+    head = ["seconds of", *map(_name, runs)]
     each = [_latencies(run) for run in runs]
     rows = [
         [name, *(digits(latencies[name]) for latencies in each)] for name in list(each[0])[:_SHOWN]
     ]
     others = "" if len(each[0]) <= _SHOWN else "\nUse --json for the other programs."
-    return f"{shown}\n\n{markdown(head, rows)}{others}"
+    return f"{_LEGEND}\n\n{shown}\n\n{markdown(head, rows)}{others}{_note(runs)}"
+
+
+def _note(runs: Sequence[Replayed]) -> str:
+    """Return a line that says why all policies gave the same times, if nothing ever waited."""
+    if any(run.summary.waiting_share > 0 for run in runs[1:]):
+        return ""
+    return (
+        "\nNo call waited for the engine, so all policies give the same times. A smaller engine "
+        "(--max-num-seqs, --kv-blocks) or a journal of more runs at once shows their differences."
+    )
 
 
 def replay_values(runs: Sequence[Replayed]) -> list[dict[str, Any]]:
@@ -50,6 +69,7 @@ def replay_values(runs: Sequence[Replayed]) -> list[dict[str, Any]]:
             **values,
             "ends_s": {outcome.program_id: outcome.ended_s for outcome in run.outcomes},
             "latencies_s": _latencies(run),
+            "same_order": same_order(runs[0].outcomes, run.outcomes),
             "metrics": standard(run.outcomes),
         }
         for values, run in zip(as_dicts(_cells(runs)), runs, strict=True)

@@ -145,22 +145,23 @@ def short_table(
     runs: Mapping[str, Sequence[Metrics]],
     columns: Mapping[str, Sequence[str]] | None = None,
     first: str = "contender",
+    heads: Mapping[str, str] = SHORT,
 ) -> str:
     """Return a table with a row for each contender. Each cell has the median over the seeds, and in
     parentheses the smallest and the largest value.
 
     ``columns`` maps the heads of further columns to the texts of their rows. ``first`` is the head
-    of the first column.
+    of the first column, and ``heads`` has the shown metrics with the heads of their columns.
     """
     known = {name for by_seed in runs.values() for metrics in by_seed for name in metrics}
-    shown = [name for name in SHORT if name in known]
-    heads = [first, *(SHORT[name] for name in shown), *(columns or {})]
+    shown = [name for name in heads if name in known]
+    line = [first, *(heads[name] for name in shown), *(columns or {})]
     texts = zip(*(columns or {}).values(), strict=True) if columns else [()] * len(runs)
     rows = [
         [contender, *(_cell(by_seed, name) for name in shown), *beside]
         for (contender, by_seed), beside in zip(runs.items(), texts, strict=True)
     ]
-    return markdown(heads, rows)
+    return markdown(line, rows)
 
 
 def _cell(by_seed: Sequence[Metrics], name: str) -> str:

@@ -73,10 +73,11 @@ class Machine:
         else:
             measured = f"those measured for {times.model} on {times.hardware}"
         return (
-            f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, "
-            f"no model; the\ntimes of its steps are {measured}. The machine that it ran on does "
-            f"not matter.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV blocks of "
-            f"{self.block_size} tokens, {self.max_num_batched_tokens} tokens a step at most."
+            f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()} "
+            f"decide, and no model runs.\nThe times of steps are {measured}; this machine's speed "
+            f"has no influence.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV "
+            f"blocks of {self.block_size} tokens, at most {self.max_num_batched_tokens} tokens a "
+            "step."
         )
 
     def token_s(self) -> float:

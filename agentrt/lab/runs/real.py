@@ -31,7 +31,7 @@ from agentrt.lab.workloads.journals import RecordedCall, Recording, listed
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _NO_TEXTS = (
-    "program {}: --depth real needs the prompts, but the journal does not have them; record with "
+    "run {}: --depth real needs the prompts, but the journal does not have them; record with "
     "--journal-content full, or leave --depth real out"
 )
 _ONE_ENGINE = "--depth real runs on one engine, but there are {} replicas; add --replicas 1"

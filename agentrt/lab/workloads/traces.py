@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from agentrt.cli.streams import counted
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
 from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed
@@ -103,11 +104,15 @@ class Trace:
         prompt = sum(call.prompt_tokens for call in calls) / len(calls)
         output = sum(call.output_tokens for call in calls) / len(calls)
         head = (
-            f"{self.path}: {len(self.programs)} programs with {len(calls)} calls "
-            f"({self.format}); contexts x {self.scales.context:g}, outputs x "
-            f"{self.scales.output:g}, gaps x {self.scales.gap:g}; then "
-            f"{prompt:.0f} prompt and {output:.0f} output tokens per call"
+            f"{self.path} ({self.format}): {counted(len(self.programs), 'program')} with "
+            f"{counted(len(calls), 'call')}; "
         )
+        if self.scales != UNSCALED:
+            head += (
+                f"contexts x {self.scales.context:g}, outputs x {self.scales.output:g}, gaps x "
+                f"{self.scales.gap:g}; then "
+            )
+        head += f"{prompt:.0f} prompt and {output:.0f} output tokens per call on average"
         return "\n".join([head, *(f"  {label}: {count}" for label, count in self.notes.items())])
 
 

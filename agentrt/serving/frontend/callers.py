@@ -130,7 +130,7 @@ class RequestCaller(Caller):
 
     def _too_late(self) -> None:
         run = self._entry.program.run
-        text = f"program {run.id} has passed its deadline; its calls were aborted"
+        text = f"run {run.id} has passed its deadline; its calls were aborted"
         self.call_off(CallTimeoutError(text))
 
     def call_off(self, error: AgentrtError) -> None:

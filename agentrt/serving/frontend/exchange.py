@@ -322,8 +322,8 @@ class Exchange:
             for name, value in headers:
                 if name == b"content-type":
                     self._is_stream = value[: len(STREAM)] == STREAM
-            program = self._entry.program.run.id.encode("ascii", "replace")
-            headers.append((b"x-agentrt-program", program))
+            run = self._entry.program.run.id.encode("ascii", "replace")
+            headers += [(b"x-agentrt-run", run), (b"x-agentrt-program", run)]
             if (limit := self._caller.max_tokens) is not None:
                 headers.append((b"x-agentrt-max-tokens", str(limit).encode("ascii")))
             if self._caller.parts_left_out:

@@ -212,8 +212,8 @@ class _Thread:
 
         The interrupt has a node in the graph of the program already.
         """
-        tenant = self._runs[ctx.program_id].row.tenant
+        tenant = self._runs[ctx.run_id].row.tenant
         text = value if isinstance(value, str) else str(to_json(value))
         form = AnswerForm({})
-        question = Question(text, ctx.program_id, ctx.program_type, tenant, form)
+        question = Question(text, ctx.run_id, ctx.program_type, tenant, form)
         return await self._questions.ask(question)

@@ -136,7 +136,7 @@ def _check(store: Store, tenant: str | None, program: str) -> None:
     if not rows or tenant not in (None, rows[0][0]):
         raise HTTPException(
             404,
-            f"the journal has no program {program[:80]!r}: it records @program functions that are "
+            f"the journal has no run {program[:80]!r}: it records @program functions that are "
             "served or run, but neither graphs nor client programs",
         )
     query = "SELECT COUNT(*), SUM(LENGTH(asked)) FROM agentrt_starts WHERE program = ?"
@@ -144,7 +144,7 @@ def _check(store: Store, tenant: str | None, program: str) -> None:
     if nodes > MOST_NODES or (characters or 0) > _MOST_CHARACTERS:
         raise HTTPException(
             413,
-            f"program {program[:80]!r} is too large for a page: it has {nodes} nodes with "
+            f"run {program[:80]!r} is too large for a page: it has {nodes} nodes with "
             f"{characters} characters, and a page reads at most {MOST_NODES} nodes with "
             f"{_MOST_CHARACTERS} characters; use 'agentrt journal why' and 'agentrt journal diff' "
             "on the server's journal",

@@ -10,6 +10,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from sse_starlette import EventSourceResponse
 
 from agentrt.runtime.run import Run
+from agentrt.serving.error_responses import OpenAIRoute
+from agentrt.serving.former import FormerPath
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
@@ -40,6 +42,7 @@ class Observability:
         self._poller = poller
         self._recorded = JournalRoutes(server, log)
         self._page = WebPage("agentrt.serving.observability")
+        self._runs = FormerPath("/programs", "/v1/runs")
 
     def router(self) -> APIRouter:
         """Return the router. The page and the health routes contain no data of tenants."""
@@ -47,8 +50,12 @@ class Observability:
         router.get("/health", responses={503: {"description": "No engine is up"}})(self.health)
         router.get("/ready", responses={503: {"description": "Not ready"}})(self.ready)
         router.get("/metrics", response_class=Response)(self.metrics)
-        router.get("/programs", response_class=JSONResponse)(self.programs)
-        router.get("/programs/{program_id:path}", responses=_NO_PROGRAM)(self.program)
+        for path, now in (self._runs.now, True), (self._runs.former, False):
+            route = OpenAIRoute if now else None
+            options: dict[str, Any] = {"deprecated": not now, "route_class_override": route}
+            router.add_api_route(path, self.runs, response_class=JSONResponse, **options)
+            options["responses"] = {404: {"description": "Unknown run"}}
+            router.add_api_route(f"{path}/{{run_id:path}}", self.run, **options)
         self._recorded.add_to(router)
         # Generated clients could use neither an endless stream nor a web page.
         router.get("/events", response_class=Response, include_in_schema=False)(self.events)
@@ -101,7 +108,7 @@ class Observability:
         stubborn = self._server.background.stubborn()
         return f"background tasks fail repeatedly: {', '.join(stubborn)}" if stubborn else None
 
-    # -- programs -----------------------------------------------------------------------
+    # -- runs -----------------------------------------------------------------------
 
     async def metrics(self, tenant: VisibleTenant) -> Response:
         """Return the metrics in the text format of Prometheus."""
@@ -116,8 +123,9 @@ class Observability:
         text = generate_latest(Collected(metrics))
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def programs(
+    async def runs(
         self,
+        request: Request,
         tenant: VisibleTenant,
         state: Activity | None = None,
         type: Annotated[str | None, Query(max_length=200)] = None,
@@ -125,10 +133,10 @@ class Observability:
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     ) -> JSONResponse:
-        """List live programs, oldest first, and recently ended programs, newest first.
+        """List live runs, oldest first, and recently ended runs, newest first.
 
         ``limit`` and ``offset`` select a page of both lists. ``live`` and ``ended`` in the answer
-        count all programs that match the filters.
+        count all runs that match the filters.
         """
 
         def wanted(run: Run) -> bool:
@@ -148,17 +156,21 @@ class Observability:
                 "ended": len(ended),
                 "limit": limit,
                 "offset": offset,
-                "programs": live[page],
+                "programs" if self._runs.is_used(request) else "runs": live[page],
                 "recent": ended[page],
-            }
+            },
+            headers=self._runs.headers(request),
         )
 
-    async def program(self, tenant: VisibleTenant, program_id: str) -> JSONResponse:
-        """Return a program and its execution graph."""
-        run = self._find(tenant, program_id)
+    async def run(self, request: Request, tenant: VisibleTenant, run_id: str) -> JSONResponse:
+        """Return a run and its execution graph."""
+        run = self._find(tenant, run_id)
         view = await self._poller.fresh(_VIEW_S)
         with self._log.registry.lock:
-            return JSONResponse(self._renderer(view, tenant).graph(run))
+            graph = self._renderer(view, tenant).graph(run)
+        if not self._runs.is_used(request):
+            graph["run"] = graph.pop("program")
+        return JSONResponse(graph, headers=self._runs.headers(request))
 
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
@@ -176,13 +188,13 @@ class Observability:
     def _renderer(self, view: EnginesView, tenant: str | None) -> Renderer:
         return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))
 
-    def _find(self, tenant: str | None, program_id: str) -> Run:
+    def _find(self, tenant: str | None, run_id: str) -> Run:
         with self._log.registry.lock:
-            run = self._log.find(program_id)
+            run = self._log.find(run_id)
         if run is None or (tenant is not None and run.row.tenant != tenant):
             raise HTTPException(
                 404,
-                f"unknown program {program_id[:80]!r}; see GET /programs for live and recent ones",
+                f"unknown run {run_id[:80]!r}; see GET {self._runs.now} for live and recent runs",
             )
         return run
 
@@ -199,6 +211,3 @@ class Observability:
     async def file(self, name: str) -> Response:
         """Return a file of the dashboard's page."""
         return self._page.file(name)
-
-
-_NO_PROGRAM: dict[int | str, dict[str, Any]] = {404: {"description": "No such program"}}

@@ -13,7 +13,6 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -30,6 +29,7 @@ from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, R
 from agentrt.runtime.run import Run, RunState
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
+from agentrt.serving.former import FormerPath
 from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.middleware import tenant_of
@@ -346,7 +346,6 @@ def _submissions() -> Any:
 
 
 _PATH, _FORMER_PATH = "/client-runs", "/sessions"
-_DEPRECATED_SINCE = "@1795824000"  # 2026-11-28, in the form of RFC 9745
 
 
 class ClientRunRequest(Strict):
@@ -362,31 +361,26 @@ def _add_client_runs(router: APIRouter, server: Server) -> None:
 
     The former path ``/v1/sessions`` works until version 0.4.
     """
-    now = server.runtime.now
+    now, sessions = server.runtime.now, FormerPath(f"/v1{_FORMER_PATH}", f"/v1{_PATH}")
 
     def answer(request: Request, content: dict[str, Any], status: int = 200) -> Response:
-        headers: dict[str, str] = {}
-        if _is_former(request):
-            _log_former_path()
-            link = f'</v1{_PATH}>; rel="successor-version"'
-            headers = {"deprecation": _DEPRECATED_SINCE, "link": link}
-        return JSONResponse(content, status, headers)
+        return JSONResponse(content, status, sessions.headers(request))
 
     def describe(request: Request, program: ClientProgram) -> dict[str, Any]:
-        kind = "session" if _is_former(request) else "client_run"
+        kind = "session" if sessions.is_used(request) else "client_run"
         return {"id": program.name, "object": kind, **_describe_program(program, now())}
 
     def get(request: Request, name: str) -> ClientProgram:
         program = server.programs.get(tenant_of(request), name)
         if program is None:
-            kind = "session" if _is_former(request) else "run"
+            kind = "session" if sessions.is_used(request) else "run"
             raise ApiError(404, f"unknown {kind} {name!r}", code=f"{kind}_not_found")
         return program
 
     @router.post(_PATH, response_model=None, status_code=201)
     @router.post(_FORMER_PATH, response_model=None, status_code=201, deprecated=True)
     async def begin_client_run(request: Request, body: ClientRunRequest | None = None) -> Response:
-        """Begin a run. Send its ``id`` in the header ``x-agentrt-program`` of its calls."""
+        """Begin a run. Send its ``id`` in the header ``x-agentrt-run`` of its calls."""
         options = ClientRunRequest.model_validate({}) if body is None else body
         claim = Claim(type=options.type, session=options.session, deadline_s=options.deadline)
         program = server.programs.begin(tenant_of(request), claim)
@@ -417,16 +411,6 @@ def _add_client_runs(router: APIRouter, server: Server) -> None:
         return answer(request, {**describe(request, program), "deleted": True})
 
 
-def _is_former(request: Request) -> bool:
-    return request.url.path.startswith(f"/v1{_FORMER_PATH}")
-
-
-@cache
-def _log_former_path() -> None:
-    """Log, once in a process, that a client uses the former path."""
-    _LOG.warning("/v1%s is now /v1%s; the old path works until version 0.4", _FORMER_PATH, _PATH)
-
-
 class ReleaseRequest(Strict):
     """The body of ``POST /programs/release``, by which clients of ThunderAgent end a program."""
 
@@ -447,7 +431,8 @@ def _describe_program(program: ClientProgram, now: float) -> dict[str, Any]:
     """Describe a client's program and what it has cost so far. Times are in seconds."""
     report = program.run.report(now)
     return {
-        "program": program.run.id,
+        "run": program.run.id,
+        "program": program.run.id,  # its former name, which works until 0.4
         "type": report.type,
         "state": report.state,
         "open_calls": program.open,

@@ -348,8 +348,8 @@ class ClientPrograms:
         if len(program.run.dag) >= MOST_CALLS:
             raise ApiError(
                 400,
-                f"program {program.run.id} has made {MOST_CALLS} calls, the most that a program "
-                "may make; begin a new program",
+                f"run {program.run.id} has made {MOST_CALLS} calls, the most that a run "
+                "may make; begin a new run",
                 code="program_too_long",
             )
 

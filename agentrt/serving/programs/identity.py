@@ -39,7 +39,7 @@ AGENT_NODE = "agent"
 FINAL_HEADERS = ("x-dynamo-session-final", "x-session-final")  # Dynamo, llm-d
 """Headers that mark the last request of a session."""
 
-_OWN = ("program", "type", "session", "node", "call", "parents", "deadline")
+_OWN = ("run", "program", "type", "session", "node", "call", "parents", "deadline")
 _THEIRS = (
     *(*SESSION_HEADERS, *PARENT_SESSIONS, *FINAL_HEADERS),
     *(AGENT_HEADER, PARENT_AGENT_HEADER),
@@ -92,7 +92,7 @@ def read_claim(headers: Mapping[str, str], hints: Hints) -> Claim:
 
     parent, agent = first(PARENT_SESSIONS), _read(headers, AGENT_HEADER)
     final = any(headers.get(name, "").lower() == "true" for name in FINAL_HEADERS)
-    program = read("program") or parent or hints.program or first(SESSION_HEADERS)
+    program = read("run") or read("program") or parent or hints.program or first(SESSION_HEADERS)
     final |= hints.is_last and program == hints.program
     return Claim(
         program=program,

@@ -228,14 +228,12 @@ class Parking:
         if wanted.thread is not None:
             return []
         now, closed = self._clock.now(), self._runtime.questions.closed
-        parked_questions = await self._waits.questions(
-            now, wanted.limit, viewer.tenant, wanted.program
-        )
+        parked_questions = await self._waits.questions(now, wanted.limit, viewer.tenant, wanted.run)
         coming = [
             _question_view(question, self._clock)
             for question, _ in self._reopening.values()
             if viewer.sees(question.tenant)
-            and wanted.program in (None, question.program)
+            and wanted.run in (None, question.program)
             and (question.due is None or question.due > now)
         ]
         return coming + [
@@ -258,8 +256,8 @@ class Parking:
 
     async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
         question.form.accept(value)  # check the answer before resuming a program for it
-        assert question.program is not None
-        served_run = await self._revived(question.program)
+        assert question.run is not None
+        served_run = await self._revived(question.run)
         if served_run is None:
             raise QuestionClosedError(f"question {question.id} was withdrawn already")
         if (back := self._reopening.get(question.id)) is not None:
@@ -284,11 +282,11 @@ class Parking:
                 record.has_left(question) or tracking.only_rests(run, record.rests)
             ):
                 raise QuestionClosedError(
-                    f"question {question}: program {run.id} was resumed and does not ask it any "
+                    f"question {question}: run {run.id} was resumed and does not ask it any "
                     "more, because its code has changed"
                 )
         raise QuestionClosedError(
-            f"question {question}: program {run.id} was resumed and has not asked it again within "
+            f"question {question}: run {run.id} was resumed and has not asked it again within "
             f"{_ASKS_WITHIN_S:g} s; its code has changed, or is slow; try again later"
         )
 
@@ -310,7 +308,7 @@ def _question_view(question: ParkedQuestion, clock: SteadyClock) -> QuestionView
         question.type,
         question.tenant,
         AnswerForm(content["schema"]),
-        program=question.program,
+        run=question.program,
         state="expired" if question.due is not None and question.due <= clock.now() else "open",
         created_at=clock.time_of_day(question.began),
         expires_at=None if question.due is None else clock.time_of_day(question.due),

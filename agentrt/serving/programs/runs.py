@@ -160,7 +160,7 @@ class ProgramRuns:
             return  # a later server resumes the run, or it is resumed from parking
         else:
             why = f"was {run.state}"
-        self.refuse(event, f"program {run.id} {why}", run.type, run.row.tenant)
+        self.refuse(event, f"run {run.id} {why}", run.type, run.row.tenant)
 
     def refuse(self, event: HappenedEvent, why: str, program: str, tenant: str) -> None:
         """Record that an event started no run, or that its run failed, so that people see it."""

@@ -32,13 +32,17 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
     @router.get("/questions", response_model=None)
     async def list_questions(
         request: Request,
-        program: Id = None,
+        run: Id = None,
+        program: Annotated[Id, Query(deprecated=True)] = None,
         thread: Id = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
     ) -> Response:
-        """List the open questions of programs and of graphs' threads, newest first."""
+        """List the open questions of runs and of graphs' threads, newest first.
+
+        ``program`` is the former name of ``run``.
+        """
         open_questions = await questions.open(
-            _viewer(request), QuestionFilter(program, thread, limit)
+            _viewer(request), QuestionFilter(run or program, thread, limit)
         )
         return JSONResponse(
             {"object": "list", "data": [question.to_json() for question in open_questions]}

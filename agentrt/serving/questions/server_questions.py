@@ -22,7 +22,7 @@ _MOST = 1000
 class QuestionView:
     """A question in the form that the people who may answer it see.
 
-    A program's question has the id of the ``program`` that waits. A graph's question has the id of
+    A program's question has the id of the ``run`` that waits. A graph's question has the id of
     the ``thread``, and the ``value`` with which the graph called `interrupt`. ``type`` is the name
     of the program or graph. Times are in seconds since 1970.
     """
@@ -32,7 +32,7 @@ class QuestionView:
     type: str
     tenant: str
     form: AnswerForm = field(default_factory=AnswerForm)
-    program: str | None = None
+    run: str | None = None
     thread: str | None = None
     value: Any = None
     state: str = "open"
@@ -48,7 +48,8 @@ class QuestionView:
             "question": self.text,
             "schema": self.form.schema,
             "type": self.type,
-            "program": self.program,
+            "run": self.run,
+            "program": self.run,  # its former name, which works until 0.4
             "thread": self.thread,
             "value": self.value,
             "tenant": self.tenant,
@@ -74,9 +75,9 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """A selection of questions: of a program or a thread (None: all), the newest ``limit``."""
+    """A selection of questions: of a run or a thread (None: all), the newest ``limit``."""
 
-    program: str | None = None
+    run: str | None = None
     thread: str | None = None
     limit: int = 100
 
@@ -108,7 +109,7 @@ class ProgramQuestions:
         views = [
             self.seen(question)
             for question in reversed(self._runtime.questions.open.values())
-            if viewer.sees(question.tenant) and wanted.program in (None, question.program_id)
+            if viewer.sees(question.tenant) and wanted.run in (None, question.program_id)
         ]
         return [] if wanted.thread is not None else views[: wanted.limit]
 
@@ -132,7 +133,7 @@ class ProgramQuestions:
             question.program_type,
             question.tenant,
             question.form,
-            program=question.program_id,
+            run=question.program_id,
             state=question.state,
             created_at=time_of_day(question.created_at),
             expires_at=None if until is None else time_of_day(until),

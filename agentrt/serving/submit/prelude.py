@@ -151,8 +151,9 @@ class TokenContext:
 class Context:
     """A program's access to the engine and to humans."""
 
-    def __init__(self, program_id: str) -> None:
-        self.program_id = program_id
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.program_id = run_id  # its former name, which works until 0.4
 
     async def llm(self, ask: Any, **options: Any) -> Reply:
         """Call the model with a chat, or with text or a reply as the user's message."""

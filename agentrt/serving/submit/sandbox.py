@@ -186,7 +186,7 @@ _MOST_PROGRAMS = 1024
 _MOST_TURNS = 32
 """Maximum number of tenants that compute at the same time. Each of them needs a thread."""
 _PRELUDE = files(__package__).joinpath("prelude.py").read_text("utf-8")
-_START = "\nawait main(Context(_program_id), *_arguments)"
+_START = "\nawait main(Context(_run_id), *_arguments)"
 _PRELUDE_FILE, _SOURCE_FILE = "<python-input-0>", "<python-input-1>"
 """The interpreter's file names for the prelude and the program's source."""
 
@@ -218,7 +218,7 @@ class Sandbox:
         `SubmittedProgramError` if the program fails or exceeds one of its ``limits``.
         """
         host = HostCalls(ctx, TokenBudget(limits.submitted_tokens))
-        inputs = {"_arguments": arguments, "_program_id": ctx.program_id}
+        inputs = {"_arguments": arguments, "_run_id": ctx.run_id}
         try:
             async with self._free:
                 with self._of(tenant) as workers:

@@ -135,7 +135,7 @@ async def test_a_program_answers_its_own_graph() -> None:
 
         @program
         async def outer(ctx: Context) -> None:
-            config: Any = {"configurable": {"thread_id": ctx.program_id}}
+            config: Any = {"configurable": {"thread_id": ctx.run_id}}
             await graph.ainvoke({"messages": []}, config)
             await graph.ainvoke(Command(resume="yes"), config)
             await ctx.llm("end")

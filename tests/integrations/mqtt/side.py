@@ -67,7 +67,7 @@ class Caller:
             arguments,
             key=key or uuid.uuid4().hex,
             attempt=attempt,
-            program_id="p-1",
+            run_id="p-1",
             timeout=timeout,
         )
         return await self.transport.call(request, self.heard)

@@ -31,7 +31,7 @@ from agentrt import program
 
 @program
 async def chat(ctx):
-    return str(await ctx.llm(f"A question of {ctx.program_id}", max_tokens=12))
+    return str(await ctx.llm(f"A question of {ctx.run_id}", max_tokens=12))
 """
 SEARCH = """
 from agentrt import program
@@ -39,7 +39,7 @@ from agentrt import program
 @program
 async def search(ctx):
     for turn in range(6):
-        await ctx.llm(f"{ctx.program_id} in turn {turn}", max_tokens=40)
+        await ctx.llm(f"{ctx.run_id} in turn {turn}", max_tokens=40)
 """
 GRAPH = """
 from typing import TypedDict
@@ -145,9 +145,9 @@ def test_who_waits_for_nobody_gains_nothing(
     engines(3)
     assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
     out = capfd.readouterr().out
-    assert "\nno gain: on average, a program takes the same time as under stock vLLM once" in out
+    assert "\nno gain: on average, a run takes the same time as under stock vLLM once" in out
     assert "+0% (+0% to +0%)" in out
-    assert "waiting for a slot" not in out
+    assert "waiting for a batch slot" not in out
     assert out.endswith("agentrt had no history of these programs; nothing is saved\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
     assert {"search-1", "search-2", "search-3"} <= {*texts}
@@ -212,14 +212,14 @@ def test_what_cannot_be_compared_is_refused(
         (("chat.py=tea",), "takes no input"),
         (("graph.py",), "needs an input"),
         (("chat.py", "--model", "./none"), "none"),
-        (("chat.py", "--history", "silent.py"), "name a file that agentrt wrote"),
+        (("chat.py", "--history", "silent.py"), "name a file that this version of agentrt wrote"),
     ):
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
     for args, code, said in (
-        (("silent.py",), 2, "error: program main-1 got no answer from its model"),
+        (("silent.py",), 2, "error: run main-1 got no answer from its model"),
         (("chat.py",), 2, "error: 1 calls are too few to replay; give a larger --n, or use --real"),
-        (("graph.py", "--input", '{"text": "ask"}'), 2, "error: program graph-1 asks a human"),
+        (("graph.py", "--input", '{"text": "ask"}'), 2, "error: run graph-1 asks a human"),
         (("broken.py",), 1, "ZeroDivisionError"),
     ):
         assert call(["compare", *args, "--n", "1"]) == code

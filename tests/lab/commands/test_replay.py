@@ -63,14 +63,15 @@ async def test_the_recording_stands_beside_what_each_policy_would_have_done(
     assert list(found) == ["recorded", "atlas", "fcfs", "adaptive+cost+memory"]
     assert found["atlas"]["latencies_s"] == pytest.approx(found["recorded"]["latencies_s"])
     assert found["fcfs"]["latencies_s"] != pytest.approx(found["recorded"]["latencies_s"])
+    assert (found["atlas"]["same_order"], found["fcfs"]["same_order"] < 1) == (1.0, True)
     assert found["atlas"]["measures"]["mean_s"]["ratio"] == pytest.approx(1.0)
 
     out, err = replayed(capfd, *args, "--plot", tmp_path / "plot.svg")
-    assert "3 batch slots, 220 KV blocks of 16 tokens, 256 tokens a step" in out
+    assert "3 batch slots, 220 KV blocks of 16 tokens, at most 256 tokens a step" in out
     lines = {line.split()[1]: line for line in out.splitlines() if line.startswith("| ")}
-    assert lines["atlas"].split()[-2:] == ["100%", "|"]
+    assert lines["atlas"].split()[-2:] == ["1.00", "|"]
     assert {f"main-{number}" for number in range(1, 17)} <= lines.keys()
-    assert "16 programs with 83 calls (journal)" in err
+    assert "(journal): 16 programs with 83 calls; " in err
     drawing = (tmp_path / "plot.svg").read_text()
     assert drawing.startswith("<?xml")
 
@@ -157,7 +158,7 @@ def test_in_real_time_with_the_same_table(
     assert "**Real time**" in out
     assert "Engine: org/recorded, 8 batch slots" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
-    assert names == ["policy", "recorded", "atlas", "fcfs", "program", "p-1", "p-2"]
+    assert names == ["policy", "recorded", "atlas", "fcfs", "seconds", "p-1", "p-2"]
     assert "2 runs, each of about 0 s" in err
     assert "2 of 4 programs" in err
     assert plot.read_text().startswith("<?xml")
@@ -256,7 +257,7 @@ async def test_what_cannot_be_replayed_is_refused(
         ((journal, *REAL, "--replicas", 2), "but there are 2 replicas; add --replicas 1"),
         ((bare, *REAL), "the journal does not say which model was recorded; add --model"),
         ((journal, *REAL, "--model", "./none"), "./none': no such folder"),
-        ((quiet, *REAL), "program main-1: --depth real needs the prompts"),
+        ((quiet, *REAL), "run main-1: --depth real needs the prompts"),
     ):
         assert call(["journal", "replay", *map(str, given)]) == 2
         assert told in capfd.readouterr().err.splitlines()[-1]

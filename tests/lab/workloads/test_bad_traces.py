@@ -97,12 +97,15 @@ BAD = {
         with_node(kind="dream"),
         r"nodes\[1\].kind: 'dream': .*'call'",
     ),
-    "an unknown parent": (with_node(parents=[7]), r"nodes\[1\]: the parent 7 is not a node"),
+    "an unknown parent": (
+        with_node(parents=[7]),
+        r"nodes\[1\]: the parent 7 is not an earlier node",
+    ),
     "a parent of another sort": (
         with_node(parents=[[0]]),
         r"parents\[0\]: \[0\]: .* int",
     ),
-    "its own parent": (with_node(parents=[1]), "the parent 1 is not a node before"),
+    "its own parent": (with_node(parents=[1]), "the parent 1 is not an earlier node"),
     "no parents": (with_node(parents=None), "parents: None: input should be a valid list"),
     "two of an id": (with_node(id=0), "two nodes have the id 0"),
     "a report without tokens": (

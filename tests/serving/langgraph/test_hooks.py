@@ -376,9 +376,9 @@ def test_lists_of_programs_show_no_texts_of_other_users(tmp_path: Path) -> None:
         ):
             for graph in ("ask", "fail"):
                 http.post("/runs/wait", json={**RUN, "assistant_id": graph})
-            programs = http.get("/programs").json()["recent"]
+            programs = http.get("/v1/runs").json()["recent"]
             texts = [str(programs)]
-            texts += [http.get(f"/programs/{program['id']}").text for program in programs]
+            texts += [http.get(f"/v1/runs/{program['id']}").text for program in programs]
             with http.stream("GET", "/events") as events:
                 texts.append(next(part for part in events.iter_text() if "snapshot" in part))
             assert len(programs) == 2

@@ -319,7 +319,7 @@ async def test_where_the_time_went_and_where_two_runs_part(
         run = runtime.start(breaker)
         await page.locator(f'tr[data-program="{run.id}"]').click()
         await page.get_by_role("link", name="Why it took so long").click()
-        await expect(page.locator("#problem")).to_contain_text(f"no program '{run.id}': it records")
+        await expect(page.locator("#problem")).to_contain_text(f"no run '{run.id}': it records")
         await expect(page.locator("#why")).to_be_hidden()
         await page.locator("#program").select_option("p-1")
         await expect(page.locator("#problem")).to_be_hidden()
@@ -330,7 +330,7 @@ async def test_where_the_time_went_and_where_two_runs_part(
         assert box is not None
         await page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 5)
         await expect(told).to_contain_text(
-            "2.50 s – 3.50 s · waiting for a slot, behind p-9, q-1 · node 0#2"
+            "2.50 s – 3.50 s · waiting for a batch slot, behind p-9, q-1 · node 0#2"
         )
         await bar.press("ArrowRight")
         await expect(bar).to_have_attribute(
@@ -338,7 +338,9 @@ async def test_where_the_time_went_and_where_two_runs_part(
         )
         rows = page.locator("#reasons tr")
         await expect(rows).to_have_count(8)
-        await expect(rows.nth(2)).to_contain_text("preempted for1.5015q-1 1.50 s (ranked before")
+        await expect(rows.nth(2)).to_contain_text(
+            "preempted for1.5015q-1, 1.50 s: had a better rank"
+        )
         await expect(page.locator("#misses li")).to_contain_text("the prompt has changed")
         sides = page.locator("#pair .side")
         await expect(sides.locator("h3")).to_have_text(["p-1", "p-1-fork-1"])

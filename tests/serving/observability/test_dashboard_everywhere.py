@@ -255,5 +255,5 @@ async def test_first_words_are_hidden_where_they_may_be_another_users(tmp_path: 
             assert it.server is not None
             for has_users, words in ((False, "my secret"), (True, "")):
                 it.server.has_users = has_users
-                [row] = (await http.get("/programs")).json()["recent"]
+                [row] = (await http.get("/v1/runs")).json()["recent"]
                 assert row["first_words"] == words

@@ -59,9 +59,9 @@ async def test_each_second_has_a_reason(tmp_path: Path) -> None:
         told = await at.json("/journal/why", program="p-1")
         assert sum(one["seconds"] for one in told["reasons"]) == pytest.approx(told["wall_s"])
         queued = next(one for one in told["reasons"] if one["reason"] == "queued")
-        assert queued["words"] == "waiting for a slot, behind"
+        assert queued["words"] == "waiting for a batch slot, behind"
         assert queued["by"][1]["words"] == (
-            "q-1 1.00 s (ranked before this program; 0.50 s served, this program 4.50 s)"
+            "q-1, 1.00 s: had a better rank (0.50 s of service so far, p-1 4.50 s)"
         )
         edges = [(one["since"], one["until"]) for one in told["pieces"]]
         assert [left for left, _ in edges[1:]] == [right for _, right in edges[:-1]]
@@ -105,7 +105,7 @@ async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
         for reason, seconds in (("queued", 1.0), ("preempted", 1.5)):
             by = next(one["by"] for one in told["reasons"] if one["reason"] == reason)
             assert [(one["words"], one["attained_s"]) for one in by] == [
-                (f"(another tenant's program) {seconds:.2f} s", 0.0)
+                (f"(another tenant's program), {seconds:.2f} s", 0.0)
             ]
         assert "q-1" in (await at.get("/journal/why", root, program="p-1")).text
 

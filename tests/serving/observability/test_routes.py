@@ -105,32 +105,52 @@ async def test_programs_are_listed_by_state_type_and_page() -> None:
     async with served() as at:
         runs = [at.runtime.start(agent, session=name) for name in "abc"] + [at.runtime.start(other)]
         await in_tools(at.runtime, 4)
-        page = await at.json("/programs")
-        assert [one["id"] for one in page["programs"]] == [run.id for run in runs]
-        assert {one["state"] for one in page["programs"]} == {"in tool"}
-        assert {one["wait"] for one in page["programs"]} == {"until_open"}
-        first, report = page["programs"][0], runs[0].report(0)
+        page = await at.json("/v1/runs")
+        assert [one["id"] for one in page["runs"]] == [run.id for run in runs]
+        assert {one["state"] for one in page["runs"]} == {"in tool"}
+        assert {one["wait"] for one in page["runs"]} == {"until_open"}
+        first, report = page["runs"][0], runs[0].report(0)
         assert first["calls"] == report.calls == 3
         assert first["critical_path_s"] == report.critical_path_s
         assert first["output_tokens"] == report.output_tokens
-        page = await at.json("/programs", type="agent", limit=2, offset=1)
-        assert [one["id"] for one in page["programs"]] == [run.id for run in runs[1:3]]
+        page = await at.json("/v1/runs", type="agent", limit=2, offset=1)
+        assert [one["id"] for one in page["runs"]] == [run.id for run in runs[1:3]]
         assert (page["live"], page["ended"]) == (3, 0)
-        assert (await at.json("/programs", state="running"))["live"] == 0
-        (found,) = (await at.json("/programs", session=runs[1].row.session))["programs"]
+        assert (await at.json("/v1/runs", state="running"))["live"] == 0
+        (found,) = (await at.json("/v1/runs", session=runs[1].row.session))["runs"]
         assert found["id"] == runs[1].id
         gate.set()
         await asyncio.gather(*(run.wait() for run in runs))
-        page = await at.json("/programs", state="done", type="agent")
+        page = await at.json("/v1/runs", state="done", type="agent")
         assert [one["id"] for one in page["recent"]] == [run.id for run in reversed(runs[:3])]
         assert (page["live"], page["ended"]) == (0, 3)
+
+
+async def test_the_former_path_of_runs_works_with_a_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served() as at:
+        run = at.runtime.start(agent)
+        await in_tools(at.runtime, 1)
+        for path in ("", f"/{run.id}"):
+            former, now = await at.get(f"/programs{path}"), await at.get(f"/v1/runs{path}")
+            assert former.headers["deprecation"].startswith("@")
+            assert former.headers["link"] == '</v1/runs>; rel="successor-version"'
+            assert "deprecation" not in now.headers
+            rows = (
+                former.json()["program" if path else "programs"],
+                now.json()["run" if path else "runs"],
+            )
+            assert [row["id"] if path else row[0]["id"] for row in rows] == [run.id] * 2
+    text = "/programs is now /v1/runs; the old path works until version 0.4"
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
 
 
 async def test_a_programs_graph_has_nodes_edges_and_times() -> None:
     async with served() as at:
         run = at.runtime.start(agent)
         await in_tools(at.runtime, 1)
-        graph = await at.json(f"/programs/{run.id}")
+        graph = await at.json(f"/v1/runs/{run.id}")
         assert [node["kind"] for node in graph["nodes"]] == ["call", "call", "call", "tool"]
         assert [node["state"] for node in graph["nodes"]] == ["done"] * 3 + ["running"]
         assert graph["edges"] == [[0, 1], [0, 2], [1, 3], [2, 3]]
@@ -138,18 +158,19 @@ async def test_a_programs_graph_has_nodes_edges_and_times() -> None:
         for node in graph["nodes"][:3]:
             assert node["created_at"] < node["ended_at"] <= graph["at"]
             assert len(node["spans"]) == 1
-        missing = await at.get("/programs/nobody-7")
+        missing = await at.get("/v1/runs/nobody-7")
         assert missing.status_code == 404
-        assert "nobody-7" in missing.json()["detail"]
+        assert "nobody-7" in missing.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/programs?limit=0", "/programs?limit=5000", "/programs?offset=x", "/programs?state=runing"],
+    ["/v1/runs?limit=0", "/v1/runs?limit=5000", "/v1/runs?offset=x", "/v1/runs?state=runing"],
 )
 async def test_bad_pages_are_refused(path: str) -> None:
     async with served() as at:
-        assert (await at.get(path)).status_code == 422
+        refused = await at.get(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
 
 
 async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
@@ -158,16 +179,16 @@ async def test_a_tenant_sees_its_own_alone(tmp_path: Path) -> None:
         anns = at.runtime.start(agent, tenant="ann")
         bobs = at.runtime.start(other, tenant="bob")
         await in_tools(at.runtime, 2)
-        assert [one["id"] for one in (await at.json("/programs", ann))["programs"]] == [anns.id]
-        assert [one["id"] for one in (await at.json("/programs", bob))["programs"]] == [bobs.id]
-        assert len((await at.json("/programs", root))["programs"]) == 2
-        assert (await at.get("/programs")).status_code == 401
-        for path in (f"/programs/{bobs.id}", f"/events?program={bobs.id}"):
+        assert [one["id"] for one in (await at.json("/v1/runs", ann))["runs"]] == [anns.id]
+        assert [one["id"] for one in (await at.json("/v1/runs", bob))["runs"]] == [bobs.id]
+        assert len((await at.json("/v1/runs", root))["runs"]) == 2
+        assert (await at.get("/v1/runs")).status_code == 401
+        for path in (f"/v1/runs/{bobs.id}", f"/events?program={bobs.id}"):
             assert (await at.get(path, ann)).status_code == 404
         gate.set()
         await asyncio.gather(anns.wait(), bobs.wait())
-        assert [one["id"] for one in (await at.json("/programs", ann))["recent"]] == [anns.id]
-        assert (await at.get(f"/programs/{bobs.id}", ann)).status_code == 404
+        assert [one["id"] for one in (await at.json("/v1/runs", ann))["recent"]] == [anns.id]
+        assert (await at.get(f"/v1/runs/{bobs.id}", ann)).status_code == 404
         metrics = (await at.get("/metrics", ann)).text
         assert 'tenant="ann"' in metrics
         assert "bob" not in metrics
@@ -178,7 +199,7 @@ async def test_without_keys_everybody_sees_all() -> None:
     async with served() as at:
         runs = [at.runtime.start(agent, tenant=tenant) for tenant in ("ann", "bob")]
         await in_tools(at.runtime, 2)
-        assert len((await at.json("/programs"))["programs"]) == 2
+        assert len((await at.json("/v1/runs"))["runs"]) == 2
         gate.set()
         await asyncio.gather(*(run.wait() for run in runs))
 
@@ -227,7 +248,7 @@ async def test_ready_is_not_health() -> None:
         assert (answer.status_code, answer.json()["why"]) == (503, "no engine is up")
         answer = await at.get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "no engine is up"})
-        assert (await at.get("/programs")).status_code == 200
+        assert (await at.get("/v1/runs")).status_code == 200
         assert (await at.get("/metrics")).status_code == 200
         engine.up = True
         at.server.draining = True

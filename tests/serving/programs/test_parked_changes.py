@@ -118,6 +118,6 @@ async def test_an_events_program_that_fails_after_it_was_parked(
         if restarts:
             await local.answer(question, "too hot")
             await local.until("reacts-1", lambda run: run["state"] == "failed")
-    letter = (happened, "program reacts-1 failed: ValueError: too hot", "reacts", "default")
+    letter = (happened, "run reacts-1 failed: ValueError: too hot", "reacts", "default")
     here = sources.pop(restarts)
     assert (here.refused, sources[0].refused) == ([letter], [])

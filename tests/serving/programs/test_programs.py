@@ -18,7 +18,6 @@ from agentrt.engines import OpenAIEndpoint
 from agentrt.graph import NodeKind
 from agentrt.request import Call, Reply
 from agentrt.scheduler.table import ProgramState, state_of
-from agentrt.serving.programs import api
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import SESSION_HEADERS, Claim
 from agentrt.serving.server import Bounds, ServedGraph, ServedProgram
@@ -94,6 +93,16 @@ async def test_session_headers_of_agent_clients_name_programs() -> None:
                 await local.chat("hello", headers={header.title(): f"{header} {name}"})
         found = [row.finished_calls for row in local.runtime.table]
         assert found == [2, 1] * len(SESSION_HEADERS)
+
+
+async def test_the_header_of_a_run_has_its_former_name() -> None:
+    async with open_server() as local:
+        for name in ("x-agentrt-run", "x-agentrt-program"):
+            await local.chat("hello", headers={name: "mine"})
+        assert [row.finished_calls for row in local.runtime.table] == [2]
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+        sent = await local.client.post("/v1/chat/completions", json=body)
+        assert sent.headers["x-agentrt-run"] == sent.headers["x-agentrt-program"]
 
 
 async def test_the_error_names_an_invalid_header() -> None:
@@ -266,7 +275,6 @@ async def test_a_client_begins_and_ends_a_run() -> None:
 async def test_the_former_path_of_client_runs_works_with_a_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    api._log_former_path.cache_clear()
     async with open_server() as local:
         begun = await local.client.post("/v1/sessions", json={"type": "agent"})
         at = f"/v1/sessions/{begun.json()['id']}"

@@ -90,7 +90,7 @@ async def test_an_ended_run_cancels_its_calls() -> None:
         await local.client.delete(f"/v1/client-runs/{session}")
         whole, stream = [await task for task in asking]
         assert whole.status_code == 409
-        assert "its program chat-1 was ended" in whole.json()["error"]["message"]
+        assert "its run chat-1 was ended" in whole.json()["error"]["message"]
         errors = [line for line in stream.text.split("\n\n") if '"error"' in line]
         told = [json.loads(one.removeprefix("data: "))["error"]["code"] for one in errors]
         assert told == [409]

@@ -91,6 +91,7 @@ async def test_a_waiting_run_says_so_and_continues_after_the_answer() -> None:
             "question": "What may I bring?",
             "schema": Order.model_json_schema(),
             "type": "waiter",
+            "run": run["id"],
             "program": run["id"],
             "thread": None,
             "value": None,
@@ -114,9 +115,11 @@ async def test_questions_are_found_by_program_and_the_latest_come_first() -> Non
     async with serving() as local:
         runs = [await start(local, "greeter") for _ in range(3)]
         ids = [run["id"] for run in runs]
-        assert [one["program"] for one in await listed(local)] == ids[::-1]
-        assert [one["program"] for one in await listed(local, limit=1)] == ids[2:]
-        assert [one["program"] for one in await listed(local, program=ids[1])] == [ids[1]]
+        assert [one["run"] for one in await listed(local)] == ids[::-1]
+        assert [one["run"] for one in await listed(local, limit=1)] == ids[2:]
+        assert [one["run"] for one in await listed(local, run=ids[1])] == [ids[1]]
+        former = await listed(local, program=ids[1])
+        assert [one["program"] for one in former] == [ids[1]]
         assert await listed(local, thread="none") == []
 
 

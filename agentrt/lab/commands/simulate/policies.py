@@ -34,6 +34,7 @@ from agentrt.lab.commands.simulate.options import (
     scheduler_options,
 )
 from agentrt.lab.reports.policies import (
+    NOTHING_WAITED,
     about_engine,
     about_hints,
     about_seeds,
@@ -132,6 +133,8 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
         head = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
         parts = [f"{head} {about(specs, seeds)}", values_table(series)]
         parts += [ratios_table(series, BASELINE)] if len(series) > 1 else []
+        if all(share == 0 for cell in series for share in cell.values("waiting_share")):
+            parts.append(NOTHING_WAITED)
         click.echo("\n\n".join(parts))
 
 

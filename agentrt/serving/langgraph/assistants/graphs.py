@@ -55,9 +55,9 @@ def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
 
     async def run(input: dict[str, Any]) -> Any:
         outer = _PROGRAM.get()
-        live = runtime.emitter(runtime.runs[outer.program_id])
+        live = runtime.emitter(runtime.runs[outer.run_id])
         emitter = _GraphEmitter(live, TokenStream(get_config()), clock)
-        context = Context(outer.program_id, outer.program_type, emitter)
+        context = Context(outer.run_id, outer.program_type, emitter)
         try:
             return await program(context, program.accept_input(input[_INPUT]))
         except (GraphInterrupt, BaseExceptionGroup) as error:

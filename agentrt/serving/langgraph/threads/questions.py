@@ -61,7 +61,7 @@ class ThreadQuestions:
         self._auth = auth
 
     async def open(self, viewer: Viewer, wanted: QuestionFilter) -> list[QuestionView]:
-        if wanted.program is not None:
+        if wanted.run is not None:
             return []
         try:
             caller = await self._caller(viewer, viewer.tenant or "")

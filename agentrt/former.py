@@ -1,0 +1,80 @@
+"""Former public names, which still work with a warning until version 0.4 (docs/versions.md)."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def former_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Let a class also accept the former names of attributes, each given with its present name.
+
+    ``value.former`` returns the attribute, and ``Kind(former=…)`` sets it. Both warn.
+    """
+
+    def add(kind: type[T]) -> type[T]:
+        constructor = "__new__" if issubclass(kind, tuple) else "__init__"
+        make = getattr(kind, constructor)
+
+        @wraps(make)
+        def accept(first: Any, /, *args: Any, **options: Any) -> Any:
+            for former in names.keys() & options.keys():
+                _warn(f"{kind.__name__}({former}=…)", f"{names[former]}=", level=3)
+                options[names[former]] = options.pop(former)
+            return make(first, *args, **options)
+
+        setattr(kind, constructor, accept)
+        for former, name in names.items():
+            setattr(kind, former, _FormerName(f"{kind.__name__}.{former}", name))
+        return kind
+
+    return add
+
+
+class _FormerName:
+    """A descriptor that reads an attribute by its former name."""
+
+    def __init__(self, former: str, name: str) -> None:
+        self._former, self._name = former, name
+
+    def __get__(self, instance: Any, kind: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        _warn(self._former, self._name, level=3)
+        return getattr(instance, self._name)
+
+
+def warn_of_former_place(module_name: str, *names: str) -> None:
+    """Make a module warn users of the ``names`` that the names have moved to `agentrt.engines`.
+
+    The names still work. agentrt's own modules get no warning, and neither does the standard
+    library, which looks names up to pickle or inspect a value.
+    """
+
+    class FormerPlace(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+                if caller != "agentrt" and caller not in sys.stdlib_module_names:
+                    _warn(f"{module_name}.{name}", f"agentrt.engines.{name}", level=3)
+            return super().__getattribute__(name)
+
+    sys.modules[module_name].__class__ = FormerPlace
+
+
+def show_warnings() -> None:
+    """Let Python print the warnings of this module. By default it prints those that concern code
+    of ``__main__``, which the file of a user's program is not.
+    """
+    warnings.filterwarnings("default", ".* until version 0", DeprecationWarning)
+
+
+def _warn(former: str, name: str, *, level: int) -> None:
+    text = f"{former} is now {name}; the old name works until version 0.4"
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
