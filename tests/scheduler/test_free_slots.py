@@ -200,10 +200,10 @@ def test_where_contexts_fit_no_conversation_waits_longer_than_the_longest_silenc
                 call = engine.wants(f"{client}-{conversations[client]}", blocks)
                 arrived[call] = engine.now
         waits += [engine.now - arrived[call] for call in engine.step(STEP_S)]
-        for call in [*engine.running]:
-            if call.served_s >= 1.0:
-                engine.end(call.call_id, output=OUTPUT)
-                client = int(call.call_id.partition("-")[0])
+        for running in [*engine.running]:
+            if running.served_s >= 1.0:
+                engine.end(running.call_id, output=OUTPUT)
+                client = int(running.call_id.partition("-")[0])
                 turns[client] = (turns[client] + 1) % 4
                 conversations[client] += not turns[client]
                 due.append((engine.now + draw.uniform(0.1, 0.5), client))
