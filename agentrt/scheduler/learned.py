@@ -265,15 +265,19 @@ class Silences:
         time, few of the latest silences began early enough to have lasted as long. So a silence
         that has not ended with a call then counts in the share as soon as it has lasted for half
         the time since the oldest silence began.
+
+        If few of the silences that ended with a call lasted as long as this silence, the prior
+        counts less, and this silence itself counts as a silence without a call.
         """
         age = now - silence.since
         returned = _at_least(self._returned, age)
+        usual = (returned + 1.0) / (len(self._returned) + 1.0)
         reached = min(age, (now - self._latest[0].since) / 2.0) if self._latest else age
         others = bisect_right(self._open, now - reached)
         if silence.counted and silence.since <= now - reached:
             others -= 1
-        never = _at_least(self._gone, reached) + others
-        return (returned + DOUBT * prior) / (returned + never + DOUBT)
+        never = _at_least(self._gone, reached) + others + (1.0 - usual)
+        return (returned + usual * DOUBT * prior) / (returned + never + usual * DOUBT)
 
     @property
     def ends(self) -> float:
@@ -286,7 +290,8 @@ class Silences:
         if len(self._latest) >= DOUBT and self._until_look <= 0:
             self._until_look = len(self._latest) // 16
             older = [*islice(self._latest, len(self._latest) // 2)]
-            self._ends = sum(not silence.returned for silence in older) / len(older)
+            # The rule of succession: that no chain has ended yet does not mean that none will.
+            self._ends = (sum(not silence.returned for silence in older) + 1.0) / (len(older) + 2.0)
         return self._ends * (1.0 - self._explained.value)
 
     def _forget(self, silence: Silence) -> None:

@@ -110,6 +110,12 @@ class WorkingSet(Admission):
         # evicted.
         if cached and not program.finished_calls and len(program.queued) == 1:
             self.learned.usual(program.kind).shared.add(cached)
+            if not program.shared_tokens and cached > call.known_tokens:
+                # The program arrived before the prefix of its type was known.
+                usual_tokens = int(self.learned.usual(program.kind).shared.value)
+                _, blocks = self._sharers.get(program.kind, (0, self.capacity.blocks))
+                self._share(program, min(cached, usual_tokens, blocks * self.capacity.block_size))
+                call.holds = self._adds(call, max(call.beside_tokens, program.shared_tokens))
         adds = self._adds(call, cached)
         if adds < call.adds:
             program.context_tokens = max(program.context_tokens, cached)
@@ -280,7 +286,8 @@ class WorkingSet(Admission):
         context of an absent resident costs the time to recompute it, times the probability that the
         resident makes another call. The freed room is useful until the waiting call is expected to
         end, or until the resident makes its next call, whichever is earlier. Using room that
-        residents claim for future calls costs the time to compute the same number of blocks.
+        residents claim for future calls costs the time to compute the same number of blocks. This
+        room is useful until the residents' growth needs it.
 
         Residents are expelled, the longest absent first, only if the program then fits. After
         `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
@@ -312,8 +319,12 @@ class WorkingSet(Admission):
             assert resident.cached is not None
             if resident.cached.since < now:
                 look_again = min(look_again, 2.0 * now - resident.cached.since)
-        if short > 0 and (short > growth or block_s > worth * work_s):
-            return Keep(look_again)
+        if short > 0:
+            if short > growth:
+                return Keep(look_again)
+            until_s = self._compute_s(self.capacity.blocks) * (1.0 - short / growth)
+            if block_s > worth * max(work_s, until_s):
+                return Keep(look_again)
         return Admit(program, tuple(leaving))
 
     def _forecast(self, resident: EngineProgram, now: float) -> Forecast:
@@ -466,13 +477,17 @@ class WorkingSet(Admission):
         program.attained_when_admitted_s = program.attained_s
         self.admissions += 1
         self.claimed += program.claim
-        if program.shared_tokens:
-            blocks = self._blocks(program.shared_tokens)
-            sharers, blocks = self._sharers.get(program.kind, (0, blocks))
+        self._share(program, program.shared_tokens)
+        self._count(program)
+
+    def _share(self, program: EngineProgram, tokens: int) -> None:
+        """Count the first ``tokens`` tokens of a resident's context once for all of its type."""
+        program.shared_tokens = tokens
+        if tokens:
+            sharers, blocks = self._sharers.get(program.kind, (0, self._blocks(tokens)))
             if not sharers:
                 self._count_prefix(blocks)
             self._sharers[program.kind] = sharers + 1, blocks
-        self._count(program)
 
     def expel(self, program: EngineProgram) -> None:
         self._no_longer_absent(program)

@@ -32,6 +32,19 @@ def test_a_chain_claims_its_growth_while_holding_room_pays(
     assert engine.working.claimed == 9 + grown + 1
 
 
+def test_a_chain_of_a_type_that_never_ended_may_end() -> None:
+    """Of 15 silences none was the last; by the rule of succession, the next is with 1/17."""
+    engine = Counted()
+    usual = engine.learned.usual(KIND)
+    for _ in range(30):
+        usual.silences.begin(0.0).end(0.1, returned=True)
+    usual.grown.add(2 * BLOCK)
+    usual.turn_s.add(0.5 * WORTH_S)
+    engine.wants("a", 10)
+    engine.let_in()
+    assert engine.working.claimed == 9 + 3 + 1
+
+
 def test_the_growth_of_contexts_is_learned_between_the_ends_of_calls() -> None:
     engine = Counted()
     call = engine.wants("a", 10)
