@@ -50,6 +50,15 @@ def text_of(error: BaseException) -> str:
         return f"the error has no text ({type(raised).__name__})"
 
 
+def first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group, which made the task group cancel the other tasks; any
+    other error unchanged.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class AgentrtError(Exception):
     """The base class of all errors that agentrt raises on purpose."""
 

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ import click
 from typing_extensions import override
 
 from agentrt.batch.runner import DEFAULT_LIVE
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
@@ -30,21 +32,32 @@ from agentrt.lab.commands.options import (
     file,
     many,
     max_num_seqs_option,
+    note,
     policy_option,
     programs_option,
     silence_vllm,
     workload_option,
 )
 from agentrt.lab.driver import drive
+from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders, how
+from agentrt.lab.runs.contenders import (
+    DEFAULT,
+    STOCK,
+    check_on_engines,
+    contender,
+    contenders,
+    how,
+)
+from agentrt.lab.runs.grid import turns
+from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, show
+from benchmarks.harness import Column, Figures, Results, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -53,6 +66,7 @@ from benchmarks.memory.cells import (
     with_ample_memory,
     with_room_for_all,
 )
+from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 
@@ -67,6 +81,7 @@ LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.nam
 """Longest remaining first, by learned lengths and, as a bound, by known lengths."""
 CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
+_FACTOR = NumberRange(min=0, min_open=True)
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 
 
@@ -124,15 +139,28 @@ class BatchLoad(Load):
         """Run the contender with this name."""
         served = contender(name)
         options = served.sized(self.options)
-        gate = LiveLimit(self.live, served.make_gate(options))
+        gate = self.limited(served.make_gate(options))
         return drive(Virtual(served.scheduling, options, self.times), self.programs, gate)
+
+    def limited(self, gate: Gate | None) -> LiveLimit:
+        """Return a contender's gate behind the limit on live programs."""
+        return LiveLimit(self.live, gate)
+
+    def expanded(self, name: str) -> list[str]:
+        """Return the contenders that are run for a contender: for `BEST_CAP` the caps."""
+        if name != BEST_CAP:
+            return [name]
+        caps = {min(self.live, max(1, round(share * self.fit))) for share in CAPS}
+        return [f"{CAP}:{cap}" for cap in sorted(caps)]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
     set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
-    is the number of programs of each input.
+    is the number of programs of each input. They begin one after another, or with ``apart`` only
+    after a sample of each other input. ``tool_s`` is the median time of the commonest tool in
+    seconds; 0 for the workload's own.
     """
 
     name: str
@@ -142,6 +170,9 @@ class Batch:
     live: int = DEFAULT_LIVE
     samples: int = 1
     scale: float = 1.0
+    apart: bool = False
+    tool_s: float = 0.0
+    block_size: int = BLOCK_SIZE
 
     @property
     def shown_memory(self) -> str:
@@ -154,21 +185,25 @@ class Batch:
         scale = self.scale * SCALES.get(self.name, 1.0) / work.scale
         inputs = math.ceil(self.count / self.samples)
         bench = Memory(slots=self.slots, count=inputs, scale=scale)
-        setup = Setup(self.name, self.memory, work.tool_s)
+        setup = Setup(self.name, self.memory, self.tool_s or work.tool_s)
         longest = bench.longest(setup)
-        programs = [
+        together = [
             sample
             for program in bench.programs(setup, seed)
             for sample in samples_of(_unlimited(program, longest), self.samples)
         ][: self.count]
-        small = VirtualOptions(self.slots, longest // BLOCK_SIZE + 2, max_model_len=longest)
+        rounds = [together[start :: self.samples] for start in range(self.samples)]
+        programs = [*chain.from_iterable(rounds)] if self.apart else together
+        size = self.block_size
+        small = VirtualOptions(self.slots, longest // size + 2, size, max_model_len=longest)
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
             return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
         gate = LiveLimit(self.live)
-        wanted, at_peak, _ = with_ample_memory(programs, small, work.step_time, gate)
-        blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / BLOCK_SIZE))
-        fit = min(self.live, at_peak) * blocks * BLOCK_SIZE / wanted
+        # The same memory for both orders of samples.
+        wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, gate)
+        blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / size))
+        fit = min(self.live, at_peak) * blocks * size / wanted
         engine = replace(small, kv_blocks=blocks)
         return BatchLoad(programs, engine, work.step_time, self.live, fit)
 
@@ -193,14 +228,15 @@ def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
 
 
 def figures(load: BatchLoad, name: str) -> Figures:
-    """Return the figures of a contender's run; for `BEST_CAP` those of the cap whose last program
-    ends first.
-    """
-    if name != BEST_CAP:
-        return _figures(load.run(name))
-    caps = {min(load.live, max(1, round(share * load.fit))) for share in CAPS}
-    runs = [{**_figures(load.run(f"{CAP}:{cap}")), "cap": float(cap)} for cap in sorted(caps)]
-    return min(runs, key=lambda each: each["makespan_s"])
+    """Return the figures of a contender's run in virtual time."""
+    return _best({each: load.run(each) for each in load.expanded(name)})
+
+
+def _best(runs: Mapping[str, RunOutcome]) -> Figures:
+    """Return the figures of the run whose last program ends first."""
+    name, ran = min(runs.items(), key=lambda each: _figures(each[1])["makespan_s"])
+    cap = name.removeprefix(f"{CAP}:")
+    return {**_figures(ran), **({"cap": float(cap)} if cap != name else {})}
 
 
 def _figures(ran: RunOutcome) -> dict[str, float]:
@@ -231,8 +267,21 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
 )
 @count_option("--samples", about="Number of samples of each input.", default=1)
+@click.option(
+    "--apart",
+    is_flag=True,
+    help="Begin the first sample of each input, then the second of each, and so on. Compare with "
+    "samples that begin together.",
+)
 @max_num_seqs_option(SLOTS)
-@file("--add", about="Add the runs of this file, the --json output of another run, to the table.")
+@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
+@click.option("--tools", type=_FACTOR, metavar="S", help="Median seconds of the commonest tool.")
+@real_options("Run on real engines, one for each run.")
+@file(
+    "--add",
+    about="Add the runs of this file, the --json output of another run with the same sizes, to the "
+    "table. They are not run again.",
+)
 @study_options(5)
 def batch(**options: Any) -> None:
     """Compare when the last of many programs ends that are all there at once, with stock vLLM.
@@ -244,12 +293,29 @@ def batch(**options: Any) -> None:
     """
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
-    chosen = _contenders(options["policy"] or CONTENDERS)
-    samples = options["samples"]
-    size = options["programs"], options["max_num_seqs"], options["max_live"], samples
-    works = [Batch(name, share, *size) for name in names for share in shares]
+    chosen = _contenders(options["policy"], real=options["real"])
+    engines = engines_of(options)
+    works = [
+        Batch(
+            name,
+            share,
+            options["programs"],
+            options["max_num_seqs"],
+            options["max_live"],
+            options["samples"],
+            options["scale"],
+            apart=options["apart"],
+            tool_s=options["tools"] or 0.0,
+            block_size=BLOCK_SIZE if engines is None else ON_CPU,
+        )
+        for name in names
+        for share in shares
+    ]
+    about: list[str] = []
     # With room for all programs, a gate that keeps programs out of memory gains nothing.
     gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
+    runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
+    present = {tuple(run[key] for key in (*_KEYS, "seed")) for run in runs}
     cells = [
         Cell(work, name, seed)
         for seed in seeds_of(options)
@@ -257,24 +323,54 @@ def batch(**options: Any) -> None:
         for name in chosen
         if not (math.isinf(work.memory) and name in gated)
     ]
-    runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
+    cells = [cell for cell in cells if (*_place(cell), cell.seed) not in present]
+
+    def tell() -> None:
+        show([*about, report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+
     silence_vllm()
+    if engines is not None:
+        about.append(f"vLLM {vllm_version()} on {hardware()}, {engines.model}")
+        run_shown(_on_engines(engines, cells, runs), tell)
+        return
     with measured(cells, figures, options["jobs"]) as finished:
-        runs += [
-            {
-                "workload": cell.workload.name + (f" x{samples}" if samples > 1 else ""),
-                "memory": cell.workload.shown_memory,
-                "contender": cell.contender,
-                "seed": cell.seed,
-                **values,
+        runs += [_row(cell, values) for cell, values in finished.cells.items()]
+        tell()
+
+
+async def _on_engines(
+    engines: Engines, cells: Sequence[Cell[Batch, str]], runs: list[dict[str, Any]]
+) -> None:
+    """Run the cells on real engines. Contenders of a batch take turns in an order that changes with
+    the seed.
+    """
+    for (work, seed), group in groupby(cells, lambda cell: (cell.workload, cell.seed)):
+        load = work.load(seed)
+        for cell in turns([*group], seed):
+            ran = {
+                name: await engines.run(load, contender(name), load.limited)
+                for name in load.expanded(cell.contender)
             }
-            for cell, values in finished.cells.items()
-        ]
-        show([report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
+            runs.append(_row(cell, _best(ran)))
+            note(f"{', '.join(_place(cell))}, seed {seed}: {runs[-1]['makespan_s']:.1f} s")
 
 
-def _contenders(names: Sequence[str]) -> list[str]:
-    contenders(name for name in names if name != BEST_CAP)
+def _row(cell: Cell[Batch, str], values: Figures) -> dict[str, Any]:
+    return {**dict(zip(_KEYS, _place(cell), strict=True)), "seed": cell.seed, **values}
+
+
+def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
+    """Return the workload, the memory and the contender of a run as tables show them."""
+    work = cell.workload
+    samples = f" x{work.samples}{' apart' if work.apart else ''}" if work.samples > 1 else ""
+    return work.name + samples, work.shown_memory, cell.contender
+
+
+def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
+    names = names or [name for name in CONTENDERS if not (real and name == KNOWN)]
+    named = contenders(name for name in names if name != BEST_CAP)
+    if real:
+        check_on_engines(named)
     return [*dict.fromkeys((STOCK, *names))]
 
 

@@ -161,6 +161,11 @@ async def test_the_site_looks_as_the_chat_page_and_the_dashboard_do(url: str) ->
             ):
                 red, green, blue = bytes.fromhex(colours[name][1:])
                 await expect(place).to_have_css(css, f"rgb({red}, {green}, {blue})")
+            for part, name in (("body", "text"), ("article code", "mono")):
+                fonts = re.search(rf"--{name}: (.*), [\w-]+;", base)
+                assert fonts is not None
+                font = page.locator(part).first
+                await expect(font).to_have_css("font-family", re.compile(f"^{fonts[1]}"))
             await expect(page.locator(".md-header img")).to_have_attribute(
                 "src", re.compile("mark")
             )

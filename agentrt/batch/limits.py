@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from agentrt.batch.results import Over
 from agentrt.errors import ConfigError
@@ -27,10 +28,12 @@ class ItemLimits:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens_total", "max_calls", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, got {value!r}; None means no limit")
+        for name in ("max_tokens_total", "max_calls"):
+            check_count(name, getattr(self, name), 1, none="no limit")
+        if self.timeout is not None and not (isinstance(self.timeout, Real) and self.timeout > 0):
+            raise ConfigError(
+                f"timeout must be a number above 0, got {self.timeout!r}; None means no limit"
+            )
 
     def at_call(self, run: Run) -> Over | None:
         """Return the limit that forbids the call that begins now, or None."""
@@ -46,6 +49,21 @@ class ItemLimits:
         if self.max_tokens_total is not None and tokens_of(run) > self.max_tokens_total:
             return "max-tokens-total"
         return None
+
+
+def check_count(
+    name: str, value: object, least: int, *, most: int | None = None, none: str = ""
+) -> None:
+    """Raise `ConfigError` for a value that is not a whole number from ``least`` to ``most``. If
+    ``none`` is set, None is allowed, and ``none`` is its meaning.
+    """
+    if value is None and none:
+        return
+    number = int(value) if isinstance(value, Integral) else least - 1
+    if number < least or (most is not None and number > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        meaning = f"; None means {none}" if none else ""
+        raise ConfigError(f"{name} must be a whole number {allowed}, got {value!r:.80}{meaning}")
 
 
 def tokens_of(run: Run) -> int:

@@ -16,6 +16,10 @@ from agentrt import files
 from agentrt.errors import UsageError
 
 _BLOCK = 64 * 1024
+_LONGEST_NAME = 200
+"""Maximum number of bytes of a file's name, so that files beside it, such as its journal and the
+drafts of `files.replacing`, can have longer names. File systems allow 255.
+"""
 
 
 class LineWriter(ABC):
@@ -151,7 +155,10 @@ class OutputFile(LineFile):
 
     def __init__(self, path: Path, option: str) -> None:
         self.path, self._option = path, option
-        self._lock = self._locked()
+        try:
+            self._lock = self._locked()
+        except OSError as error:
+            raise self._unwritable(error) from error
         self._is_new = not path.exists()
         try:
             super().__init__(path)
@@ -165,6 +172,12 @@ class OutputFile(LineFile):
 
     def _locked(self) -> IO[str]:
         where = self._named
+        length = len(os.fsencode(self.path.name))
+        if length > _LONGEST_NAME:
+            raise UsageError(
+                f"{where}: the name has {length} bytes; give a name of at most {_LONGEST_NAME}, "
+                "since the files beside it have longer names"
+            )
         if self.path.is_dir():
             raise UsageError(f"{where} is a folder; name a file")
         if not self.path.absolute().parent.is_dir():
@@ -184,8 +197,6 @@ class OutputFile(LineFile):
                 f"{where} is being written by another process; wait until that process ends, or "
                 "name another file"
             ) from error
-        except OSError as error:
-            raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> UsageError:
         reason = (error.strerror or str(error)).lower()

@@ -13,6 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrt import files
@@ -41,10 +42,11 @@ class Result:
     this process; the numbers of tokens and calls include those of earlier processes. ``cost`` is
     None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the errors of
     scores that raised an error. ``program`` is the program's id in the journal, or the graph's
-    thread. ``attempt`` is the number of the attempt, from 1. ``digest`` is a fingerprint of the
-    input. ``earlier`` is True if the result was in the file before this batch began. ``recorded``
-    are the tokens that the run's calls read and wrote, if the batch records tokens. An earlier
-    result has them only if the batch records tokens in a file.
+    thread. ``attempt`` is the number of the attempt, from 1; 0 if the run was not begun, because
+    enough others had ended. ``digest`` is a fingerprint of the input. ``earlier`` is True if the
+    result was in the file before this batch began. ``recorded`` are the tokens that the run's calls
+    read and wrote, if the batch records tokens. An earlier result has them only if the batch
+    records tokens in a file.
     """
 
     id: str
@@ -91,6 +93,18 @@ _NAMES = tuple(
     entry.name for entry in dataclasses.fields(Result) if entry.name not in ("earlier", "recorded")
 )
 """The fields that are in a result's line, in this order."""
+_COUNTS = ("sample", "prompt_tokens", "output_tokens", "cached_tokens", "calls", "tools", "attempt")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_COUNTS, (int,)),
+    **dict.fromkeys(("program", "digest"), (str,)),
+    **dict.fromkeys(("error", "over"), (str, NoneType)),
+    **dict.fromkeys(("scores", "score_errors"), (dict,)),
+    "seconds": (int, float),
+    "cost": (int, float, NoneType),
+}
+"""The types of a line's fields, except those that may have any value."""
+_ITEMS: Mapping[str, tuple[type, ...]] = {"scores": (int, float), "score_errors": (str,)}
+"""The types of the values in fields that are objects."""
 
 
 def read_result(line: bytes) -> Result:
@@ -98,9 +112,15 @@ def read_result(line: bytes) -> Result:
     value = files.parse_json(line.decode())
     if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
         raise ValueError("agentrt did not write this line")
-    if not isinstance(value["sample"], int) or value["state"] not in STATES:
-        raise ValueError("agentrt never writes this sample or state")
+    if value["state"] not in STATES:
+        raise ValueError(f"the state {value['state']!r} is none of {', '.join(STATES)}")
     kept = {name: item for name, item in value.items() if name in _NAMES}
+    for name, item in kept.items():
+        is_valid = isinstance(item, _TYPES.get(name, object))
+        if is_valid and name in _ITEMS:
+            is_valid = all(isinstance(each, _ITEMS[name]) for each in item.values())
+        if not is_valid:
+            raise ValueError(f"{name} has the value {item!r:.40}")
     return Result(**{**kept, "id": str(value["id"])}, earlier=True)
 
 
@@ -196,12 +216,18 @@ class ResultFile(OutputFile):
         self._ended: dict[bytes, int] = {}
         self._attempts: dict[bytes, int] = {}
         self._unscored: dict[bytes, int] = {}
+        self._unbegun: set[bytes] = set()
+        self._replaced = False
         for start, result in _lines(self.path):
             self._count(start, result)
 
     def _count(self, start: int, result: Result) -> None:
         key = key_of(result.id, result.sample)
+        if not result.attempt:
+            self._unbegun.add(key)
+            return
         again = False
+        self._replaced = self._replaced or key in self._unbegun
         self._unscored.pop(key, None)
         if self._round is not None and start < self._round[1]:
             mode = self._round[0]
@@ -238,6 +264,10 @@ class ResultFile(OutputFile):
         key = key_of(item_id, sample)
         return key in self._ended and key not in self._unscored
 
+    def is_unbegun(self, item_id: str, sample: int) -> bool:
+        """Return whether the file says of a sample only that it was not begun."""
+        return key_of(item_id, sample) in self._unbegun
+
     def unscored(self, item_id: str, sample: int) -> Result | None:
         """Return the result of a sample whose scores must be computed again; None for any other
         sample.
@@ -262,8 +292,13 @@ class ResultFile(OutputFile):
         cannot be written.
         """
         await self.put_line(result.to_line())
-        self._unscored.pop(key_of(result.id, result.sample), None)
-        self._ended[key_of(result.id, result.sample)] = -1
+        key = key_of(result.id, result.sample)
+        if not result.attempt:
+            self._unbegun.add(key)
+            return
+        self._replaced = self._replaced or key in self._unbegun
+        self._unscored.pop(key, None)
+        self._ended[key] = -1
 
     def kept(self) -> Iterator[Result]:
         """Yield the results of earlier processes that are still valid, because no retry repeats
@@ -280,7 +315,7 @@ class ResultFile(OutputFile):
 
     def finish(self) -> None:
         """End the round of a retry after all inputs have ended, and remove the replaced lines."""
-        if self._round is not None or self._retry_file.exists():
+        if self._replaced or self._round is not None or self._retry_file.exists():
             self._retry_file.unlink(missing_ok=True)
             self._round = None
             self.replace(result.to_line() for result in read_results(self.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import heapq
 import math
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, Problem, key_of
-from agentrt.batch.limits import ItemLimits, read_share
+from agentrt.batch.limits import ItemLimits, check_count, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError, value_of
@@ -37,6 +38,7 @@ from agentrt.errors import (
     EngineStartError,
     JournalWriteError,
     UsageError,
+    first_of,
     text_of,
 )
 from agentrt.executors.base import Executor
@@ -62,6 +64,8 @@ of the error is removed.
 """
 _AGAIN_S = 5.0
 """Seconds after which a program that has ignored a cancellation is cancelled again."""
+_LINES = 1000
+"""Number of lines of samples that were not begun that are written together."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -85,11 +89,8 @@ class BatchSettings:
     tokens: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_live"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        if self.samples > MAX_SAMPLES:
-            raise ConfigError(f"samples must be at most {MAX_SAMPLES:,}, got {self.samples}")
+        check_count("samples", self.samples, 1, most=MAX_SAMPLES)
+        check_count("max_live", self.max_live, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Batch:
         total: int | None = None,
     ) -> None:
         if settings.tokens:
-            check_executor(runtime.executor.info)
+            check_executor(runtime.executor.info, "recording tokens")
         self.total, self.ended = total, 0
         self._target, self._runtime, self._settings = target, runtime, settings
         self._scores = tuple(scores)
@@ -260,6 +261,8 @@ class Batch:
                 item, numbers = each.item, each.numbers
             else:
                 item, numbers = each, range(self._settings.samples)
+            if not count:
+                self._check_first(item)
             for sample in numbers:
                 count += 1
                 if sample < self._stopped.get(item.id, 0):
@@ -284,6 +287,21 @@ class Batch:
         self.total = count
         self._stop_stragglers()
 
+    def _check_first(self, item: Item) -> None:
+        """Raise `UsageError` if the program cannot take the first input, since then it most likely
+        can take none. A later input that it cannot take has a failed result.
+        """
+        try:
+            self._target.accept(item.input)
+        except UsageError as error:
+            hint = ""
+            if item.input is item.record and isinstance(item.record, Mapping):
+                names = ", ".join(map(str, item.record)) or "none"
+                hint = (
+                    f"; the record has the fields {names}: name the input's field with input_field="
+                )
+            raise UsageError(f"input {item.id!r}: {error}{hint}") from error
+
     async def _run(
         self, work: AsyncGenerator[_SampleWork, None], done: asyncio.Queue[Result | None]
     ) -> None:
@@ -298,6 +316,7 @@ class Batch:
             finally:
                 room.release()
 
+        unbegun: list[_SampleWork] = []
         try:
             async with asyncio.TaskGroup() as workers:
                 while True:
@@ -306,13 +325,49 @@ class Batch:
                         break
                     # Reading the next input may take long, and meanwhile enough runs may end.
                     each = await anext(work, None)
-                    if each is None or self._starts_nothing():
+                    if each is None:
+                        break
+                    if self._starts_nothing():
+                        unbegun.append(each)
                         break
                     workers.create_task(finish(each), name=f"batch/{each.item.id}")
         except BaseExceptionGroup as group:
             await done.put(None)
-            raise _first(group) from None
-        await done.put(None)
+            raise first_of(group) from None
+        try:
+            if self._stopping and not self._draining:
+                await self._end_unbegun(unbegun, work, done)
+        finally:
+            await done.put(None)
+
+    async def _end_unbegun(
+        self,
+        unbegun: list[_SampleWork],
+        work: AsyncGenerator[_SampleWork, None],
+        done: asyncio.Queue[Result | None],
+    ) -> None:
+        """Write and yield a result for each sample that was not begun, because enough others had
+        ended, so that each sample has a result. Samples with an earlier result keep it.
+        """
+        is_last = False
+        while not is_last:
+            while len(unbegun) < _LINES and not is_last:
+                if (each := await anext(work, None)) is None:
+                    is_last = True
+                else:
+                    unbegun.append(each)
+            results = [
+                _not_begun(each.item, each.sample)
+                for each in unbegun
+                if each.attempt == 1 and each.unscored is None
+            ]
+            if self._out is not None:
+                # All lines together, because each write waits for the disk.
+                new = [each for each in results if not self._out.is_unbegun(each.id, each.sample)]
+                await asyncio.gather(*map(self._out.put, new))
+            for result in results:
+                await done.put(result)
+            unbegun.clear()
 
     # -- one item ----------------------------------------------------------------------
 
@@ -451,7 +506,7 @@ class Batch:
         for score in self._scores:
             try:
                 async with asyncio.timeout(limit) as timer:
-                    value = await self._score(score, item, result)
+                    value = await self._score(score, _copied(item.record), result)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
                 if (fatal := fatal_in(error)) is not None:
@@ -465,13 +520,14 @@ class Batch:
                 errors[score.name] = "the score was cancelled by its own code"
         return replace(result, scores=numbers, score_errors=errors)
 
-    async def _score(self, score: Score, item: Item, result: Result) -> Any:
+    async def _score(self, score: Score, record: Any, result: Result) -> Any:
+        value = _copied(result.result)
         if not score.uses_model:
-            return await value_of(score, item.record, result.result, self._threads)
+            return await value_of(score, record, value, self._threads)
         name = run_name(score.name, result.id, result.sample)
         run = self._runtime.start(
             self._judges[score.name],
-            {"record": item.record, "result": result.result},
+            {"record": record, "result": value},
             # The id contains a fingerprint of the code, so that a judge whose code has changed
             # starts a new run.
             durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
@@ -539,10 +595,25 @@ def run_name(type: str, item_id: str, sample: int) -> str:
     return f"{type}-{name}~{sample}" if sample else f"{type}-{name}"
 
 
+def _copied(value: Any) -> Any:
+    """Return a copy of a list or a dict for a score, which may change it; any other value, or one
+    that cannot be copied, unchanged.
+    """
+    if not isinstance(value, list | dict):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # the code of a class may raise any error
+        return value
+
+
 def _not_begun(item: Item, sample: int) -> Result:
     """Return the result of a sample that was stopped before it began."""
-    reason = _OVER["stop-when"]
-    return Result(item.id, sample, "stopped", error=reason, over="stop-when", attempt=0)
+    reason = f"not begun: {_OVER['stop-when']}"
+    digest = digest_of(item.input)
+    return Result(
+        item.id, sample, "stopped", error=reason, over="stop-when", attempt=0, digest=digest
+    )
 
 
 def digest_of(raw_value: Any) -> str:
@@ -583,12 +654,6 @@ def fatal_in(error: BaseException | None) -> BaseException | None:
         if isinstance(each, BaseExceptionGroup):
             left += each.exceptions
     return None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group. The other errors are consequences of this error."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 # -- from Python -----------------------------------------------------------------------------
@@ -635,8 +700,9 @@ async def batch(
 
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
-    ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped.
-    ``price`` is the price of a million prompt tokens and of a million output tokens.
+    ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped. Runs
+    that had not begun then have a result with ``attempt`` 0; without ``stop_when``, the same call
+    makes them. ``price`` is the price of a million prompt tokens and of a million output tokens.
 
     With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of the
     tokens that the model wrote. If ``tokens`` is the name of a file, they are written to this file,
@@ -646,6 +712,7 @@ async def batch(
     `JournalWriteError` if the batch cannot continue. If a program raises an error, the result of
     this run has the error.
     """
+    check_inputs(inputs)
     settings = BatchSettings(
         samples,
         max_live,
@@ -694,6 +761,9 @@ async def opened_batch(
     """Open a batch with its files, its engine and its journal. The arguments are those of `batch`,
     and ``total`` is the number of results if it is known.
     """
+    for each in scores:
+        if not isinstance(each, Score):
+            raise ConfigError(f"scores: {each!r:.80} is not a score; make it one with score(...)")
     async with AsyncExitStack() as stack:
         path = None if out is None else Path(out)
         file = None
@@ -740,6 +810,18 @@ def _engine(model: str | None) -> Executor:
     return VLLMEngine(EngineOptions(model=model))
 
 
+def check_inputs(inputs: object) -> None:
+    """Raise `ConfigError` for a value that is not an iterable of inputs. A text and a mapping are
+    refused, because their items are letters and keys.
+    """
+    is_iterable = isinstance(inputs, Iterable | AsyncIterable) or hasattr(inputs, "__getitem__")
+    if not is_iterable or isinstance(inputs, str | bytes | Mapping):
+        raise ConfigError(
+            f"inputs must be an iterable of inputs, such as a list, got {inputs!r:.80}; for the "
+            "records of a file, pass InputFile(name)"
+        )
+
+
 async def items_of(
     inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
 ) -> AsyncGenerator[Item, None]:
@@ -747,6 +829,7 @@ async def items_of(
     `UsageError` for a record without a field that ``fields`` names, and for an id that occurs
     twice.
     """
+    check_inputs(inputs)
     fields = fields or Fields()
     seen: set[bytes] = set()
     number = 0

@@ -14,14 +14,12 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import math
 import os
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
-from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any, overload
 
@@ -31,6 +29,7 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.interrupts.local import ToolThreads
 from agentrt.interrupts.schema import name_of
 from agentrt.program import Context, Program
+from agentrt.program.context import finite_number
 
 _FORMS = "(record, result), or (ctx, record, result) to ask a model"
 _STDERR = 400
@@ -107,10 +106,8 @@ class Score:
         return {self.name: self._number(value)}
 
     def _number(self, value: Any) -> float:
-        if hasattr(value, "item") and callable(value.item):  # a number of numpy, or a tensor
-            value = value.item()
-        if isinstance(value, Real | Decimal) and math.isfinite(value):
-            return float(value)
+        if (number := finite_number(value)) is not None:
+            return number
         raise ScoreError(
             f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
             "to numbers, or None"
@@ -161,7 +158,8 @@ def _fingerprint(function: Callable[..., Any]) -> str:
 def score_process(command: str | Sequence[str], *, name: str | None = None) -> Score:
     """Make a score that a process computes. The process reads one JSON object with ``record`` and
     ``result`` from its standard input, and prints the score as JSON in its last line. Raises
-    `ConfigError` for an empty command, and for text with an unclosed quote.
+    `ConfigError` for an empty command, for text with an unclosed quote, and for a program that does
+    not exist.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else [*command]
@@ -169,6 +167,11 @@ def score_process(command: str | Sequence[str], *, name: str | None = None) -> S
         raise ConfigError(f"score command {command!r}: {error}") from error
     if not words:
         raise ConfigError("the command of a score is empty; give a program and its arguments")
+    if shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"score command {words[0]!r}: no such executable file; correct its path or its "
+            "permissions"
+        )
 
     async def run(record: Any, result: Any) -> Any:
         return await _output(words, as_json({"record": record, "result": result}))

@@ -83,7 +83,7 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     The mean and the interval of a score are computed over inputs: each input counts with the mean
     of its samples. They include only results that have the score; ``missing`` is the number of all
     other results. For ``pass@k``, a result without the score, such as a failed run, counts as not
-    passed.
+    passed, and a run that was not begun does not count.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()
@@ -97,7 +97,7 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     cost: float | None = None
     for result in results:
         states[result.state] += 1
-        samples[result.id] += 1
+        samples[result.id] += result.attempt > 0
         if result.over is not None:
             over[result.over] += 1
             if len(first_over.setdefault(result.over, [])) < _SLOWEST:
@@ -106,9 +106,10 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
             totals[name] += getattr(result, name)
         if result.cost is not None:
             cost = (cost or 0.0) + result.cost
-        seconds.append(result.seconds)
-        slowest = sorted([*slowest, (result.seconds, result.id, result.sample)], reverse=True)
-        del slowest[_SLOWEST:]
+        if result.attempt:
+            seconds.append(result.seconds)
+            slowest = sorted([*slowest, (result.seconds, result.id, result.sample)], reverse=True)
+            del slowest[_SLOWEST:]
         if result.failed and len(failures) < _FAILURES:
             failures.append({"id": result.id, "sample": result.sample, "error": result.error})
         for name, value in result.scores.items():

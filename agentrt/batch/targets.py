@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -11,7 +12,8 @@ from typing import Any, Protocol
 
 from agentrt.batch.calls import CallFile
 from agentrt.batch.results import ResultFile
-from agentrt.errors import UsageError
+from agentrt.errors import ConfigError, UsageError
+from agentrt.interrupts.schema import name_of
 from agentrt.program import Context, Program
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
@@ -200,6 +202,8 @@ async def opened_target(
     if isinstance(program, Program):
         yield ProgramTarget(program)
         return
+    if inspect.iscoroutinefunction(program):
+        raise ConfigError(f"{name_of(program)} is an async function; decorate it with @program")
     from agentrt.integrations.langgraph.graphs import Access, graph_name, open_graph
     from agentrt.integrations.langgraph.threads import (
         in_memory,

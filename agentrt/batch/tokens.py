@@ -59,8 +59,8 @@ def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
     if not info.logprobs:
         raise ConfigError(
             f"{option} needs an engine that reports token ids and the model's own log "
-            "probabilities, but this engine does not; use --engine vllm or --engine transformers, "
-            "and leave out vLLM's flag --logprobs-mode"
+            "probabilities, but this engine does not; use the engine vllm, without its flag "
+            "--logprobs-mode, or transformers"
         )
 
 

@@ -223,11 +223,12 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 
 
 def shortened(text: object, most: int = 400) -> str:
-    """Return a text with at most ``most`` characters and "…" for the rest. A terminal would need
-    minutes to wrap a message of megabytes.
+    """Return a text in one line, with at most ``most`` characters and "…" for the rest. A terminal
+    would need minutes to wrap a message of megabytes.
     """
     text = str(text)
-    return text if len(text) <= most else f"{text[:most]}…"
+    line = " ".join(text[:most].splitlines())
+    return line if len(text) <= most else f"{line}…"
 
 
 def _named(each: dict[str, Any]) -> str:

@@ -10,7 +10,9 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import cache, partial
+from numbers import Real
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from agentrt.contexts import Content, TokenContext
@@ -312,11 +314,12 @@ class Context:
         ``tokens`` writes the rewards next to the program's tokens. Without this option, rewards
         have no effect.
 
-        Raises `ConfigError` for a number that is not finite.
+        Raises `ConfigError` for any other value than a finite number.
         """
-        if not math.isfinite(value):
-            raise ConfigError(f"reward() takes a finite number, got {value!r}")
-        self._emitter.reward(float(value))
+        number = finite_number(value)
+        if number is None:
+            raise ConfigError(f"reward() takes a finite number, got {value!r:.80}")
+        self._emitter.reward(number)
 
     def patched(self, name: str) -> bool:
         """Return whether to run the new code of a change to the program. ``name`` is your name for
@@ -368,6 +371,19 @@ async def _by_default(
     reply = await emitter.call(request, after)
     _check_default_limit(reply)
     return reply
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number as a float; None for a value that is not a finite number. An array or a
+    tensor with a single element is a number.
+    """
+    try:
+        if callable(getattr(value, "item", None)):
+            value = value.item()
+        is_finite = isinstance(value, Real | Decimal) and math.isfinite(value)
+        return float(value) if is_finite else None
+    except (OverflowError, ValueError, RuntimeError):  # PyTorch raises RuntimeError for several
+        return None
 
 
 def _check_default_limit(reply: Reply) -> None:

@@ -10,7 +10,18 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints, overload
+from types import SimpleNamespace
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from agentrt.errors import ConfigError
 from agentrt.interrupts.schema import name_of, reason_of
@@ -97,16 +108,26 @@ class Program:
         from pydantic import TypeAdapter
 
         try:
-            hint = get_type_hints(self.function, include_extras=True)[self._parameter]
-            return TypeAdapter(hint)
+            return TypeAdapter(self._input_hint)
         except Exception:  # no annotation, an unknown name in it, a type that pydantic lacks
             return None
+
+    @cached_property
+    def _input_hint(self) -> Any:
+        """The annotation of the input. Other annotations are not evaluated, because their names may
+        be imported for type checkers only. Raises any error if it cannot be evaluated.
+        """
+        function = inspect.unwrap(self.function)
+        annotations = {self._parameter: function.__annotations__[self._parameter]}
+        own = SimpleNamespace(__annotations__=annotations)
+        return get_type_hints(own, function.__globals__, include_extras=True)[self._parameter]
 
     @property
     def _expected(self) -> str:
         """The annotation of the input, as people write it."""
-        hint = get_type_hints(self.function)[self._parameter]
-        return inspect.formatannotation(hint, base_module=self.function.__module__)
+        hint = self._input_hint
+        plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        return inspect.formatannotation(plain, base_module=self.function.__module__)
 
     async def __call__(self, ctx: Context, input: Any = None) -> Any:
         """Run the function. If the input is None and the function's parameter has a default, use

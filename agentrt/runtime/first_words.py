@@ -18,7 +18,7 @@ def first_words(value: Any) -> str:
     """Return the first words of an input, "" if it has no text.
 
     For a list of messages, these are the first words of the first user message; for an object, of
-    its first text field.
+    its first text field; for a number, its digits.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)
@@ -27,6 +27,8 @@ def first_words(value: Any) -> str:
 def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value.strip() or None
+    if isinstance(value, int | float):  # the whole input of a program, such as a number of steps
+        return str(value)
     if isinstance(value, list):  # usual, and quicker to tell than an abstract class
         return _of_messages(value)
     if isinstance(value, Mapping):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -17,24 +16,28 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from agentrt.batch.inputs import Fields, Item
-from agentrt.batch.limits import ItemLimits
+from agentrt.batch.limits import ItemLimits, check_count
 from agentrt.batch.results import Result
 from agentrt.batch.runner import (
     DEFAULT_LIVE,
+    MAX_SAMPLES,
     Batch,
     BatchSettings,
     Samples,
+    check_inputs,
     items_of,
     opened_batch,
 )
 from agentrt.batch.scores import Score
 from agentrt.errors import ConfigError, UsageError
 from agentrt.executors.base import Executor
+from agentrt.program.context import finite_number
 from agentrt.runtime import Runtime
 from agentrt.training.group import Group, GroupCounts, Rollout
 
@@ -64,20 +67,24 @@ class _Settings:
     epochs: int | None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("samples", 1),
-            ("extra_samples", 0),
-            ("ahead", 1),
-            ("enough", 1),
-            ("max_staleness", 0),
-            ("replacements", 0),
-            ("epochs", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value!r}")
+        for name, least in (("samples", 1), ("extra_samples", 0), ("replacements", 0)):
+            check_count(name, getattr(self, name), least, most=MAX_SAMPLES)
+        check_count("ahead", self.ahead, 1)
+        for name, least in (("enough", 1), ("max_staleness", 0), ("epochs", 1)):
+            check_count(name, getattr(self, name), least, none="no limit")
         if self.stragglers not in ("drop", "keep"):
             raise ConfigError(f"stragglers must be 'drop' or 'keep', got {self.stragglers!r}")
+
+
+class _Phase(IntEnum):
+    """How far a group has come. In ``CLOSED``, no further samples may begin. ``OVER`` means that
+    the trainer has taken the group, or that the group was dropped.
+    """
+
+    OPEN = 0
+    CLOSED = 1
+    MADE = 2
+    OVER = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -85,10 +92,7 @@ class _Open:
     """A group that has begun.
 
     The samples of this attempt have the numbers from ``first`` to ``next`` - 1. ``pending`` of them
-    have no result yet, and ``older`` samples of earlier attempts have none. ``complete`` is the
-    number of rollouts that were not stopped as stragglers. ``closed`` is set when no further
-    samples may begin, ``made`` when the group was made, and ``over`` when the trainer has taken the
-    group, or the group was dropped.
+    have no result yet, and ``older`` samples of earlier attempts have none.
     """
 
     item: Item
@@ -100,13 +104,19 @@ class _Open:
     pending: int = 0
     older: int = 0
     replaced: int = 0
-    complete: int = 0
     stragglers: int = 0
     rollouts: list[Rollout] = field(default_factory=list)
     failures: list[Result] = field(default_factory=list)
-    closed: bool = False
-    made: bool = False
-    over: bool = False
+    phase: _Phase = _Phase.OPEN
+
+    @property
+    def complete(self) -> int:
+        """The number of rollouts that were not stopped as stragglers."""
+        return sum(not _is_straggler(rollout.result) for rollout in self.rollouts)
+
+
+def _is_straggler(result: Result) -> bool:
+    return result.over == "stop-when" and result.state == "stopped"
 
 
 class GroupStream:
@@ -276,19 +286,18 @@ class GroupStream:
         else:
             opened.older -= 1
         rollout = self._rollout(opened.item, result)
-        is_straggler = result.over == "stop-when" and result.state == "stopped"
+        is_straggler = _is_straggler(result)
         if is_straggler:
             self.counts.stragglers += 1
         elif isinstance(rollout, Rollout):
             self.counts.ended += 1
         else:
             self._count_error(opened, result.sample, rollout)
-        if is_current and not opened.made:
+        if is_current and opened.phase < _Phase.MADE:
             if isinstance(rollout, Rollout) and not (
                 is_straggler and self._settings.stragglers == "drop"
             ):
                 opened.rollouts.append(rollout)
-                opened.complete += not is_straggler
             elif is_straggler:
                 opened.stragglers += 1
             elif not isinstance(rollout, Rollout):
@@ -325,30 +334,31 @@ class GroupStream:
             reward = 0.0
         if reward is None:
             return "the program gave no reward; call ctx.reward(value), or pass reward="
-        if not math.isfinite(reward):
-            return f"the reward is {reward!r}; a reward must be a finite number"
-        return Rollout(float(reward), recorded.sequences, result.state, result)
+        number = finite_number(reward)
+        if number is None:
+            return f"the reward is {reward!r:.80}; a reward must be a finite number"
+        return Rollout(number, recorded.sequences, result.state, result)
 
     def _advance(self, opened: _Open) -> None:
         """Replace failed samples, stop stragglers, and make the group when it is complete."""
         settings = self._settings
-        if opened.complete >= settings.samples and not opened.closed:
-            opened.closed = True
+        if opened.complete >= settings.samples and opened.phase is _Phase.OPEN:
+            opened.phase = _Phase.CLOSED
             if opened.pending:
                 assert self._batch is not None
                 self._batch.stop_samples(opened.item.id, opened.next)
         missing = settings.samples - opened.complete - opened.pending
         count = min(missing, settings.replacements - opened.replaced)
-        if not opened.closed and count > 0:
+        if opened.phase is _Phase.OPEN and count > 0:
             opened.replaced += count
             self._ask(opened, count)
         elif not opened.pending:
-            opened.closed = True
-        if opened.closed and (not opened.pending or settings.stragglers == "drop"):
+            opened.phase = _Phase.CLOSED
+        if opened.phase is _Phase.CLOSED and (not opened.pending or settings.stragglers == "drop"):
             self._make(opened)
 
     def _make(self, opened: _Open) -> None:
-        opened.made = True
+        opened.phase = _Phase.MADE
         if not opened.rollouts:
             self.counts.failed += 1
             _LOG.warning(
@@ -394,14 +404,14 @@ class GroupStream:
 
     def _release(self, opened: _Open) -> None:
         """Make room for another group ahead of the trainer."""
-        opened.over = True
+        opened.phase = _Phase.OVER
         self._held -= 1
         self._room.set()
         self._forget(opened)
 
     def _forget(self, opened: _Open) -> None:
         """Release the memory of a group that is over and whose samples have all ended."""
-        if opened.over and not opened.pending and not opened.older:
+        if opened.phase is _Phase.OVER and not opened.pending and not opened.older:
             self._open.pop(opened.item.id, None)
             if self._batch is not None:
                 self._batch.forget_item(opened.item.id)
@@ -464,6 +474,7 @@ def groups(
     that cannot be used, `EngineError` if the engine fails, and `JournalWriteError` if the journal
     cannot be written.
     """
+    check_inputs(inputs)
     settings = _Settings(
         samples,
         extra_samples,

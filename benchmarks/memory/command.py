@@ -21,8 +21,6 @@ from typing import Any
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.errors import ConfigError
-from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     ManyCommand,
     jobs_option,
@@ -30,7 +28,6 @@ from agentrt.lab.commands.options import (
     kv_blocks_option,
     many,
     max_num_seqs_option,
-    model_option,
     note,
     policy_option,
     programs_option,
@@ -39,7 +36,6 @@ from agentrt.lab.commands.options import (
     step_time_option,
     workload_option,
 )
-from agentrt.lab.engine.engines import engine_options, model_in_words
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -62,7 +58,7 @@ from benchmarks.memory.cells import (
     recorded,
 )
 from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
-from benchmarks.memory.real import ON_CPU, SLOTS, Engines
+from benchmarks.memory.real import ON_CPU, SLOTS, Engines, engines_of, real_options
 from benchmarks.memory.report import (
     Found,
     as_json,
@@ -127,9 +123,7 @@ Key = tuple[Setup, str]
     "--against", type=_FILE, metavar="FILE", help="Compare with the --json of an earlier run."
 )
 @click.option("--quick", is_flag=True, help="Run one seed and fewer caps: minutes on one core.")
-@click.option("--real", is_flag=True, help="Run on real engines, and then in virtual time.")
-@model_option
-@click.option("--model-shape", metavar="NAME", help="Made-up weights: llama-8b, small, tiny.")
+@real_options("Run on real engines, and then in virtual time.")
 @jobs_option
 @json_flag("Print all cells as one JSON line at the end.")
 def memory(**options: Any) -> None:
@@ -145,7 +139,7 @@ def memory(**options: Any) -> None:
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
     silence_vllm()
-    engines = _engines(options)
+    engines = engines_of(options)
     bench = _bench(options)
     figures: dict[Key, list[Found]] = {}
     about: list[str] = []
@@ -189,22 +183,6 @@ def _bench(options: dict[str, Any]) -> Memory:
         options["scale"],
         ON_CPU if real else BLOCK_SIZE,
     )
-
-
-def _engines(options: dict[str, Any]) -> Engines | None:
-    """Return the real engines for ``--real``, or None. Options are checked before anything is
-    loaded.
-    """
-    model, shape = options["model"], options["model_shape"]
-    if not options["real"]:
-        if model or shape:
-            raise ConfigError("--model and --model-shape: a model needs --real")
-        return None
-    if model and shape:
-        raise ConfigError("--model and --model-shape exclude each other; leave one of them out")
-    base = engine_options(model, shape, options["max_num_seqs"] or SLOTS, ())
-    prepare_environment(base)
-    return Engines(base, model_in_words(model, shape))
 
 
 async def _on_both(

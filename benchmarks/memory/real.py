@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from agentrt.executors.vllm.options import EngineOptions
+import click
+
+from agentrt.cli.options import together
+from agentrt.errors import ConfigError
+from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.engine.engines import lab_engine, started
+from agentrt.lab.commands.options import Option, model_option
+from agentrt.lab.engine.engines import engine_options, lab_engine, model_in_words, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
-from benchmarks.memory.cells import MemoryLoad
+from benchmarks.cells import Load
 
 ON_CPU = 32
 """Tokens of a block. vLLM's attention on CPUs needs multiples of 32; virtual time uses the same."""
@@ -36,8 +44,13 @@ class Engines:
         async with self.open(engine):
             return await Calibration(engine).run(1)
 
-    async def run(self, load: MemoryLoad, contender: Contender) -> RunOutcome:
-        """Run the programs under a contender."""
+    async def run(
+        self,
+        load: Load,
+        contender: Contender,
+        gated: Callable[[Gate | None], Gate | None] = lambda gate: gate,
+    ) -> RunOutcome:
+        """Run the programs under a contender, whose gate ``gated`` may replace by another one."""
         size = contender.sized(load.options)
         flags = {
             "--num-gpu-blocks-override": size.kv_blocks,
@@ -50,4 +63,33 @@ class Engines:
         engine = engine_for(contender, base)
         async with self.open(engine):
             await warm_up(engine, contender, load.programs)
-            return await serve(engine, contender, load.programs, gate=contender.make_gate(size))
+            return await serve(
+                engine, contender, load.programs, gate=gated(contender.make_gate(size))
+            )
+
+
+def real_options(about: str) -> Option:
+    """Return ``--real``, which ``about`` describes, and the options that choose its model."""
+    return together(
+        click.option("--real", is_flag=True, help=about),
+        model_option,
+        click.option(
+            "--model-shape", metavar="NAME", help="Made-up weights: llama-8b, small, tiny."
+        ),
+    )
+
+
+def engines_of(options: Mapping[str, Any]) -> Engines | None:
+    """Return the real engines for ``--real``, or None. Options are checked before anything is
+    loaded. Raises `ConfigError`.
+    """
+    model, shape = options["model"], options["model_shape"]
+    if not options["real"]:
+        if model or shape:
+            raise ConfigError("--model and --model-shape: a model needs --real")
+        return None
+    if model and shape:
+        raise ConfigError("--model and --model-shape exclude each other; leave one of them out")
+    base = engine_options(model, shape, options["max_num_seqs"] or SLOTS, ())
+    prepare_environment(base)
+    return Engines(base, model_in_words(model, shape))

@@ -7,17 +7,28 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt import Context, Runtime, program, tool
-from agentrt.batch import InputFile, Item, Result, Score, batch, read_results, score
+from agentrt.batch import (
+    InputFile,
+    Item,
+    Result,
+    Score,
+    batch,
+    read_results,
+    read_tokens,
+    score,
+)
 from agentrt.errors import ConfigError, EngineDiedError, UsageError
 from agentrt.executors.base import Chunk
 from agentrt.program import Program
 from agentrt.request import Call
+from tests.doubles.letters import LettersEngine
 from tests.doubles.scripted import ScriptedExecutor
 
 
@@ -331,6 +342,39 @@ async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> 
     assert len(await results(iter(inputs), waits, stop_when=0.97, out=out)) == 100
 
 
+def lasting(result: Result) -> Result:
+    """The part of a result that its line keeps."""
+    return replace(result, seconds=0.0, earlier=True, recorded=None)
+
+
+async def test_runs_that_were_not_begun_have_results(tmp_path: Path) -> None:
+    """1. A third of the samples end. 2. A process that was killed while it wrote the lines writes
+    the others. 3. A retry leaves the results as they are. 4. Without the limit, all are made.
+    """
+    out, tokens = tmp_path / "r.jsonl", tmp_path / "t.jsonl"
+    options: dict[str, Any] = {"out": out, "tokens": tokens, "max_live": 1, "samples": 2}
+    options["executor"] = LettersEngine(lambda prompt, call: "words")
+    outcome = await results(range(3), **options, stop_when=1 / 3)
+    assert [each.state for each in outcome] == ["done"] * 2 + ["stopped"] * 4
+    assert [(each.attempt, each.failed) for each in outcome] == [(1, False)] * 2 + [(0, False)] * 4
+    assert [lasting(each) for each in read_results(out)] == [lasting(each) for each in outcome]
+    assert len([*read_tokens(tokens)]) == 2
+
+    written = out.read_bytes()
+    out.write_bytes(written[:-500])
+    assert len(await results(range(3), **options, stop_when=1 / 3)) == 6
+    assert out.read_bytes() == written
+
+    again = await results(range(3), **options, stop_when=1 / 3, retry="all")
+    assert [each.attempt for each in again] == [2, 2, 0, 0, 0, 0]
+    assert sorted(each.attempt for each in read_results(out)) == [0, 0, 0, 0, 2, 2]
+
+    assert {each.state for each in await results(range(3), **options)} == {"done"}
+    assert sorted(each.attempt for each in read_results(out)) == [1, 1, 1, 1, 2, 2]
+    assert out.read_bytes().count(b"\n") == 6
+    assert len([*read_tokens(tokens)]) == 6
+
+
 # -- scores ----------------------------------------------------------------------------------
 
 
@@ -433,6 +477,27 @@ def test_functions_that_are_no_scores(function: Any) -> None:
         Score(function)
 
 
+async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Path) -> None:
+    @program
+    async def lists(ctx: Context, number: int) -> dict[str, Any]:
+        return {"numbers": [number]}
+
+    def clears(record: dict[str, Any], result: dict[str, Any]) -> int:
+        result["numbers"].clear()
+        record.clear()
+        return 1
+
+    def counts(record: dict[str, Any], result: dict[str, Any]) -> int:
+        return len(record) + len(result["numbers"])
+
+    out, scores = tmp_path / "r.jsonl", [score(clears), score(counts)]
+    records = [{"id": "a", "input": 7}]
+    [each] = await results(records, lists, out=out, scores=scores)
+    assert each.scores == {"clears": 1.0, "counts": 3.0}
+    assert each.result == {"numbers": [7]}
+    assert [kept.result for kept in read_results(out)] == [each.result]
+
+
 # -- mistakes --------------------------------------------------------------------------------
 
 
@@ -441,9 +506,22 @@ def test_functions_that_are_no_scores(function: Any) -> None:
     [
         ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
-        ([1], {"samples": 0}, "samples must be at least 1"),
-        ([1], {"samples": 10**30}, "samples must be at most 1,000,000"),
-        ([1], {"max_calls": 0}, "max_calls must be above 0"),
+        ([1], {"samples": 0}, "samples must be a whole number from 1 to 1,000,000, got 0"),
+        ([1], {"samples": 10**30}, "samples must be a whole number from 1 to 1,000,000"),
+        ([1], {"samples": "8"}, "samples must be a whole number"),
+        ([1], {"max_live": 2.5}, "max_live must be a whole number of at least 1, got 2.5"),
+        ([1], {"max_calls": 0}, "max_calls must be a whole number of at least 1, got 0; None"),
+        ([1], {"timeout": "1"}, "timeout must be a number above 0, got '1'"),
+        ([1], {"timeout": float("nan")}, "timeout must be a number above 0, got nan"),
+        ([1], {"scores": [len]}, "is not a score"),
+        (
+            "a question",
+            {},
+            "inputs must be an iterable of inputs, such as a list, got 'a question'",
+        ),
+        ({"a": 1}, {}, "inputs must be an iterable"),
+        (None, {}, "inputs must be an iterable"),
+        (Path("x.jsonl"), {}, "pass InputFile(name)"),
         ([1], {"stop_when": "99"}, "give a share such as 99%"),
         ([1], {"retry": "all"}, "name it with out="),
         ([1], {"out": "/no/such/folder/r.jsonl"}, "does not exist"),
@@ -452,6 +530,13 @@ def test_functions_that_are_no_scores(function: Any) -> None:
 async def test_mistakes(inputs: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         await results(inputs, **options)
+
+
+async def test_a_function_that_is_not_decorated() -> None:
+    async def asks(ctx: Context, question: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="asks is an async function; decorate it with @program"):
+        await results(["tea"], asks)  # type: ignore[arg-type]
 
 
 async def test_a_runtime_of_your_own_and_tools() -> None:

@@ -95,6 +95,9 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
+        (["--out", "{out}", "--score", "cmd:/no/such/grader -v"], "no such executable file"),
+        (["--out", "{tmp}/{long}"], "has 250 bytes"),
+        (["--out", "{tmp}/{long}{long}/r.jsonl"], "name too long"),
         (["--out", "{out}", "--score", ""], "give a Python file"),
         (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
@@ -106,7 +109,8 @@ def test_a_mistake_is_told_before_anything_runs(
     program, inputs = write(ASK), records(QUESTIONS)
     before = inputs.read_bytes()
     places = {"tmp": tmp_path, "out": tmp_path / "r.jsonl", "inputs": inputs, "program": program}
-    raw_value = [option.format(**places) for option in options]
+    names = {"long": "r" * 250}
+    raw_value = [option.format(**places, **names) for option in options]
     ran = command("run", program, "--inputs", inputs, *raw_value)
     assert ran.code == 2, ran.err
     assert says in ran.err
@@ -339,20 +343,28 @@ def test_stragglers_limits_and_a_retry(
     }
 
 
-def test_what_is_not_begun_when_enough_have_ended_is_told_of(
+def test_each_input_has_a_line_when_enough_have_ended(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
-    """The same command makes no more of them, and one without --stop-when makes all."""
+    """1. The same command with --stop-when begins no others. 2. Without it, it makes all."""
     out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": "tea"} for n in range(10))
     score = "\ndef right(record, result):\n    return True\n"
     program = write(ASK.partition("\ndef right")[0] + score)
     arguments = ("run", program, "--inputs", inputs, "--out", out, "--max-live", 1)
     for _ in range(2):
         ran = command(*arguments, "--stop-when", "50%")
-        assert (ran.code, len(lines(out))) == (0, 5), ran.err
+        assert (ran.code, len(lines(out))) == (0, 10), ran.err
         assert "5 were not begun" in ran.err
+        assert "seconds per result: median 0.0" in ran.err
+        not_begun = [each for each in lines(out) if not each["attempt"]]
+        assert [each["id"] for each in not_begun] == [str(n) for n in range(5, 10)]
+        assert {(each["state"], each["over"], each["calls"]) for each in not_begun} == {
+            ("stopped", "stop-when", 0)
+        }
+    assert command(*arguments, "--retry", "scores", "--stop-when", "50%").code == 0
+    assert sum(each["state"] == "done" for each in lines(out)) == 5
     assert command(*arguments).code == 0
-    assert len(lines(out)) == 10
+    assert [each["state"] for each in lines(out)] == ["done"] * 10
 
 
 TERM = """

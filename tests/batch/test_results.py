@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -55,6 +56,36 @@ async def test_a_reader_does_not_see_a_line_that_is_being_written(tmp_path: Path
     (await written(path, result("a"), result("b"))).close()
     path.write_bytes(path.read_bytes()[:-5])
     assert [each.id for each in read_results(path)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sample", "0"),
+        ("state", "odd"),
+        ("seconds", "long"),
+        ("calls", None),
+        ("prompt_tokens", "many"),
+        ("cost", "0.1"),
+        ("scores", None),
+        ("scores", {"right": "yes"}),
+        ("score_errors", {"right": 5}),
+        ("error", 5),
+        ("over", ["timeout"]),
+        ("program", None),
+        ("attempt", "first"),
+    ],
+)
+async def test_a_line_with_a_value_of_another_type_is_named(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a"), result("b"))).close()
+    first, last = path.read_text("utf-8").splitlines()
+    changed = json.dumps(json.loads(last) | {field: value})
+    path.write_text(f"{first}\n{changed}\n", "utf-8")
+    with pytest.raises(UsageError, match=rf"line 2: not a result: .*{field}"):
+        list(read_results(path))
 
 
 async def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:

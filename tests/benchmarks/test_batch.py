@@ -35,7 +35,13 @@ def test_a_batch_by_the_command_in_two_pieces(
     first.write_text(capsys.readouterr().out)
     rest = ["--memory", "ample", "--policy", f"{LEARNED},{KNOWN}"]
     assert call([*arguments, *rest, "--add", str(first)]) == 0
+    whole = capsys.readouterr().out
+    second = tmp_path / "second.txt"
+    second.write_text(whole)
+    # All runs are in the file, so no run is made again, and the table is the same.
+    assert call([*arguments, *rest, "--add", str(second)]) == 0
     output = capsys.readouterr().out
+    assert output == whole
     runs = json.loads(output.splitlines()[-1])["runs"]
     by_place = {(run["memory"], run["contender"]): run for run in runs}
     little, ample = by_place["0.25", "stock"], by_place["ample", "stock"]
@@ -65,9 +71,38 @@ def test_samples_of_an_input_share_its_prompt() -> None:
     assert computed[0] < computed[1]
 
 
+@pytest.mark.engine
+def test_samples_that_begin_apart_are_the_same_programs_in_another_order() -> None:
+    together, apart = (
+        Batch("chat", 0.25, 12, slots=4, live=8, samples=4, apart=each).load(0)
+        for each in (False, True)
+    )
+    inputs = [[program.input_id for program in load.programs] for load in (together, apart)]
+    a, b, c = dict.fromkeys(inputs[0])
+    assert inputs == [[a] * 4 + [b] * 4 + [c] * 4, [a, b, c] * 4]
+    by_id = {program.program_id: program for program in together.programs}
+    assert by_id == {program.program_id: program for program in apart.programs}
+    assert together.options == apart.options, "the same memory for both"
+
+
+@pytest.mark.engine
+def test_a_batch_on_real_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    """All contenders generate the same tokens, and stock computes the most prompts."""
+    size = [*SMALL, "--workload", "bfcl", "--memory", "0.25", "--scale", "0.4", "--tools", "0.01"]
+    arguments = ["batch", *size, "--real", "--model-shape", "tiny", "--policy", "best cap,default"]
+    assert call([*arguments, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+    by_name = {run["contender"]: run for run in runs}
+    assert set(by_name) == {"stock", "best cap", "default"}
+    assert max(runs, key=lambda run: run["prefill"]) is by_name["stock"]
+    assert len({round(run["tokens_per_s"] * run["makespan_s"]) for run in runs}) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--real", "--policy", KNOWN], "runs in virtual time only"),
+        (["--model-shape", "tiny"], "a model needs --real"),
         (["--memory", "none"], "--memory 'none'"),
         (["--policy", "quickest"], "unknown policy 'quickest'"),
         (["--workload", "poems"], "unknown workload 'poems'"),

@@ -142,7 +142,10 @@ def test_advice_fits_a_file_that_cannot_be_read(
             ["--replicas", "2", "--router", "x"],
             ["router 'x'", "agentix, cost, least-used, prefix"],
         ),
-        (["--replicas", "2", *ADAPTIVE, "bad.json"], ["bad.json", "a file that this version of agentrt wrote"]),
+        (
+            ["--replicas", "2", *ADAPTIVE, "bad.json"],
+            ["bad.json", "a file that this version of agentrt wrote"],
+        ),
         (
             ["--replicas", "2", *ATLAS, "--retention", "cost", "--history", "new.json"],
             ["--history", "atlas", "several engines", "--policy adaptive"],
@@ -165,7 +168,10 @@ def test_advice_fits_a_file_that_cannot_be_read(
         ([*ADAPTIVE, "old.json"], ["old.json", "version 0, but this agentrt needs version 3"]),
         ([*ADAPTIVE, "bytes.txt/new.json"], ["bytes.txt/new.json", "Not a directory"]),
         ([*ADAPTIVE, "folder.json"], ["'--history'", "'folder.json' is a directory"]),
-        ([*ADAPTIVE, "x" * 300], ["File name too long", "name a file that this version of agentrt wrote"]),
+        (
+            [*ADAPTIVE, "x" * 300],
+            ["File name too long", "name a file that this version of agentrt wrote"],
+        ),
         (["--dag", "graph.png"], ["graph.png", ".json", ".mmd"]),
         (["--dag", "nowhere/graph.json"], ["'nowhere'", "does not exist"]),
         (["--dag", "folder.json"], ["folder.json", "is a folder", "name a file"]),

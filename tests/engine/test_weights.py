@@ -9,6 +9,7 @@ wrong version, or a block of the other weights, shows.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -29,7 +30,7 @@ from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.router import make_router
 from agentrt.runtime.events import Event, NodeEnded
 from tests.doubles.tinymodel import tiny_model
-from tests.engine.test_tokens import TOLERANCE, agent, forward, long
+from tests.engine.test_tokens import TOLERANCE, agent, forward, long, weather
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -53,6 +54,36 @@ def engine_of(model: str, *flags: str) -> VLLMEngine:
 async def runtime(models: list[str]) -> AsyncIterator[Runtime]:
     async with Runtime(engine_of(models[0])) as opened:
         yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def drafting(models: list[str]) -> AsyncIterator[Runtime]:
+    """A runtime whose engine's draft model is the first model."""
+    drafts = {"model": models[0], "method": "draft_model", "num_speculative_tokens": 3}
+    engine = engine_of(models[0], "--speculative-config", json.dumps(drafts))
+    async with Runtime(engine) as opened:
+        yield opened
+
+
+@program
+async def talker(ctx: Context, question: str) -> int:
+    """What `agent` does, without grammars: with drafts, log probabilities of constrained tokens are
+    among the allowed tokens.
+    """
+    chat: list[Any] = [{"role": "user", "content": question}]
+    for _ in range(2):
+        reply = await ctx.llm(chat, max_tokens=24, temperature=1.0)
+        observed = await ctx.tool(weather, city="Rome")
+        chat += [reply.message, {"role": "user", "content": observed}]
+    context = await ctx.context(f"{question} It is said that")
+    await context.generate(max_tokens=12, temperature=1.0)
+    fork = context.fork()
+    await asyncio.gather(
+        ctx.llm(chat, max_tokens=16, temperature=0.7, top_p=0.8, n=2),
+        context.generate(max_tokens=20, temperature=1.0, ignore_eos=True),
+        fork.generate(max_tokens=9, temperature=0),
+    )
+    return len(fork)
 
 
 async def greedy(executor: Executor, name: str = "g", tokens: int = 24) -> Reply:
@@ -103,7 +134,7 @@ def served(runtime: Runtime, models: list[str]) -> Served:
     return SERVED.setdefault(id(runtime), Served(runtime, models))
 
 
-async def under_load(runtime: Runtime, work: Any) -> list[Result]:
+async def under_load(runtime: Runtime, work: Any, kind: Any = agent) -> list[Result]:
     """Run programs with tools, forks, contexts and preemptions. Do ``work`` when calls run, and
     again when three programs have ended.
     """
@@ -123,7 +154,7 @@ async def under_load(runtime: Runtime, work: Any) -> list[Result]:
             results.append(each)
         return results
 
-    agents, longs, _ = await asyncio.gather(all_of(agent), all_of(long), updates())
+    agents, longs, _ = await asyncio.gather(all_of(kind), all_of(long), updates())
     return agents + longs
 
 
@@ -132,6 +163,24 @@ async def under_load(runtime: Runtime, work: Any) -> list[Result]:
 )
 async def test_under_load(
     runtime: Runtime, models: list[str], mode: str, clear_cache: bool
+) -> None:
+    await check_under_load(runtime, models, mode, clear_cache, agent)
+
+
+@pytest.mark.parametrize(
+    ("mode", "clear_cache"), [("keep", True), ("wait", False), ("abort", False)]
+)
+async def test_under_load_with_a_draft_model(
+    drafting: Runtime, models: list[str], mode: str, clear_cache: bool
+) -> None:
+    """The draft model keeps the first weights, so that its tokens are accepted only as long as the
+    model has them, too.
+    """
+    await check_under_load(drafting, models, mode, clear_cache, talker)
+
+
+async def check_under_load(
+    runtime: Runtime, models: list[str], mode: str, clear_cache: bool, kind: Any
 ) -> None:
     here, preemptions = served(runtime, models), 0
 
@@ -142,7 +191,9 @@ async def test_under_load(
 
     runtime.listen(count)
     first = runtime.weights_version
-    results = await under_load(runtime, lambda: here.other(mode=mode, clear_cache=clear_cache))
+    results = await under_load(
+        runtime, lambda: here.other(mode=mode, clear_cache=clear_cache), kind
+    )
     assert [(each.state, each.error) for each in results] == [("done", None)] * 12
     assert preemptions > 0
     worst: dict[int, float] = {}
@@ -269,15 +320,25 @@ async def test_a_batch_that_resumes_after_an_update(
     runtime: Runtime, models: list[str], tmp_path: Path
 ) -> None:
     """Calls that the journal has keep their versions; the others are of the new weights."""
+    await check_resumed(runtime, models, tmp_path, agent)
+
+
+async def test_a_batch_that_resumes_after_an_update_with_a_draft_model(
+    drafting: Runtime, models: list[str], tmp_path: Path
+) -> None:
+    await check_resumed(drafting, models, tmp_path, talker)
+
+
+async def check_resumed(runtime: Runtime, models: list[str], tmp_path: Path, kind: Any) -> None:
     here, ended, file = served(runtime, models), 0, tmp_path / "t.jsonl"
     options: dict[str, Any] = {"out": tmp_path / "r.jsonl", "tokens": file, "max_live": 3}
-    async with aclosing(batch(agent, INPUTS, runtime=runtime, **options)) as first:
+    async with aclosing(batch(kind, INPUTS, runtime=runtime, **options)) as first:
         async for _ in first:
             ended += 1
             if ended == 2:
                 break
     await here.other()
-    every = [each async for each in batch(agent, INPUTS, runtime=runtime, **options)]
+    every = [each async for each in batch(kind, INPUTS, runtime=runtime, **options)]
     assert [each.state for each in every] == ["done"] * 6
     kept = [*read_tokens(file)]
     assert len(kept) == 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -38,6 +38,7 @@ async def colour(ctx: Context, colour: Literal["red", "blue"]) -> None: ...
 async def items(ctx: Context, items: Iterable[int]) -> None: ...
 async def either(ctx: Context, input: str | dict[str, Any]) -> None: ...
 async def unknown(ctx: Context, input: Unknown) -> None: ...
+async def checked(ctx: OnlyForTypeCheckers, n: Annotated[int, "a count"]) -> Unheard: ...  # type: ignore[name-defined]  # noqa: F821
 async def without(ctx: Context) -> None: ...
 
 
@@ -59,6 +60,7 @@ async def without(ctx: Context) -> None: ...
         (either, {"a": 1}, {"a": 1}),
         (either, "a", "a"),
         (unknown, "a", "a"),
+        (checked, "3", 3),
         (without, None, None),
     ],
 )
@@ -73,6 +75,7 @@ def test_accepted(function: Callable[..., Any], value: Any, accepted: Any) -> No
     [
         (number, "three", ["'number'", "'three'", "'n' must be int", "valid integer"]),
         (number, {"m": 3}, ["{'m': 3}", "must be int"]),
+        (checked, "three", ["'n' must be int", "valid integer"]),
         (text, 3, ["3", "'topic' must be str"]),
         (text, {"topic": 3}, ["3", "'topic' must be str"]),
         (text, {"of": "tea"}, ["{'of': 'tea'}", "must be str"]),

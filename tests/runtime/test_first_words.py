@@ -22,7 +22,7 @@ class Order(BaseModel):
         ("  a\n b ", "a b"),
         ("x" * 90, "x" * 79 + "…"),
         (None, ""),
-        (42, ""),
+        (42, "42"),
         ([1, 2], ""),
         ({"n": 1, "topic": "rain", "style": "short"}, "rain"),
         (Order(), "tea"),

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +235,33 @@ async def test_a_reward_function_gets_the_record_and_the_result() -> None:
     assert (group.id, group.rewards) == ("x", (0.0, 3.0))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_a_reward_that_is_not_finite_is_an_error(value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "good", 10**400, [1, 2], np.ones(2)])
+async def test_a_reward_that_is_not_a_finite_number_is_an_error(value: Any) -> None:
     stream = stream_of(Script(), ["a"], samples=1, reward=lambda record, result: value)
     assert [group async for group in stream] == []
     assert "must be a finite number" in stream.counts.last_errors[-1]
+
+
+@pytest.mark.parametrize("value", ["1", None, float("nan"), 10**400, [1], np.ones(2)])
+async def test_a_program_whose_reward_is_no_finite_number_fails(value: Any) -> None:
+    async def rewards(ctx: Context, question: str) -> None:
+        await ctx.llm(question)
+        ctx.reward(value)
+
+    stream = groups(Program(rewards, "rewards"), ["a"], samples=1, executor=engine())
+    assert [group async for group in stream] == []
+    assert "reward() takes a finite number, got" in stream.counts.last_errors[-1]
+
+
+@pytest.mark.parametrize("value", [True, Fraction(1, 2), np.float32(0.5), np.int64(2)])
+async def test_numbers_of_other_types_are_rewards(value: Any) -> None:
+    async def rewards(ctx: Context, question: str) -> None:
+        await ctx.llm(question)
+        ctx.reward(value)
+
+    stream = groups(Program(rewards, "rewards"), ["a"], samples=1, executor=engine())
+    [group] = [group async for group in stream]
+    assert group.rewards == (float(value),)
 
 
 async def test_a_sample_that_a_limit_stops_stays_in_its_group() -> None:
@@ -263,13 +286,58 @@ async def test_epochs_read_the_inputs_again() -> None:
         await stream_of(Script(), [{"id": "1@epoch2", "input": "a"}], epochs=2).take(1)
 
 
+async def asks(ctx: Context, question: str) -> None:
+    await ctx.llm(question)
+    ctx.reward(1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "says"),
+    [
+        ([{"q": "a", "level": 1}], {}, ["'question' must be str", "q, level", "input_field="]),
+        ([{"q": "a"}], {"input_field": "question"}, ["no field 'question'", "has q"]),
+        ([5], {}, ["input is 5", "must be str"]),
+    ],
+)
+async def test_a_first_input_that_the_program_does_not_take(
+    inputs: list[Any], options: dict[str, Any], says: list[str]
+) -> None:
+    """It ends the stream, and no sample begins."""
+    stream = groups(Program(asks), inputs, executor=engine(), **options)
+    with pytest.raises(UsageError) as raised:
+        await anext(stream)
+    assert [text for text in says if text not in str(raised.value)] == []
+    assert stream.counts.errors == 0
+
+
+async def test_a_later_input_that_the_program_does_not_take_is_a_group_that_failed() -> None:
+    stream = groups(Program(asks), ["a", {"q": "b"}], samples=1, executor=engine())
+    assert [group.id async for group in stream] == ["1"]
+    assert stream.counts.failed == 1
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"samples": 0}, {"ahead": 0}, {"extra_samples": -1}, {"stragglers": "wait"}, {"epochs": 0}],
+    [
+        {"samples": 0},
+        {"samples": "8"},
+        {"extra_samples": -1},
+        {"extra_samples": 10**9},
+        {"ahead": None},
+        {"stragglers": "wait"},
+        {"epochs": 0},
+        {"epochs": 1.5},
+    ],
 )
 def test_values_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         groups(Script().program, ["a"], **options)
+
+
+@pytest.mark.parametrize("inputs", ["a question", b"a", {"a": 1}, None, 5])
+def test_inputs_that_are_no_inputs_are_refused(inputs: Any) -> None:
+    with pytest.raises(ConfigError, match="inputs must be an iterable of inputs"):
+        groups(Script().program, inputs)
 
 
 # -- weights that change ---------------------------------------------------------------------

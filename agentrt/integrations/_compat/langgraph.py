@@ -130,7 +130,12 @@ def asks(error: BaseException) -> Sequence[tuple[str, str]]:
     if not isinstance(error, GraphInterrupt):
         return []
     interrupts = error.args[0] if error.args else ()
-    return [(interrupt.id, str(interrupt.value)) for interrupt in interrupts]
+    return [(interrupt.id, _question_in(interrupt.value)) for interrupt in interrupts]
+
+
+def _question_in(value: Any) -> str:
+    question = value.get("question") if isinstance(value, Mapping) else None
+    return question if isinstance(question, str) else str(value)
 
 
 def was_drained(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from agentrt.errors import first_of
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.backends.base import Backend, CallEnded
@@ -76,15 +77,8 @@ async def run_real(
     try:
         ran = await backend.run(programs, gate)
     except BaseExceptionGroup as group:
-        raise _first_error(group) from group
+        raise first_of(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """Return the first error of a group; the other tasks were cancelled because of it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class RealBackend(Backend):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentrt import tracking
-from agentrt.errors import NotServedError
+from agentrt.errors import NotServedError, first_of
 from agentrt.serving.batches.files import PURPOSE_OUTPUT, Files
 from agentrt.serving.batches.lines import (
     InputCheck,
@@ -170,7 +170,7 @@ class BatchRunner:
                 await file.flush()
                 file.close()
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise _first_error(error)
+            raise first_of(error)
         done = await asyncio.to_thread(self._count_answers)
         if record.status == "in_progress" and not self._is_draining:
             record.final_status = "completed" if len(done) == record.total else "expired"
@@ -315,13 +315,6 @@ class BatchRunner:
 def _next_requests(requests: Iterator[LineRequest]) -> list[LineRequest]:
     """Return the next requests of an input file, an empty list at its end."""
     return [*itertools.islice(requests, _READ_REQUESTS)]
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """Return the first error of a group. It made the task group cancel the other tasks."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class BatchRunners:

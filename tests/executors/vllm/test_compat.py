@@ -202,6 +202,11 @@ CALLED = {
         "v1.structured_output:StructuredOutputManager._create_grammar": "self request",
         "v1.structured_output:XgrammarBackend": "vllm_config tokenizer vocab_size",
     },
+    "cpu_sampling": {
+        "v1.sample.rejection_sampler:expand_batch_to_tokens": (
+            "x cu_num_tokens num_tokens replace_from replace_to"
+        ),
+    },
     "complete_calls": {
         "parser.abstract_parser:DelegatingParser.parse_delta": (
             "self delta_text delta_token_ids request prompt_token_ids finished"

@@ -69,6 +69,18 @@ async def test_a_question_ends_the_program_and_its_answer_begins_another(
     assert edges(second) == {"draft": set(), "after yes": {"draft"}}
 
 
+async def test_a_question_with_choices_has_its_text_as_its_name(runs: list[Run]) -> None:
+    async def asks(state: State) -> State:
+        interrupt({"question": "Which city?", "schema": {"enum": ["Paris", "Lyon"]}})
+        return {}
+
+    builder = StateGraph(State).add_node("asks", asks).add_edge(START, "asks")
+    graph = builder.compile(checkpointer=InMemorySaver(), name="asker")
+    await graph.ainvoke({}, {"configurable": {"thread_id": "t1"}})
+    [run] = runs
+    assert [node.name for node in run.dag.nodes()] == ["Which city?"]
+
+
 async def test_a_graph_that_raises_has_failed(model: Probe, runs: list[Run]) -> None:
     async def broken(state: State) -> State:
         await model.ainvoke("x")

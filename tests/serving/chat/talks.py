@@ -25,6 +25,9 @@ async def shown(
     """The page, which must stay quiet, but for the complaint that is ``expected``."""
     context = await browser.new_context(viewport=size)
     watch = Watched.over(await context.new_page())
+    # A page that has loaded hands its requests to a new interception a moment after `page.route`
+    # has returned, and a key press may be faster. With this route, the page always intercepts.
+    await watch.page.route("**/no-such-file", lambda route: route.continue_())
     try:
         await watch.page.goto(url)
         yield watch.page
@@ -57,3 +60,20 @@ async def fits(page: Page) -> None:
     assert outside == []
     width = await page.evaluate("document.documentElement.scrollWidth")
     assert width <= await page.evaluate("innerWidth")
+
+
+async def choose(page: Page, graph: str) -> None:
+    """Begin a new conversation with a graph, where its list may be in a drawer."""
+    drawer = page.get_by_role("button", name="Conversations", exact=True)
+    if await drawer.is_visible():
+        await drawer.click()
+    await page.get_by_label("Talk to").select_option(graph)
+    await expect(page.get_by_role("heading", name=f"Talk to {graph}")).to_be_visible()
+
+
+async def give(page: Page, text: str) -> None:
+    """Give a program its input by the keyboard."""
+    entry = page.locator("#entry").locator("input, textarea").first
+    await expect(entry).to_be_visible()
+    await entry.fill(text)
+    await page.keyboard.press("Enter")

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Browser, Page, ViewportSize, expect
+from playwright.async_api import Browser, ViewportSize, expect
 
 from tests.serving.chat.agent import ObligingExecutor, agent_graph
-from tests.serving.chat.talks import APIS, DESK, PHONE, fits, said, say, shown
+from tests.serving.chat.talks import APIS, DESK, PHONE, choose, fits, give, said, say, shown
 from tests.serving.langgraph.graphs import GATES, poem, steps_graph
 from tests.serving.langgraph.serve import Serving, serving
 
@@ -23,6 +23,22 @@ WRITE = """async (text) => {
   for (let end = 1; end < text.length; end += 1) write(box, text.slice(0, end));
   write(box, text);
   return box.innerHTML.replaceAll(' tabindex="0"', "").replace(/ target=.*?nofollow"/g, "");
+}"""
+
+
+# Two attempts of a run, as a server sends them that was restarted in between; the run goes on.
+TWO_ATTEMPTS = """() => {
+  const own = window.fetch;
+  window.fetch = (path, options) => {
+    if (!path.endsWith("/runs/stream")) return own(path, options);
+    const said = (id, content) => ["messages", [{ type: "AIMessageChunk", id, content }, {}]];
+    const about = ["metadata", { run_id: "00000000-0000-0000-0000-000000000000" }];
+    const events = [about, said("a", "half an ans"), about, said("b", "a whole answer")];
+    const text = events.map(([n, data]) => `event: ${n}\\ndata: ${JSON.stringify(data)}\\n\\n`);
+    const bytes = new TextEncoder().encode(text.join(""));
+    const body = new ReadableStream({ start: (control) => control.enqueue(bytes) });
+    return Promise.resolve(new Response(body));
+  };
 }"""
 
 
@@ -42,23 +58,6 @@ CUT_STREAM = """() => {
     return new Response(body, { headers: response.headers });
   };
 }"""
-
-
-async def choose(page: Page, graph: str) -> None:
-    """Begin a new conversation with a graph, where its list may be in a drawer."""
-    drawer = page.get_by_role("button", name="Conversations", exact=True)
-    if await drawer.is_visible():
-        await drawer.click()
-    await page.get_by_label("Talk to").select_option(graph)
-    await expect(page.get_by_role("heading", name=f"Talk to {graph}")).to_be_visible()
-
-
-async def give(page: Page, text: str) -> None:
-    """Give a program its input by the keyboard."""
-    entry = page.locator("#entry").locator("input, textarea").first
-    await expect(entry).to_be_visible()
-    await entry.fill(text)
-    await page.keyboard.press("Enter")
 
 
 @SIZES
@@ -325,6 +324,30 @@ async def test_a_dead_server_is_shown_at_the_first_failure(it: Serving, browser:
         await expect(status).to_be_hidden()
 
 
+async def test_an_error_of_a_dead_server_goes_when_the_server_is_back(
+    it: Serving, browser: Browser
+) -> None:
+    async with shown(browser, it.url, expected="ERR_") as page:
+        for path in ("**/health", "**/threads"):
+            await page.route(path, lambda route: route.abort())
+        await say(page, "hello")
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("The server does not answer.")
+        await expect(page.locator("#status")).to_have_text("no server; trying again")
+        await page.unroute("**/health")
+        await expect(page.locator("#status")).to_be_hidden()
+        await expect(alert).to_be_hidden()
+        await expect(page.get_by_label("Message")).to_have_value("hello")
+
+
+async def test_a_run_that_a_restart_repeats_is_shown_once(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await choose(page, "poem")
+        await page.evaluate(TWO_ATTEMPTS)
+        await give(page, "rain")
+        await expect(page.locator("article")).to_have_text(["rain", "a whole answer"])
+
+
 async def test_markdown_is_shown_as_it_is_meant(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page:
         await say(page, "markdown")
@@ -352,8 +375,14 @@ MARKDOWN = {
     "> a\n> - b": "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>",
     "---": "<hr>",
     "| a | b |\n|---|:-:|\n| `1` | **2** |": '<div class="table"><table><thead><tr>'
-    '<th scope="col">a</th><th scope="col">b</th></tr></thead><tbody><tr><td><code>1</code></td>'
-    "<td><strong>2</strong></td></tr></tbody></table></div>",
+    '<th scope="col">a</th><th scope="col" data-align="center">b</th></tr></thead><tbody><tr>'
+    '<td><code>1</code></td><td data-align="center"><strong>2</strong></td></tr></tbody></table>'
+    "</div>",
+    "a|b\n--:|:--\n`x\\|y`|": '<div class="table"><table><thead><tr>'
+    '<th scope="col" data-align="right">a</th><th scope="col">b</th></tr></thead><tbody><tr>'
+    '<td data-align="right"><code>x|y</code></td></tr></tbody></table></div>',
+    "- [ ] a\n- [x] **b**\n- [y] c": "<ul><li>☐ a</li><li>☑ <strong>b</strong></li>"
+    "<li>[y] c</li></ul>",
     "a | b": "<p>a | b</p>",
     "**b** *i* _i_ __b__ ~~d~~ ***x***": "<p><strong>b</strong> <em>i</em> <em>i</em> "
     "<strong>b</strong> <del>d</del> <em><strong>x</strong></em></p>",

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, Page, async_playwright
@@ -68,3 +69,30 @@ class Watched:
         """The page wrote to its console."""
         if kind in ("error", "warning"):
             self.complaints.append(f"{kind}: {text}")
+
+
+_CHECK_ACCESS = Path(__file__).with_name("check_access.js").read_text("utf-8")
+_RING = """() => {
+  const element = document.activeElement;
+  const isRing = (style) => style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+  const box = element.getBoundingClientRect();
+  const isSeen = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  const form = element.closest("#composer");
+  const accent = getComputedStyle(document.querySelector("h1 + * a, header a")).color;
+  const hasBorder = form !== null && getComputedStyle(form).borderColor === accent;
+  const inside = element.querySelector?.("rect");
+  const ring = [element, inside].some((part) => part && isRing(getComputedStyle(part)));
+  return element === document.body || (isSeen && (ring || hasBorder));
+}"""
+
+
+async def check_access(page: Page) -> None:
+    """Nothing keeps a person from reading a part of the page or from knowing its name."""
+    assert await page.evaluate(_CHECK_ACCESS) == []
+
+
+async def check_stops(page: Page, most: int) -> None:
+    """Each of the next tab stops is in view, and shows that it has the focus."""
+    for _ in range(most):
+        await page.keyboard.press("Tab")
+        assert await page.evaluate(_RING), await page.evaluate("document.activeElement.outerHTML")

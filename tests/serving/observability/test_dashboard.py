@@ -23,7 +23,7 @@ from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
 from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.observability.browser import Watched, opened_browser
+from tests.serving.observability.browser import Watched, check_access, opened_browser
 from tests.serving.observability.pair import write_pair
 from tests.serving.observability.staged import (
     Order,
@@ -137,13 +137,13 @@ async def test_rows_are_sorted_and_chosen_by_keyboard(browser: Browser) -> None:
         rows = page.locator("#rows tr")
         await expect(rows).to_have_count(3)
         await expect(rows.first).to_have_attribute("data-program", runs[2].id)
-        await page.get_by_role("button", name="Program").click()
+        await page.locator("th button").first.click()
         await expect(rows.first).to_have_attribute("data-program", runs[0].id)
         await expect(page.locator("th").first).to_have_attribute("aria-sort", "ascending")
         await rows.first.locator("button").focus()
         await page.keyboard.press("ArrowDown")
         await page.keyboard.press("Enter")
-        await expect(rows.nth(1)).to_have_attribute("aria-selected", "true")
+        await expect(rows.nth(1).locator("button")).to_have_attribute("aria-current", "true")
         await expect(page.locator("#program-title")).to_have_text(runs[1].id)
         gates["second"].set()
         await asyncio.gather(*(run.wait() for run in runs))
@@ -348,6 +348,8 @@ async def test_where_the_time_went_and_where_two_runs_part(
         await sides.nth(0).locator('[data-node="0#2"]').focus()
         await expect(page.locator("#node-facts")).to_contain_text("text was 'tea' and is 'milk'")
         await expect(sides.nth(1).locator("[data-chosen]")).to_have_attribute("data-node", "0#2")
+        await check_access(page)
         await page.set_viewport_size({"width": 390, "height": 844})
+        await check_access(page)
         width = "document.documentElement.scrollWidth"
         assert await page.evaluate(width) == 390

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -18,8 +19,13 @@ from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import approval
 from tests.serving.langgraph.serve import serving
-from tests.serving.observability.browser import Watched, opened_browser
-from tests.serving.observability.staged import gates, grower, sayer, sleeper, waiter
+from tests.serving.observability.browser import (
+    Watched,
+    check_access,
+    check_stops,
+    opened_browser,
+)
+from tests.serving.observability.staged import breaker, gates, grower, sayer, sleeper, waiter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -108,6 +114,8 @@ async def test_a_thread_that_asks_waits_for_a_human(
             row = rows.first
             await expect(row.locator(".dotted")).to_have_text("waiting for a human")
             await expect(row.locator(".at-wait")).to_have_text("approve a cup of tea?")
+            asker = page.locator("#open form p b")
+            await expect(asker).to_have_text("approval · a cup of tea")
             await expect(row).to_have_attribute("data-live", "true")
             await expect(page.locator('[data-total="live"]')).to_have_text("1")
             await expect(page.locator('[data-total="waiting for a human"]')).to_have_text("1")
@@ -189,6 +197,52 @@ async def test_details_of_nodes_and_calls_need_no_pointer(browser: Browser) -> N
         await expect(tip).to_contain_text(f"{run.id} #0")
         await page.keyboard.press("End")
         await expect(tip).not_to_contain_text("#0 ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@SIZES
+async def test_all_can_be_read_named_and_reached(
+    browser: Browser, size: ViewportSize, scheme: Literal["light", "dark"]
+) -> None:
+    """On a light and a dark screen, without motion, and past the questions with one key."""
+    async with shown(browser, size) as (runtime, page):
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        await check_access(page)
+        runs = [runtime.start(waiter) for _ in range(3)]
+        run, failed = runtime.start(grower), runtime.start(breaker)
+        await expect(page.locator("#open form")).to_have_count(3)
+        row = page.locator(f'tr[data-program="{failed.id}"]')
+        await expect(row.locator(".dotted")).to_have_text("failed")
+        await check_access(page)
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("button", name="Skip to the programs")).to_be_focused()
+        await check_access(page)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#filter")).to_be_focused()
+        await check_stops(page, 12)
+        await page.locator(f'tr[data-program="{run.id}"] button').press("Enter")
+        await expect(page.locator("#graph .node")).to_have_count(2)
+        await expect(page.locator("#program-title")).to_be_in_viewport()
+        await check_access(page)
+        for waiting in runs:
+            waiting.cancel()
+        for gate in ("first", "second"):
+            gates[gate].set()
+        await run.wait()
+
+
+@SIZES
+async def test_the_chosen_row_shows_all_of_its_words(browser: Browser, size: ViewportSize) -> None:
+    """An error, or a question, is often longer than its column."""
+    async with shown(browser, size) as (runtime, page):
+        words = "Compare the trains to Lyon " + "and the buses " * 4
+        run = runtime.start(sayer, words)
+        row = page.locator(f'tr[data-program="{run.id}"]')
+        await expect(row.locator(".dotted")).to_have_text("done")
+        await row.locator("button").press("Enter")
+        await expect(row.locator("button")).to_have_attribute("aria-current", "true")
+        is_cut = "(words) => words.scrollWidth > words.clientWidth + 1"
+        assert not await row.locator(".words").evaluate(is_cut)
 
 
 async def test_first_words_are_hidden_where_they_may_be_another_users(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import VLLM_KEY, RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
+from agentrt.executors.vllm._compat.cpu_sampling import mend_sampling
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.offloading import separates_salts, without_loading
 from agentrt.executors.vllm._compat.pool import (
@@ -55,7 +56,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
     started,
 )
-from agentrt.executors.vllm._compat.seeds import take_samples_back_by_state
 from agentrt.executors.vllm._compat.slots import shorten_allocation
 from agentrt.executors.vllm.engine_core.accounts import CallNotes
 from agentrt.executors.vllm.engine_core.control import answer
@@ -128,7 +128,7 @@ class ProgramScheduler(AsyncScheduler):
             if not self.vllm_config.model_config.is_multimodal_model:
                 self.vllm_config.structured_outputs_config.disable_any_whitespace = True
         correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
-        take_samples_back_by_state()
+        mend_sampling()
         shorten_allocation(self)
         compute_from(self, COMPUTE_FROM)
         compile_aside(self, lambda request: _identity(request).tenant)

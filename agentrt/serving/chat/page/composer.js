@@ -1,7 +1,7 @@
 // The input of the page: a message to a graph that has messages, else a form for the graph's input.
 
 import { byId, h } from "../dashboard/dom.js";
-import { field } from "../dashboard/forms.js";
+import { choicesOf, field } from "../dashboard/forms.js";
 
 export class Composer {
   constructor(send) {
@@ -25,13 +25,28 @@ export class Composer {
       const text = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", required: true });
       byId("entry").replaceChildren(text);
       this.read = () => text.value.trim() || undefined;
+    } else if (schema?.type === "null") {
+      byId("entry").replaceChildren(h("p", {}, "It takes no input: press Send to run it."));
+      this.read = () => undefined;
+    } else if (schema?.type === "string" && !choicesOf(schema)) {
+      const text = h("textarea", { rows: 1, placeholder: schema.default ?? "The input", "aria-label": "Input" });
+      byId("entry").replaceChildren(text);
+      this.read = () => text.value || undefined;
     } else {
       const { element, read } = field(schema ?? {}, schema ?? {}, false);
-      if (element.tagName === "TEXTAREA") element.placeholder = "The input: text or JSON, or nothing";
+      if (element.tagName === "TEXTAREA" && !Object.keys(schema ?? {}).length) element.placeholder = "The input: text or JSON, or nothing";
       element.setAttribute("aria-label", "Input");
       byId("entry").replaceChildren(element);
       this.read = read;
     }
+  }
+
+  // Empties the fields, and returns a function that fills those again that are still empty.
+  clear() {
+    const fields = [...byId("entry").querySelectorAll("textarea, input, select")];
+    const values = fields.map(({ value }) => value);
+    for (const entry of fields) entry.value = "";
+    return () => fields.forEach((entry, index) => (entry.value ||= values[index]));
   }
 
   put(text) {

@@ -48,8 +48,8 @@ function show() {
   const open = from || running ? [] : conversation.questions;
   const isAsked = open.length > 0 && !now.drops;
   byId("welcome").hidden = !isNew || !byId("key").hidden;
+  const keepEnd = messages.keepEnd();
   messages.draw(conversation, { isChat, running });
-  asks.draw(open, running);
   byId("send").hidden = running;
   byId("stop").hidden = !running;
   byId("stop").disabled = now.run === null && now.control === null;
@@ -57,9 +57,11 @@ function show() {
   byId("run-on").hidden = !from?.next?.length;
   byId("asked").hidden = !isAsked;
   byId("composer").hidden = isAsked;
+  asks.draw(open, running);
   say(byId("hint"), hint(open.length > 0));
   byId("delete").hidden = thread === null || running;
   status(open.length > 0);
+  keepEnd();
   place(isAsked ? "asked" : running ? "running" : "composer");
 }
 
@@ -91,6 +93,7 @@ function place(next) {
 
 function fault(error) {
   const isKey = error?.status === 401;
+  now.isLostFault = error?.status === 0;
   if (isKey) byId("key").hidden = false;
   byId("fault").hidden = !error || isKey;
   say(byId("fault").firstElementChild, error?.message ?? "");
@@ -204,35 +207,36 @@ function titleNow() {
 
 async function send() {
   if (now.sending) return;
-  now.waits = now.running;
-  if (now.running) return draw();
   const input = composer.read();
+  now.waits = now.running && !isEmpty(input);
+  if (now.running) return draw();
   if (now.isChat && input === undefined) return;
   now.sending = true;
+  const refill = composer.clear();
   try {
     if (await isAsked()) throw new Error(ASKED);
+  } catch (error) {
+    refill();
+    throw error;
   } finally {
     now.sending = false;
   }
-  if (!now.isChat) return sendInput(input ?? null);
   const message = { type: "human", id: newId(), content: input };
   messages.toEnd();
-  composer.put("");
-  if (now.graph.isModel) return chat(message);
+  if (now.isChat && now.graph.isModel) return chat(message);
   const undo = conversation.undo();
-  conversation.say(message);
-  run({ input: { messages: [message] } }, () => {
+  if (now.isChat) conversation.say(message);
+  else showInput(input ?? null);
+  run({ input: now.isChat ? { messages: [message] } : (input ?? null) }, () => {
     undo();
-    composer.put(input);
+    refill();
   });
 }
 
-function sendInput(input) {
-  const undo = conversation.undo();
+function showInput(input) {
   const { values, past } = conversation;
   if (!isEmpty(values) && !conversation.questions.length && past.at(-1)?.kind !== "fault") past.push({ kind: "result", id: "now/result", value: values });
   Object.assign(conversation, { input, values: null });
-  run({ input }, undo);
 }
 
 // Whether the thread has a question that this page does not show yet.
@@ -279,15 +283,19 @@ async function newThread(title) {
 async function follow(thread, work) {
   Object.assign(now, { running: true, run: null });
   const isWanted = () => thread === now.thread && now.running;
+  let hasContent = false;
   const tell = (name, data) => {
     if (thread !== now.thread) return;
     now.lost = name === "lost";
-    if (name === "again") conversation.again();
-    else if (name === "metadata") {
+    // A server that was restarted runs the function again, and its events follow those of before.
+    const isNewAttempt = name === "metadata" && hasContent;
+    hasContent = !["again", "lost", "metadata"].includes(name);
+    if (name === "again" || isNewAttempt) conversation.again();
+    if (name === "metadata") {
       now.run = data.run_id;
       threads.refresh().catch(() => null);
       runs.next(thread, () => now.running && now.run === data.run_id).catch(() => null);
-    } else if (name !== "lost" && name !== "error") conversation.tell(name, data);
+    } else if (hasContent && name !== "error") conversation.tell(name, data);
     draw();
   };
   draw();
@@ -406,6 +414,7 @@ byId("graphs").addEventListener("change", guarded(async (event) => {
   useGraph(graph).catch(() => null); // `open` tells of it
   await fresh();
 }));
+byId("skip").addEventListener("click", () => (byId("composer").hidden ? asks : composer).focus());
 byId("new").addEventListener("click", guarded(fresh));
 byId("delete").addEventListener("click", guarded(async () => {
   if (!confirm("Delete this conversation and all its checkpoints?")) return;
@@ -426,6 +435,7 @@ window.addEventListener("hashchange", open);
 watchServer((isThere) => {
   const isBack = isThere && !now.isThere;
   now.isThere = isThere;
+  if (isBack && now.isLostFault) fault(null);
   if (isBack && !now.running) threads.refresh().catch(() => null);
   draw();
 });

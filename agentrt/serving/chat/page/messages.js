@@ -30,14 +30,20 @@ export class Messages {
     byId("messages").replaceChildren();
   }
 
-  draw(conversation, { isChat, running }) {
+  // Returns a function to call after a change of the page: the end of the conversation stays visible.
+  keepEnd() {
     const talk = byId("talk");
     const atEnd = this.goesToEnd || talk.scrollHeight - talk.scrollTop - talk.clientHeight < NEAR_PX;
+    this.goesToEnd = false;
+    return () => {
+      if (atEnd) talk.scrollTop = talk.scrollHeight;
+    };
+  }
+
+  draw(conversation, { isChat, running }) {
     if (isChat) this.chat(conversation, running);
     else this.plain(conversation, running);
-    mark(talk, "aria-busy", running);
-    if (atEnd) talk.scrollTop = talk.scrollHeight;
-    this.goesToEnd = false;
+    mark(byId("talk"), "aria-busy", running);
   }
 
   chat(conversation, running) {

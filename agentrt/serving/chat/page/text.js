@@ -137,16 +137,24 @@ function list(lines, depth) {
   const parts = items.map((item) => {
     const blocks = split(item.lines, depth);
     const [first, ...rest] = blocks;
-    const head = first?.type === "paragraph" ? inline(first.lines.join("\n").trim()) : first ? [elementOf(first, depth)] : [];
+    const head = first?.type === "paragraph" ? task(inline(first.lines.join("\n").trim())) : first ? [elementOf(first, depth)] : [];
     return h("li", {}, ...head, ...rest.map((block) => elementOf(block, depth)));
   });
   const start = Number.parseInt(lines[0].trim(), 10);
   return isOrdered(lines[0]) ? h("ol", { start: start === 1 ? null : start }, ...parts) : h("ul", {}, ...parts);
 }
 
-function table([head, , ...rows]) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
-  const row = (line, tag) => h("tr", {}, ...cells(line).map((words) => h(tag, tag === "th" ? { scope: "col" } : {}, ...words)));
+// An item of a list of tasks begins with a box.
+function task(parts) {
+  const match = typeof parts[0] === "string" ? /^\[([ xX])\] /.exec(parts[0]) : null;
+  return match ? [`${match[1] === " " ? "☐" : "☑"} ${parts[0].slice(4)}`, ...parts.slice(1)] : parts;
+}
+
+function table([head, delimiter, ...rows]) {
+  const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+  const sides = cells(delimiter).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : null));
+  const cell = (tag, words, index) => h(tag, { ...(tag === "th" ? { scope: "col" } : {}), "data-align": sides[index] }, ...inline(words));
+  const row = (line, tag) => h("tr", {}, ...cells(line).map((words, index) => cell(tag, words, index)));
   const body = h("table", {}, h("thead", {}, row(head, "th")), h("tbody", {}, ...rows.map((line) => row(line, "td"))));
   return h("div", { class: "table", tabindex: 0 }, body);
 }

@@ -18,7 +18,7 @@ export function welcome(graph, isChat) {
   }
   const first = isChat
     ? "Write a message below. Its answer appears word by word as the model makes it."
-    : "Give its input below, as text or JSON. Its steps and its result appear here.";
+    : "Give its input below. Its steps and its result appear here.";
   return [
     h("h3", {}, `Talk to ${graph.name}`),
     ...(graph.description ? [h("p", {}, graph.description)] : []),
@@ -26,8 +26,8 @@ export function welcome(graph, isChat) {
       "ul",
       {},
       h("li", {}, first),
-      h("li", {}, "Calls of tools and questions to you stand where they come up. A question waits for you, also when you close this page."),
-      h("li", {}, "Beside it grows the graph of all calls. Choose a checkpoint, or edit a message of yours, to continue from there."),
+      h("li", {}, "Tool calls and questions to you appear in the conversation. A question waits for you, also when you close this page."),
+      h("li", {}, "What runs shows the graph of all calls. Choose a checkpoint there, or edit your message, to continue from an earlier point."),
     ),
   ];
 }

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from inspect import getdoc
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -208,12 +209,12 @@ class Graphs:
     """The graphs of the server, by the ``graph_id`` that clients use.
 
     ``fixed`` are the graphs that are made once. ``factories`` make a graph for each use. ``native``
-    are the names of native programs.
+    are the native programs.
     """
 
     fixed: Mapping[str, Graph]
     factories: Mapping[str, ServedGraph]
-    native: frozenset[str]
+    native: Mapping[str, Program]
     storage: Storage
 
     def __contains__(self, name: object) -> bool:
@@ -246,6 +247,20 @@ class Graphs:
         """Return whether a graph is a native program, a ``@program`` function."""
         return name in self.native
 
+    def description(self, name: str) -> str | None:
+        """Return the docstring of a native program; None without one, and for a graph."""
+        return (getdoc(self.native[name].function) or None) if name in self.native else None
+
+    def schemas(self, name: str, graph: Graph) -> dict[str, Any]:
+        """Return the JSON schemas of an opened graph. The input of a native program has the schema
+        of the function's annotation; a program without an input takes null.
+        """
+        schemas = schemas_of(graph, name)
+        if name in self.native:
+            own = self.native[name].input_schema()
+            schemas["input_schema"] = {"type": "null"} if own is None else own
+        return schemas
+
 
 @asynccontextmanager
 async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]:
@@ -262,10 +277,7 @@ async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]
                 fixed[name] = await opened_graph(
                     name, served, server.runtime, stack, storage.database.clock
                 )
-        native = frozenset(
-            n for n, item in server.served.items() if isinstance(item, ServedProgram)
-        )
-        yield Graphs(fixed, factories, native, storage)
+        yield Graphs(fixed, factories, server.native, storage)
 
 
 async def opened_graph(

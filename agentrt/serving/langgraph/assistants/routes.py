@@ -25,7 +25,6 @@ from agentrt.serving.langgraph.assistants.configs import caller_access, in_both
 from agentrt.serving.langgraph.assistants.graphs import (
     Graphs,
     input_schema_of,
-    schemas_of,
     subgraphs_of,
 )
 from agentrt.serving.langgraph.auth.hooks import CallerDep, Requester
@@ -45,6 +44,7 @@ from agentrt.serving.langgraph.routes import Routes, route
 _A = "/assistants/{assistant_id}"
 _NAMESPACE = UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
 """The UUID namespace of default assistants in LangGraph's own servers."""
+_BY_SYSTEM = {"created_by": "system"}
 _MAX_VERSIONS = 1000
 _MOST_READ = 1000
 """Maximum number of assistants that are kept in memory after they were read."""
@@ -199,7 +199,7 @@ class Assistants(Routes):
     async def schemas(self, assistant_id: UUID, caller: CallerDep) -> JSON:
         """Return the JSON schemas of an assistant's graph."""
         async with self._graph(caller, str(assistant_id)) as (name, graph):
-            return JSON({"graph_id": name, **schemas_of(graph, name)})
+            return JSON({"graph_id": name, **self._graphs.schemas(name, graph)})
 
     async def inputs(self, caller: Requester, name: str) -> list[str]:
         """Return the names of the input fields of an assistant's graph. Raises as
@@ -372,25 +372,29 @@ class Assistants(Routes):
             raise invalid(
                 f"the tenant's name has {len(tenant)} characters; use at most {LONGEST_TENANT}"
             )
-        content: dict[str, Any] = {"description": None, "metadata": {"created_by": "system"}}
         c = assistants.c
         with suppress(IntegrityError):  # on PostgreSQL, another request may be faster
             async with self._changing() as connection:
-                known = sa.select(c.assistant_id, c.version, c.config).where(c.tenant == tenant)
+                columns = (c.assistant_id, c.version, c.config, c.description)
+                known = sa.select(*columns).where(c.tenant == tenant)
                 existing = {row.assistant_id: row for row in await connection.execute(known)}
                 for name in self._graphs.names():
                     key = default_assistant(name)
                     config, context = in_both(self._configs.get(name, {}), {})
-                    own = {"graph_id": name, "name": name, "config": config, "context": context}
-                    if key not in existing:
-                        await add_assistant(connection, tenant, key, {**own, **content})
-                    elif existing[key].version == 1 and existing[key].config != config:
-                        # No client has changed it, but the server's config for the graph has.
+                    description = self._graphs.description(name)
+                    own = {"config": config, "context": context, "description": description}
+                    if (row := existing.get(key)) is None:
+                        about = {"graph_id": name, "name": name, "metadata": _BY_SYSTEM}
+                        await add_assistant(connection, tenant, key, {**about, **own})
+                    elif row.version == 1 and (row.config, row.description) != (
+                        config,
+                        description,
+                    ):
+                        # No client has changed it, but what the server knows of the graph has.
                         for table in (assistants, versions):
                             mine = (table.c.tenant == tenant, table.c.assistant_id == key)
-                            changed = {"config": config, "context": context}
                             await connection.execute(
-                                sa.update(table).where(*mine, table.c.version == 1).values(changed)
+                                sa.update(table).where(*mine, table.c.version == 1).values(own)
                             )
         self._known_tenants.add(tenant)
 

@@ -87,7 +87,7 @@ export function roving(box, selector) {
   });
   return () => {
     const all = parts();
-    const current = all.find((part) => part.matches("[aria-current='true'], [aria-selected='true'] *"));
+    const current = all.find((part) => part.matches("[aria-current='true']"));
     const isInside = all.includes(last) && (last === document.activeElement || !current);
     settle(isInside ? last : (current ?? all[0] ?? null));
   };

@@ -97,8 +97,8 @@ function object(form, root) {
   const required = new Set(form.required ?? []);
   const parts = Object.entries(form.properties).map(([name, part]) => {
     const inner = field(part, root, required.has(name));
-    if (part.description) inner.element.title = part.description;
-    return { name, inner, row: h("label", {}, h("span", {}, name), inner.element) };
+    const words = part.description ? `${name}: ${part.description}` : name;
+    return { name, inner, row: h("label", {}, h("span", {}, words), inner.element) };
   });
   const element = h("fieldset", {}, ...parts.map((part) => part.row));
   const read = () => {

@@ -5,7 +5,7 @@ import { clip, drawing, nameOf } from "./drawing.js";
 import { follow } from "./stream.js";
 
 const MOST_NODES = 400;
-const LEAST_SCALE = 0.55;
+const LEAST_SCALE = 0.75;
 const HOW = "Point at a node, or reach it by Tab and arrows, for its times and tokens.";
 const OPEN = new Set(["waiting", "running"]);
 
@@ -89,7 +89,7 @@ export class Graph {
     // The focus stays at its node while the graph grows.
     const focused = box.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
     if (nodes.length) box.replaceChildren(made.element);
-    else box.replaceChildren(h("p", { class: "empty" }, "It has emitted nothing yet."));
+    else box.replaceChildren(h("p", { class: "empty" }, "It has made no call and used no tool."));
     if (atEnd) box.scrollTop = box.scrollHeight;
     this.oneStop();
     if (focused !== undefined) this.drawn.get(Number(focused))?.focus({ preventScroll: true });

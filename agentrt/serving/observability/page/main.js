@@ -10,6 +10,7 @@ import { Table } from "./table.js";
 import { Timeline } from "./timeline.js";
 
 const TICK_MS = 500;
+const NARROW = matchMedia("(max-width: 980px)");
 const STATES = ["running", "waiting", "in tool", "waiting for a human"];
 const TOTALS = ["live", ...STATES, "tokens/s"];
 const SHORT = { "waiting for a human": "for a human" };
@@ -33,7 +34,7 @@ const engines = new Engines(store);
 const questions = new Questions((open) => {
   store.asking = new Map(open.filter(({ thread }) => thread).map(({ thread, question }) => [thread, question]));
   draw();
-});
+}, (question) => store.askerOf(question));
 const cells = new Map(
   TOTALS.map((name) => {
     const cell = h("dd", { "data-total": name }, "–");
@@ -50,6 +51,8 @@ function choose(id) {
   byId("why").hidden = false;
   graph.choose(id);
   draw();
+  // On a narrow page, the graph is below the table.
+  if (NARROW.matches) byId("program").scrollIntoView({ block: "nearest" });
 }
 
 function totals() {
@@ -83,6 +86,7 @@ byId("key").addEventListener("submit", (event) => {
   setKey(new FormData(event.target).get("key"));
   watch();
 });
+byId("skip").addEventListener("click", () => byId("filter").focus());
 watch();
 if (location.hash.length > 1) choose(decodeURIComponent(location.hash.slice(1)));
 // Redraw regularly, because ages and waiting times grow without events.

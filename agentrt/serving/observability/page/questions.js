@@ -6,9 +6,9 @@ import { byId, count, h, mark, say } from "./dom.js";
 import { request } from "./stream.js";
 
 export class Questions {
-  // `tell(open)` is called with the open questions, newest first.
-  constructor(tell) {
-    this.tell = tell;
+  // `tell(open)` is called with the open questions, newest first. `askerOf(question)` names the asker.
+  constructor(tell, askerOf) {
+    Object.assign(this, { tell, askerOf });
     this.shown = new Map();
     this.turn = 0;
     byId("hide-questions").addEventListener("click", () => {
@@ -36,11 +36,10 @@ export class Questions {
 
   add(question) {
     const { id } = question;
-    const asker = question.program ?? `${question.type}, thread ${question.thread.slice(0, 8)}`;
     const form = answerForm(question.schema, {
       label: question.question,
       attributes: { class: "ask", "data-question": id },
-      head: h("p", {}, h("b", { title: question.thread ?? question.program }, asker), " ", question.question),
+      head: h("p", {}, h("b", { title: question.thread ?? question.program }, this.askerOf(question)), " ", question.question),
       give: (value) => this.answer(id, form, value),
     });
     this.shown.set(id, form);

@@ -68,6 +68,12 @@ export class Store {
     return this.sessions.get(program.session)?.words || program.first_words || "";
   }
 
+  // What a person knows the asker of a question by: its type or id, and the first words of its input.
+  askerOf({ program, thread, type }) {
+    const known = thread ? this.sessions.get(thread)?.words : this.wordsOf(this.programs.get(program) ?? {});
+    return [program ?? type, known || (thread ? `thread ${thread.slice(0, 8)}` : "")].filter(Boolean).join(" · ");
+  }
+
   noteSession({ id, session, started_at: at, first_words: words }) {
     if (session === null) return;
     const known = this.sessions.get(session) ?? { last: id, lastAt: at, words: "", wordsAt: Infinity };

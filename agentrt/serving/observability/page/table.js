@@ -173,7 +173,7 @@ export class Table {
     const why = this.store.waitOf(program);
     mark(row, "data-state", current);
     mark(row, "data-live", this.store.isLive(program));
-    mark(row, "aria-selected", program.id === this.chosen);
+    mark(row.querySelector("button"), "aria-current", program.id === this.chosen);
     const [name, state, service, waiting, path, calls, tokens, old] = row.children;
     say(name.children[1], this.tenants > 1 ? program.tenant : "");
     say(name.lastChild, words);

@@ -112,7 +112,7 @@ export class Timeline {
 
   colours() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["bar", "running", "waiting", "failed", "line", "faint", "soft", "surface"];
+    const names = ["bar", "running", "waiting", "failed", "line", "soft"];
     return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   }
 
@@ -127,7 +127,7 @@ export class Timeline {
       pen.moveTo(x, 16);
       pen.lineTo(x, height);
       pen.stroke();
-      pen.fillStyle = colours.faint;
+      pen.fillStyle = colours.soft;
       pen.fillText(ago < 60 ? `−${Math.round(ago)} s` : `−${(ago / 60).toFixed(1)} min`, x, 11);
     }
   }

@@ -117,7 +117,7 @@ async def test_a_card_says_what_an_agent_can_do(it: Serving, http: httpx.AsyncCl
     unnamed = await http.get(of_root)
     assert (unnamed.status_code, "chat" in unnamed.json()["detail"]) == (422, True)
     assert (await http.get("/a2a/none")).status_code == 422
-    assert (await http.get("/a2a/poem")).json()["description"] == "takes any input"
+    assert (await http.get("/a2a/poem")).json()["description"] == "A native program."
 
 
 @pytest.mark.parametrize("version", ["1.0", "0.3"])

@@ -1,0 +1,82 @@
+"""Sampling on a CPU: works around two errors of vLLM.
+
+**Seeds** (0.32, 0.33). When a prompt is computed in several steps, vLLM samples at the end of each,
+and discards all samples but the last. It then resets the generator of a seeded request by its
+offset. PyTorch has offsets only for GPU generators, and raises an error on a CPU, so that the
+engine dies. The runtime sets a seed for every sampled call, so every long prompt would cause this
+error.
+
+**Drafts** (seen in 0.32). To accept or reject the tokens of a draft model, vLLM repeats the
+temperature, top-k and top-p of each request for each of its drafts. Its replacement for the Triton
+kernel writes the repeated values to a copy, so that sampling reads memory that was never written,
+and accepts tokens that the model would not write.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def mend_sampling() -> None:
+    """On a CPU, make the model runner reset generators to their state before a discarded sample,
+    and repeat the values of requests for their drafts.
+
+    Call it in the engine core before its first step. On other devices it does nothing.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    sampler: Any = sys.modules.get("vllm.v1.sample.rejection_sampler")
+    if sampler is not None:
+        sampler.expand_batch_to_tokens = _repeated
+    _take_samples_back_by_state()
+
+
+def _repeated(
+    values: Any, ends: Any, count: int, replace_from: int = 0, replace_to: int = 0
+) -> Any:
+    """Return a tensor of ``count`` numbers: each of the ``values`` as often as it has drafts. The
+    drafts of a request end before its number in ``ends``. Numbers that are ``replace_from`` become
+    ``replace_to``.
+    """
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    repeated = values.repeat_interleave(counts, output_size=count)
+    return repeated.masked_fill(repeated == replace_from, replace_to)
+
+
+def _take_samples_back_by_state() -> None:
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if getattr(CPUModelRunner, "_samples_by_state", False):
+        return
+    sample, keep_books = CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync
+
+    def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = [(generator, generator.get_state()) for generator in _to_take_back(self)]
+        sampled = sample(self, *args, **kwargs)
+        for generator, state in before:
+            generator.set_state(state)
+        return sampled
+
+    def _bookkeeping_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self.input_batch
+        # `_sample` has reset the generators already: hide them from vLLM's own reset.
+        generators, batch.generators = batch.generators, {}
+        try:
+            return keep_books(self, *args, **kwargs)
+        finally:
+            batch.generators = generators
+
+    CPUModelRunner._sample = _sample
+    CPUModelRunner._bookkeeping_sync = _bookkeeping_sync
+    CPUModelRunner._samples_by_state = True
+
+
+def _to_take_back(runner: Any) -> list[Any]:
+    """Return the generators of requests whose samples in this step are discarded."""
+    batch = runner.input_batch
+    discarded = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
+    generators = (batch.generators.get(int(index)) for index in discarded)
+    return [generator for generator in generators if generator is not None]
