@@ -22,7 +22,7 @@ from agentrt.errors import ConfigError
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 _PORTS = {"http": 80, "https": 443}
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_KEY_LOG = "SSLKEYLOGFILE"
 
 
 def client_options(url: str) -> dict[str, Any]:
@@ -93,14 +93,29 @@ def bypass_proxies(url: str) -> None:
     """Let libraries that read the environment themselves reach ``url`` without a proxy if it is on
     this machine. Changes the environment of this process and of its children.
     """
+    os.environ.update(exemptions(url))
+
+
+def exemptions(url: str) -> dict[str, str]:
+    """Return the variables with which programs that read the environment reach ``url`` without a
+    proxy if it is on this machine. Empty if no variable needs to change.
+    """
     host = _host_of(url)
-    proxies = [proxy for kind, proxy in getproxies_environment().items() if kind != "no"]
-    if host is None or not is_own(host) or not any(proxies):
-        return
-    entries = [entry.strip() for entry in _no_proxy().split(",") if entry.strip()]
-    if host not in entries:
-        entries.append(host)
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(entries)
+    # To Python, an empty http_proxy turns HTTP_PROXY off, and to most other programs it does not.
+    variables = {name.lower(): value for name, value in os.environ.items() if value}
+    proxies = [name for name in variables if name.endswith("_proxy") and not name.startswith("no")]
+    if host is None or not is_own(host) or not proxies:
+        return {}
+    exempt = _with_entry(_no_proxy(), host)
+    changed = {"no_proxy": exempt, "NO_PROXY": exempt}
+    if "no_grpc_proxy" in variables:  # gRPC reads it in place of no_proxy, in lower case only
+        changed["no_grpc_proxy"] = _with_entry(variables["no_grpc_proxy"], host)
+    return changed
+
+
+def _with_entry(exempt: str, host: str) -> str:
+    entries = [entry.strip() for entry in exempt.split(",") if entry.strip()]
+    return ",".join(entries if host in entries else [*entries, host])
 
 
 def _host_of(url: str) -> str | None:
@@ -180,12 +195,19 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
 
     Raises `ConfigError` for an invalid variable, if ``url`` needs it.
     """
-    file, folder = (os.environ.get(name) for name in _CERTIFICATES)
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if os.environ.get(_KEY_LOG) and not _may_log_keys():
+        if not url.lower().startswith("https:"):
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used
+        raise ConfigError(
+            f"{_KEY_LOG}={os.environ[_KEY_LOG]!r}: the file cannot be written; name a file that "
+            f"can be written, or unset {_KEY_LOG}"
+        )
     if not file and not folder:
         return True
     try:
         if file:
-            return ssl.create_default_context(cafile=file)
+            return _context_of(file)
         assert folder is not None
         # OpenSSL reads the folders when it verifies a server, and ignores the ones that it cannot
         # read, so that no server would be trusted, for a reason that no error names.
@@ -196,10 +218,44 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
         if not url.lower().startswith("https:"):
             return True
         name, value = ("SSL_CERT_FILE", file) if file else ("SSL_CERT_DIR", folder)
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if isinstance(error, ssl.SSLError):
-            why = "it has no certificate in PEM form"
-        kind = "a file" if file else "a folder"
-        raise ConfigError(
-            f"{name}={value!r}: {why}; name {kind} of certificates in PEM form, or unset {name}"
-        ) from error
+        raise _unreadable(name, value, error) from error
+
+
+def certificate_file(url: str, *names: str) -> str | None:
+    """Return the file of certificates that the first of these variables names, if ``url`` needs one
+    and any of them is set.
+
+    Raises `ConfigError` for a file that cannot be used.
+    """
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None or not url.lower().startswith("https:"):
+        return None
+    file = os.environ[name]
+    try:
+        _context_of(file)
+    except (OSError, ValueError) as error:
+        raise _unreadable(name, file, error) from error
+    return file
+
+
+def _context_of(file: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=file)
+
+
+def _unreadable(name: str, value: str | None, error: OSError | ValueError) -> ConfigError:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, ssl.SSLError):
+        why = "it has no certificate in PEM form"
+    kind = "a folder" if name.endswith("_DIR") else "a file"
+    return ConfigError(
+        f"{name}={value!r}: {why}; name {kind} of certificates in PEM form, or unset {name}"
+    )
+
+
+def _may_log_keys() -> bool:
+    """Return whether a TLS context can be made: Python opens the file for keys with it."""
+    try:
+        ssl.create_default_context()
+    except OSError:
+        return False
+    return True

@@ -17,7 +17,15 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.proxies import bypass_proxies, client_options, environment_fault, is_own, proxy_for
 
-NAMES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir")
+NAMES = (
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "ssl_cert_file",
+    "ssl_cert_dir",
+    "sslkeylogfile",
+)
 FAR = "http://example.org/v1"
 
 
@@ -57,6 +65,7 @@ WRONG = [
     ("NO_PROXY", "localhost,[fe80::1]:80,,"),
     ("SSL_CERT_FILE", "/nonexistent"),
     ("SSL_CERT_DIR", "/nonexistent"),
+    ("SSLKEYLOGFILE", "/nonexistent/keys"),
 ]
 
 
@@ -135,6 +144,13 @@ def test_certificates_that_cannot_be_read_are_named(
         assert client_options(FAR)["verify"] is True
     monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'none'}:{tmp_path}")
     assert isinstance(client_options("https://example.org")["verify"], ssl.SSLContext)
+
+
+def test_a_file_for_keys_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python opens it with each TLS context."""
+    monkeypatch.setenv("SSLKEYLOGFILE", "/nonexistent/keys")
+    with pytest.raises(ConfigError, match=r"^SSLKEYLOGFILE='/nonexistent/keys': .* cannot be writ"):
+        client_options("https://example.org")
 
 
 @pytest.mark.parametrize(

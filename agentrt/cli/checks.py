@@ -243,15 +243,12 @@ def _model_cache(options: DoctorOptions) -> CheckResult:
     room = {name: _room(folder.absolute()) for name, folder in folders.items()}
     observation = "; ".join(f"{folder}, {_free(room[name])}" for name, folder in folders.items())
     observation += "; HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
-    closed = [name for name, free in room.items() if free is None]
-    if closed:
-        names = " and ".join(closed)
-        return CheckResult(WARNING, observation, f"set {names} to writable folders")
-    if min(free or 0 for free in room.values()) >= _CACHE_ROOM:
+    full = [name for name, free in room.items() if (free or 0) < _CACHE_ROOM]
+    if not full:
         return CheckResult(OK, observation)
-    return CheckResult(
-        WARNING, observation, "free disk space, or set AGENTRT_CACHE and HF_HOME to other folders"
-    )
+    names = " and ".join(full)
+    kind = "writable folders" if None in room.values() else "other folders"
+    return CheckResult(WARNING, observation, f"set {names} to {kind} with {_gib(_CACHE_ROOM)} free")
 
 
 def _model(options: DoctorOptions) -> CheckResult:

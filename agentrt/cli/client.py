@@ -280,6 +280,7 @@ def client(
     own arguments, which are passed on. The exit code is the client's.
     """
     from agentrt.errors import UsageError
+    from agentrt.proxies import exemptions
 
     name, install, make = CLIENTS[client]
     program = shutil.which(client)
@@ -295,6 +296,7 @@ def client(
             f"{_LEAST_WINDOW} tokens (-- --max-model-len {_LEAST_WINDOW})"
         )
     setup = make(served, arguments)
+    setup.variables |= exemptions(served.url)  # the clients read the variables for proxies, too
     if shows:
         click.echo(setup.shown())
         return

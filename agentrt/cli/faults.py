@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import signal
 import sys
 import sysconfig
@@ -38,6 +39,8 @@ UNREAD = 128 + signal.SIGPIPE
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_KEY_LOG = "SSLKEYLOGFILE"
+"""The variable that names the file for TLS keys. Python opens the file with each TLS context."""
 _KINDS = {
     "a valid integer range": "an integer",
     "a valid integer": "an integer",
@@ -140,6 +143,16 @@ def _unwritten(error: BaseException) -> int:
             where = f" to {leaf.filename}" if leaf.filename else ""
             _say(f"cannot write{where}: {str(leaf.strerror).lower()}")
             return FAILED
+        if (
+            isinstance(leaf, OSError)
+            and leaf.filename
+            and leaf.filename == os.environ.get(_KEY_LOG)
+        ):
+            _say(
+                f"{_KEY_LOG}={leaf.filename!r}: {str(leaf.strerror).lower()}; name a file that can "
+                f"be written, or unset {_KEY_LOG}"
+            )
+            return USAGE
         if isinstance(leaf, OSError) and leaf.errno in _CLOSED and leaf.filename:
             _say(
                 f"cannot open or write {leaf.filename}: {str(leaf.strerror).lower()}; "

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel
 from opentelemetry import trace
-from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_TRACES_PROTOCOL
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_CERTIFICATE,
+    OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE,
+    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import (
@@ -35,7 +39,7 @@ from agentrt.errors import ConfigError
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.info import display_name
 from agentrt.graph import Node, NodeKind, NodeState
-from agentrt.proxies import bypass_proxies, proxy_for
+from agentrt.proxies import bypass_proxies, certificate_file, proxy_for
 from agentrt.request import Call, CallReport, RenderedCall, Usage
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramStarted, RunEnded
@@ -45,6 +49,14 @@ from agentrt.runtime.run import Run, RunState
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+_OWN = (OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE, OTEL_EXPORTER_OTLP_CERTIFICATE)
+_CERTIFICATES = {
+    "grpc": (*_OWN, "SSL_CERT_FILE"),
+    "http/protobuf": (*_OWN, "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"),
+}
+"""Protocols, and the variables that may name a file of certificates. OpenTelemetry's libraries do
+not read SSL_CERT_FILE.
+"""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _NAMES = ("traceparent", "tracestate")
 _OPERATIONS = {NodeKind.CALL: "chat", NodeKind.TOOL: "execute_tool"}
@@ -274,17 +286,25 @@ def _exporter(endpoint: str) -> SpanExporter:
     proxy_for(endpoint)
     bypass_proxies(endpoint)
     protocol = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "grpc")
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    if protocol not in _CERTIFICATES:
+        raise ConfigError(
+            f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL}={protocol!r} is not supported; set grpc or "
+            "http/protobuf"
+        )
+    if (file := certificate_file(endpoint, *_CERTIFICATES[protocol])) is not None:
+        os.environ[OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE] = file
+    try:
+        if protocol == "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https://"))
-    if protocol == "http/protobuf":
+            return OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https://"))
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
             OTLPSpanExporter as HTTPSpanExporter,
         )
 
         return HTTPSpanExporter(endpoint)
-    raise ConfigError(
-        f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL}={protocol!r} is not supported; set grpc or "
-        "http/protobuf"
-    )
+    except Exception as error:  # each variable of the library raises errors of its own
+        raise ConfigError(
+            f"traces cannot be sent to {endpoint}: {error}; check the variables that begin with "
+            "OTEL_EXPORTER_OTLP"
+        ) from error

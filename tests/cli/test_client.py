@@ -169,6 +169,23 @@ def test_the_printed_set_up_starts_the_same(
         assert {n: variables[n] for n in same} == {n: started[1][n] for n in same}
 
 
+@pytest.mark.parametrize("client", ["claude", "codex", "opencode"])
+def test_a_server_of_this_machine_is_reached_past_proxies(
+    client: str, clients: dict[str, str]
+) -> None:
+    """The clients read the variables, and would ask the proxy for the server."""
+    names = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+    clients |= dict.fromkeys([*names, "no_proxy"], "")
+    with models(CARD) as url:
+        _, environ = got(start(client, url, **clients, NO_PROXY="example.org"))
+        assert (environ["no_proxy"], environ["NO_PROXY"]) == ("", "example.org")
+        clients["HTTP_PROXY"] = "http://127.0.0.1:9"
+        _, environ = got(start(client, url, **clients, NO_PROXY="example.org"))
+        assert environ["no_proxy"] == environ["NO_PROXY"] == "example.org,127.0.0.1"
+        shown = start(client, url, "--print", **clients, NO_PROXY="")
+        assert "export NO_PROXY=127.0.0.1\n" in shown.stdout
+
+
 def test_the_address_may_be_short_and_a_dash_ends_own_options(clients: dict[str, str]) -> None:
     with models(CARD) as url:
         short = url.removeprefix("http://")

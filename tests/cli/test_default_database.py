@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.cli.database import default_database
+from tests.cli.conftest import Run, Write
 
 
 @pytest.fixture
@@ -52,3 +53,15 @@ def test_without_a_folder_for_data_it_is_in_the_working_folder(
 ) -> None:
     monkeypatch.setenv("AGENTRT_DATA", folder)
     assert default_database(tmp_path) == f"sqlite:{tmp_path / 'agentrt.db'}"
+
+
+def test_a_database_that_cannot_be_written_is_one_line(command: Run, write: Write) -> None:
+    source = "@program\nasync def asks(ctx, text):\n    return text\n"
+    database = "sqlite:/proc/new.db"
+    ran = command("serve", write(source), "--engine", "simulated", "--database", database)
+    assert ran.code == 2
+    assert ran.said == (
+        f"error: --database {database}: No such file or directory; name a file that can be "
+        "written (--database sqlite:FILE), or set AGENTRT_DATA to a writable folder with enough "
+        "space"
+    )

@@ -96,7 +96,9 @@ def test_what_is_broken_is_named_with_the_way_out(
     assert f"{port}: Address already in use" in missing["port"]
     assert found["model cache"]["state"] == WARNING
     assert "/proc/nowhere, cannot be written; HF_HUB_OFFLINE" in found["model cache"]["found"]
-    assert found["model cache"]["advice"] == "set AGENTRT_CACHE and HF_HOME to writable folders"
+    assert found["model cache"]["advice"] == (
+        "set AGENTRT_CACHE and HF_HOME to writable folders with 5.0 GiB free"
+    )
     assert gpu["state"] != OK
     assert (gpu["found"], gpu["advice"]) == ("nvidia-smi: No driver", "repair the GPU's driver")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import ssl
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,6 +160,20 @@ def test_what_a_command_cannot_write_is_one_line(
     ran = command("run", write(SPEAKS), "--engine", "simulated", "--input", "x")
     assert (ran.code, ran.said) == (1, line)
     assert "Traceback" not in ran.err
+
+
+def test_a_file_for_tls_keys_that_cannot_be_written_is_one_line(
+    command: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python opens it wherever a TLS context is made."""
+    monkeypatch.setenv("SSLKEYLOGFILE", "/nonexistent/keys")
+    monkeypatch.setattr(
+        "agentrt.cli.engine_log.tempfile.TemporaryFile",
+        lambda *words, **options: ssl.create_default_context(),
+    )
+    ran = command("run", write(SPEAKS), "--engine", "simulated", "--input", "x")
+    said = "SSLKEYLOGFILE='/nonexistent/keys': no such file or directory; name a file that can be"
+    assert (ran.code, ran.said) == (2, f"error: {said} written, or unset SSLKEYLOGFILE")
 
 
 def test_the_hubs_cache_that_cannot_be_written() -> None:

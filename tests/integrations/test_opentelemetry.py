@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from queue import Queue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -26,6 +28,7 @@ from agentrt.integrations.opentelemetry import (
     ProgramTracer,
     RemoteParents,
     TracedExecutor,
+    _exporter,
     exported,
 )
 from agentrt.request import CallSpec
@@ -34,6 +37,7 @@ from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
+from tests.serving.test_tls import made
 
 
 class Traced:
@@ -293,6 +297,7 @@ def test_traces_reach_a_collector_of_this_machine_past_proxies(
         monkeypatch.setenv(name, "")
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC then ignores no_proxy
     came: Queue[bytes] = Queue()
 
     class Handler(StreamRequestHandler):
@@ -306,6 +311,89 @@ def test_traces_reach_a_collector_of_this_machine_past_proxies(
             provider.force_flush(1)
             assert came.get(timeout=60) in (b"POST", b"PRI ")
         collector.shutdown()
+
+
+@pytest.fixture
+def untrusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable names certificates, and what a test sets is restored."""
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: None)
+    for name in OTLP_CERTIFICATES:
+        monkeypatch.setenv(name, "")
+
+
+OTLP_CERTIFICATES = (
+    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+)
+
+
+@pytest.mark.usefixtures("untrusting")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_over_tls_is_trusted_as_other_servers_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, protocol: str
+) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    made(chain, key, "-nodes")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    came: Queue[bytes] = Queue()
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            came.put(self.rfile.read(4))
+
+    class Collector(ThreadingTCPServer):
+        def get_request(self) -> tuple[Any, Any]:
+            connection, address = self.socket.accept()
+            return context.wrap_socket(connection, server_side=True), address
+
+    with Collector(("127.0.0.1", 0), Handler) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        with exported(f"https://127.0.0.1:{collector.server_address[1]}") as provider:
+            provider.get_tracer("tests").start_span("x").end()
+            provider.force_flush(1)
+            assert came.get(timeout=60) in (b"POST", b"PRI ")
+        collector.shutdown()
+
+
+@pytest.mark.usefixtures("untrusting")
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("name", OTLP_CERTIFICATES)
+def test_certificates_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, name: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    monkeypatch.setenv(name, "/nonexistent")
+    if protocol == "grpc" and name.endswith("_BUNDLE"):
+        with exported("https://203.0.113.7:4317"):
+            return  # gRPC does not read it
+    with pytest.raises(ConfigError, match=f"^{name}='/nonexistent': No such file"):
+        _exporter("https://203.0.113.7:4317")
+    _exporter("http://203.0.113.7:4317").shutdown()
+
+
+@pytest.mark.usefixtures("untrusting")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+    ],
+)
+def test_a_variable_of_the_library_that_cannot_be_read_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ConfigError, match=r"^traces cannot be sent to https://203\.0\.113\.7:4317: "
+    ):
+        _exporter("https://203.0.113.7:4317")
 
 
 def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ _INFO = Implementation(name="agentrt", version=__version__)
 class McpConnection:
     """The connection to ``server``. ``tell`` gets a line when the connection is lost or restored.
 
-    ``elicited`` answers the server's questions. ``largest`` limits the size of a message of an
-    HTTP server.
+    ``elicited`` answers the server's questions. ``largest`` limits the size of a message in
+    bytes.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class McpConnection:
     def _opened(self, stderr: Stderr) -> AbstractAsyncContextManager[TransportStreams]:
         if isinstance(self.server, HttpServer):
             return self._opened_http(self.server)
-        return opened_stdio(self.server, stderr, self._strayed)
+        return opened_stdio(self.server, stderr, self._strayed, largest=self._largest)
 
     @asynccontextmanager
     async def _opened_http(self, server: HttpServer) -> AsyncIterator[TransportStreams]:

@@ -7,9 +7,11 @@ are skipped, and the first of them is reported.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -33,6 +35,22 @@ _SHOWN = 80
 """Number of characters that are shown of a line that is not a message."""
 _BEFORE = "\ufeff\0 \t\r"
 """Characters that some servers write before a message, mostly a byte order mark."""
+_ENCODING = "agentrt_mcp_lines_"
+"""Beginning of the name of `_Lines` as an encoding. The rest is the limit of a line, in bytes."""
+_KEPT = 512
+"""Number of bytes that are kept of the beginning and of the end of a line that is too long."""
+_ID = rb'"id"\s*:\s*(\d+|"[^"\\]*")'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+_ANSWER_STARTS = re.compile(
+    rb"\s*\{\s*(?:%b\s*,\s*)?%b\s*,\s*(?:%b\s*,\s*)?\"(?:result|error)\""
+    % (_VERSION, _ID, _VERSION)
+)
+_ANSWER_ENDS = re.compile(
+    rb"\s*\{\s*(?:%b\s*,\s*)?\"(?:result|error)\".*,\s*%b(?:\s*,\s*%b)?\s*\}\s*"
+    % (_VERSION, _ID, _VERSION),
+    re.DOTALL,
+)
+"""Where the id of an answer stands: before the result, or after it, as in TypeScript's SDK."""
 
 
 class Stderr:
@@ -60,11 +78,12 @@ class Stderr:
 
 @asynccontextmanager
 async def opened_stdio(
-    server: StdioServer, stderr: Stderr, strayed: Callable[[str], None]
+    server: StdioServer, stderr: Stderr, strayed: Callable[[str], None], *, largest: int
 ) -> AsyncIterator[TransportStreams]:
     """Run the server during the ``with`` block. At the end, close its stdin, and then kill it.
 
-    ``strayed`` is called with each line on stdout that is not a message.
+    ``strayed`` is called with each line on stdout that is not a message. A line may have at most
+    ``largest`` bytes.
     """
     # Replace invalid bytes: the SDK's strict decoding would end the reader at a byte that is not
     # UTF-8, and then all calls would wait for ever.
@@ -73,6 +92,7 @@ async def opened_stdio(
         args=list(server.args),
         env=dict(server.env),
         cwd=server.cwd or None,
+        encoding=f"{_ENCODING}{largest}",
         encoding_error_handler="replace",
     )
     loop = asyncio.get_running_loop()
@@ -88,6 +108,82 @@ async def opened_stdio(
         loop.remove_reader(ours)
         stderr.read_from(ours)
         os.close(ours)
+
+
+class _Lines(codecs.IncrementalDecoder):
+    """A decoder of UTF-8 that returns whole lines, of at most ``largest`` bytes.
+
+    The SDK searches all that it has of a line again with each piece that it reads, which takes
+    minutes for a line of 100 MB, and has no limit. It searches nothing again if it gets whole
+    lines. An answer that is too long becomes an error for its call, and any other line that is too
+    long becomes its beginning.
+    """
+
+    largest: int
+
+    def __init__(self, errors: str = "strict") -> None:
+        super().__init__(errors)
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        """Return the lines that end in ``data``."""
+        *ends, rest = bytes(data).split(b"\n")
+        lines = []
+        for end in ends:
+            self._add(end)
+            lines.append(self._line())
+            self._pieces, self._size = [], 0
+        self._add(rest)
+        return "".join(lines)
+
+    def _add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > self.largest:
+            text = b"".join(self._pieces)
+            self._pieces = [text[:_KEPT], text[_KEPT:][-_KEPT:]]
+
+    def _line(self) -> str:
+        text = b"".join(self._pieces)
+        if not text.strip():
+            return ""
+        if self._size > self.largest:
+            limits = f"{self._size} bytes; at most {self.largest} are allowed"
+            answer = _refused_answer(text, f"result too large: the answer has {limits}")
+            start = text[: _SHOWN // 2] + b"... (%d bytes)" % self._size
+            text = start if answer is None else answer.message.model_dump_json().encode()
+        return text.decode(errors=self.errors) + "\n"
+
+
+def _refused_answer(line: bytes, why: str) -> SessionMessage | None:
+    """Return an error for the call whose answer is a line that cannot be read, of which only the
+    beginning and the end may be known. Return None if the line is not an answer.
+    """
+    match = _ANSWER_STARTS.match(line) or _ANSWER_ENDS.fullmatch(line)
+    return None if match is None else _refusal(json.loads(match[1]), why)
+
+
+def _refusal(number: int | str, why: str) -> SessionMessage:
+    """Return an answer to the request ``number`` that is an error."""
+    error = ErrorData(code=PARSE_ERROR, message=why)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
+
+
+def _codec(name: str) -> codecs.CodecInfo | None:
+    """Return the codec that reads lines by `_Lines`; None for another encoding."""
+    limit = name.removeprefix(_ENCODING)
+    if limit == name or not limit.isdecimal():
+        return None
+
+    class Limited(_Lines):
+        largest = int(limit)
+
+    utf_8 = codecs.lookup("utf-8")
+    return codecs.CodecInfo(utf_8.encode, utf_8.decode, incrementaldecoder=Limited, name=name)
+
+
+codecs.register(_codec)
 
 
 class _Messages:
@@ -164,20 +260,22 @@ def _message_in(line: str) -> SessionMessage | None:
     try:
         value = json.loads(text[start:])
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-    except ValueError:
-        return None
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        return _refused_answer(line.encode(errors="replace"), f"the answer is not JSON: {why}")
     is_answer = isinstance(value, dict) and "method" not in value
+    number = value.get("id") if is_answer else None
+    if isinstance(number, float) and number.is_integer():
+        value["id"] = number = int(number)
     if start and not is_answer:  # a log that quotes a request is not a request
         return None
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError as error:
-        number = value.get("id")
         if not is_answer or not isinstance(number, int | str) or not value.keys() & _OUTCOMES:
             return None
         wrong = error.errors(include_url=False)[0]["msg"]
-        data = ErrorData(code=PARSE_ERROR, message=f"the answer is not an MCP message: {wrong}")
-        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=data))
+        return _refusal(number, f"the answer is not an MCP message: {wrong}")
 
 
 _OUTCOMES = {"result", "error"}

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LARGEST = 10 * 1024 * 1024
 _AS_JSON = 4
-"""Limit of a message of an HTTP server, as a multiple of the result's limit: a message has the
+"""Limit of a message, as a multiple of the result's limit: a message has the
 result twice, as text and as data, and JSON's escapes make it larger.
 """
 _TOO_LARGE = "SSE stream failed"

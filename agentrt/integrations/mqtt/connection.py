@@ -17,7 +17,13 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from agentrt import tracking
 from agentrt.errors import ToolUnavailableError
-from agentrt.integrations._compat.aiomqtt import deliver, end_session, properties, publish_now
+from agentrt.integrations._compat.aiomqtt import (
+    connect,
+    deliver,
+    end_session,
+    properties,
+    publish_now,
+)
 from agentrt.integrations.mqtt.broker import Broker, Outgoing
 
 log = logging.getLogger(__name__)
@@ -253,7 +259,7 @@ class Connection:
 
     async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
         """Connect, and run ``on_connect``. Return the task that reads messages."""
-        entering = asyncio.ensure_future(client.__aenter__())
+        entering = asyncio.ensure_future(connect(client))
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:

@@ -7,12 +7,14 @@ refuse.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from agentrt.serving.error_responses import ApiError
@@ -149,6 +151,9 @@ def within_window(
     return {**body, **changed} if changed else body
 
 
+_INTEGER = TypeAdapter(int)
+
+
 def _integer(value: Any) -> int:
     """Return a field's value where vLLM reads it as an integer, also from ``3.2e4`` or a text; 0
     for any other value.
@@ -157,8 +162,10 @@ def _integer(value: Any) -> int:
         return value  # the usual case, without a further check
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    is_digits = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20
-    return int(value) if is_digits else 0
+    if isinstance(value, str):
+        with contextlib.suppress(ValidationError):
+            return _INTEGER.validate_python(value)
+    return 0
 
 
 def _check_messages(field: str, chat: Any) -> None:

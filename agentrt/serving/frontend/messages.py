@@ -340,8 +340,14 @@ class _ChatConverter:
         parts: list[Block] = []
         for part in _content(block):
             kind = str(part.get("type"))
-            if kind in ("text", "tool_reference"):
-                parts.append(part if kind != "text" else _text(str(part.get("text") or "")))
+            if kind == "text":
+                parts.append(_text(str(part.get("text") or "")))
+            elif kind == "tool_reference":
+                name = part.get("tool_name") or part.get("name")
+                if isinstance(name, str):
+                    parts.append({"type": kind, "tool_name": name})
+                else:
+                    self._left_out.add(kind)
             else:
                 parts += self._other_block(kind, part)
         return {**block, **own, "content": parts}
@@ -546,7 +552,7 @@ def _is_plain_result(block: Block) -> bool:
         isinstance(part, dict)
         and (
             (part.get("type") == "text" and isinstance(part.get("text"), str))
-            or part.get("type") == "tool_reference"
+            or (part.get("type") == "tool_reference" and isinstance(part.get("tool_name"), str))
         )
         for part in content
     )

@@ -4,6 +4,7 @@
 
 * ``stray``: bytes, in Latin-1, that it writes before the answer to each call;
 * ``answer``: what it writes in place of that answer, with {id} in it;
+* ``long``: the number of letters that it writes for {x} in these two;
 * ``names``: the names of the tools that it lists, and ``cursor``: that of the page after each;
 * ``hangs``: the method that it never answers, for as long as FOLDER has no file ``well``.
 """
@@ -39,9 +40,11 @@ def main() -> None:
             if "cursor" in how:
                 result["nextCursor"] = how["cursor"]
         elif method == "tools/call":
-            out.write(how.get("stray", "").encode("latin-1"))
+            long = "x" * how.get("long", 0)
+            out.write(how.get("stray", "").replace("{x}", long).encode("latin-1"))
             if "answer" in how:
-                out.write(how["answer"].replace("{id}", str(number)).encode() + b"\n")
+                answer = how["answer"].replace("{id}", str(number)).replace("{x}", long)
+                out.write(answer.encode() + b"\n")
                 out.flush()
                 continue
             result = {"content": [{"type": "text", "text": f"of {name}"}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import sys
@@ -94,6 +95,77 @@ async def test_an_answer_in_a_wrong_form_fails_its_call(answer: str) -> None:
     servers = raw("bad", answer=answer), raw("good")
     transports = [McpTransport(server, lambda line: None) for server in servers]
     assert await run(calling, *transports) == "of good"
+
+
+RESULT = '"result": {"content": [{"type": "text", "text": "%s"}]}'
+AT_MOST = "bytes; at most 4000 are allowed"
+
+
+@pytest.mark.parametrize("long", [5_000, 300_000])
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ('{"jsonrpc": "2.0", "id": {id}, ' + RESULT % "{x}" + "}", AT_MOST),
+        ('{"id":{id},"jsonrpc":"2.0",' + RESULT % "{x}" + "}", AT_MOST),
+        ("{" + RESULT % "{x}" + ', "jsonrpc": "2.0", "id": {id}}', AT_MOST),
+        ("{" + RESULT % "é{x}é" + ',"id":{id},"jsonrpc":"2.0"}\r', AT_MOST),
+        ('{"jsonrpc":"2.0","error":{"message":"{x}"},"id":{id}}', AT_MOST),
+        ('{"jsonrpc": "2.0", "id": {id}, "result": {"a": ' + "[" * 1900, "nested too deeply"),
+        ('{"jsonrpc": "2.0", "id": {id}, "result": {"a": ' + "9" * 3900, "not JSON"),
+        ('{"jsonrpc": "2.0", "id": {id}, "result": {"content": [', "not JSON"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_fails_its_call(
+    answer: str, why: str, long: int
+) -> None:
+    async def calling(ctx: Context) -> object:
+        with pytest.raises(ToolResultError, match=why):
+            await ctx.tool("bad_tool", timeout=WAIT_S)
+        return await ctx.tool("good_tool")
+
+    servers = raw("bad", answer=answer, long=long), raw("good")
+    transports = [McpTransport(each, lambda line: None, largest=1000) for each in servers]
+    assert await run(calling, *transports) == "of good"
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        "{x}",
+        '{"level": "info", "id": 3, "text": "{x}"}',
+        '{"jsonrpc": "2.0", "id": 3, "method": "ping", "params": {"a": "{x}"}}',
+    ],
+)
+async def test_a_long_line_that_is_no_answer_is_skipped(stray: str) -> None:
+    async def calling(ctx: Context) -> object:
+        return [await ctx.tool("bad_tool", timeout=WAIT_S) for _ in range(3)]
+
+    lines: list[str] = []
+    server = raw("bad", stray=stray + "\n", long=300_000)
+    assert await run(calling, McpTransport(server, lines.append, largest=1000)) == ["of bad"] * 3
+    [line] = lines
+    assert f"... ({300_000 + len(stray) - 3} bytes)" in line
+
+
+def test_each_byte_of_a_line_is_looked_at_once() -> None:
+    """The SDK's reader searched all that it had of a line with each piece that it read."""
+    decoder = codecs.getincrementaldecoder("agentrt_mcp_lines_64")("replace")
+    text = "é\n\nab" + "c" * 62 + "\n" + "d" * 65 + "\n\xff\n"
+    data = text.encode()[:-3] + b"\xff\n"
+    for size in (1, 2, 3, 50, len(data)):
+        pieces = [data[start : start + size] for start in range(0, len(data), size)]
+        read = [decoder.decode(piece) for piece in pieces]
+        assert all(not line or line.endswith("\n") for line in read)
+        whole = "é\nab" + "c" * 62 + "\n" + "d" * 40 + "... (65 bytes)\n\ufffd\n"
+        assert "".join(read) == whole
+
+
+async def test_a_number_of_a_call_may_be_written_with_a_point() -> None:
+    async def calling(ctx: Context) -> object:
+        return await ctx.tool("bad_tool", timeout=WAIT_S)
+
+    answer = '{"jsonrpc": "2.0", "id": {id}.0, ' + RESULT % "read" + "}"
+    assert await run(calling, McpTransport(raw("bad", answer=answer), lambda line: None)) == "read"
 
 
 async def test_half_a_surrogate_pair_is_replaced() -> None:

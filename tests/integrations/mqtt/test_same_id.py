@@ -88,6 +88,32 @@ async def test_the_pauses_grow_and_one_line_says_why(caplog: pytest.LogCaptureFi
     assert "id 'same'" in record.getMessage()
 
 
+async def test_a_connection_that_is_taken_over_at_once_is_opened_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both packets come together, as on a busy machine: aiomqtt forgets the second."""
+    came: asyncio.Queue[bytes] = asyncio.Queue()
+    taken = [CONNACK + TAKEN_OVER] * 2
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        if taken:
+            writer.write(taken.pop())
+        else:
+            writer.write(CONNACK)
+            came.put_nowait(await reader.read(1000))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        broker = Broker("127.0.0.1", server.sockets[0].getsockname()[1])
+        async with pausing(broker) as ours, asyncio.timeout(60):
+            ours.connection.send(Outgoing("here", b"kept", qos=1))
+            assert b"kept" in await came.get()
+    assert [record.name for record in caplog.records] == ["agentrt.integrations.mqtt.connection"]
+    assert "id 'same'" in caplog.text
+
+
 async def test_where_the_broker_does_not_say_so(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

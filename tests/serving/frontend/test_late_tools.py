@@ -114,6 +114,61 @@ async def test_a_result_with_text_and_references_is_one_message(flags: tuple[str
     assert prompt.index("Two tools.") < prompt.index("It is called Beta.")
 
 
+@pytest.mark.parametrize(
+    ("texts", "left"),
+    [
+        (["Tool loaded."], ""),
+        (["Tool loaded.\n"], ""),
+        (["Tool loaded.", "<system-reminder>x</system-reminder>"], "x"),
+        (["<system-reminder>x</system-reminder>", " Tool loaded."], "x"),
+        (["Use it.\nTool loaded.\nNow."], "Use it.\nNow."),
+    ],
+)
+async def test_a_placeholder_is_not_shown_with_whatever_it_comes(
+    flags: tuple[str, ...], texts: list[str], left: str
+) -> None:
+    chat: list[Any] = [{"role": "user", "content": "hi"}, *search(1, "Beta")[:-1]]
+    chat[-1]["content"] += [{"type": "text", "text": text} for text in texts]
+    async with open_server(lambda call: "fine", flags=flags) as local:
+        prompt = await message(local, chat, [tool("Beta", defer_loading=True), tool("ToolSearch")])
+    assert "Tool loaded." not in prompt
+    assert "<|im_start|>user\n<|im_end|>" not in prompt
+    assert left in prompt
+
+
+async def test_users_may_write_what_a_placeholder_says(flags: tuple[str, ...]) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "Edit", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "done"}
+    said = {"type": "text", "text": "Tool loaded."}
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, said]},
+    ]
+    async with open_server(lambda call: "fine", flags=flags) as local:
+        prompt = await message(local, chat, [tool("Beta", defer_loading=True), tool("Edit")])
+    assert "<|im_start|>user\nTool loaded.<|im_end|>" in prompt
+
+
+async def test_references_that_load_nothing_say_so(flags: tuple[str, ...]) -> None:
+    chat: list[Any] = [{"role": "user", "content": "hi"}, *search(1, "Gone", "Edit")]
+    chat[2]["content"][0]["content"] += [
+        {"type": "tool_reference", "tool_name": name} for name in (5, ["Beta"], None)
+    ]
+    async with open_server(lambda call: "fine", flags=flags) as local:
+        prompt = await message(local, chat, [tool("Beta", defer_loading=True), tool("Edit")])
+    assert "Loaded: Edit\nNot available: Gone<|im_end|>" in prompt
+
+
+async def test_a_tool_that_is_not_deferred_does_not_say_so(flags: tuple[str, ...]) -> None:
+    chat: list[Any] = [{"role": "user", "content": "hi"}]
+    async with open_server(lambda call: "fine", flags=flags) as local:
+        for more in ({}, {"defer_loading": False}, {"defer_loading": None}):
+            await message(local, chat, [tool("Edit", **more)])
+        first, *others = [tokens(call) for call in local.engine.calls]
+    assert others == [first] * 2
+
+
 async def test_a_reference_to_a_tool_that_is_shown_already_is_a_name(
     flags: tuple[str, ...],
 ) -> None:

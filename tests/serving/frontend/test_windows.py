@@ -49,7 +49,7 @@ async def test_a_limit_that_fits_stays_as_it_is(path: str, field: str) -> None:
         assert local.engine.calls[0].spec.max_tokens == 100
 
 
-@pytest.mark.parametrize("written", ["3.2e4", "32000.0", '"32000"'])
+@pytest.mark.parametrize("written", ["3.2e4", "32000.0", '"32000"', '" +32_000 "', '"32000.0"'])
 @pytest.mark.parametrize(("path", "field"), LIMITS)
 async def test_a_limit_is_cut_however_its_number_is_written(
     path: str, field: str, written: str

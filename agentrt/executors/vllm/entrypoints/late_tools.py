@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentrt.executors.vllm._compat.api_server import template_of
 
 _REFERENCE = "tool_reference"
 _BOUNDARY = "Tool loaded."
-"""A user message without meaning that Claude Code adds after references."""
+"""A line without meaning that Claude Code adds to the user's message after references."""
 _LOADED = "These tools can be called from now on:"
-_ONLY_HERE = ("defer_loading", "strict")
+_LATER = "defer_loading"
+_ONLY_HERE = (_LATER, "strict")
 """Fields of a tool that are not shown to the model."""
 
 Message = dict[str, Any]
@@ -33,42 +34,53 @@ def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Seq
     """
     options = params.chat_template_kwargs
     tools = options.get("tools") or ()
-    if not any(map(_is_deferred, tools)) and not any(map(_has_references, messages)):
+    if not any(map(_says_when, tools)) and not any(map(_has_references, messages)):
         return messages, params
     if _REFERENCE in (template_of(renderer, params) or ""):
         return messages, params
-    first = [tool for tool in tools if not _is_deferred(tool)]
+    first = [_without_time(tool) for tool in tools if not _is_deferred(tool)]
     deferred = {_name(tool): tool for tool in tools if _is_deferred(tool)}
     without = {**options, "tools": first or None}
-    return in_results(messages, deferred), dataclasses.replace(params, chat_template_kwargs=without)
+    chat = in_results(messages, deferred, {_name(tool) for tool in first if "function" in tool})
+    return chat, dataclasses.replace(params, chat_template_kwargs=without)
 
 
-def in_results(messages: Sequence[Any], deferred: Mapping[str, Any]) -> list[Any]:
+def in_results(
+    messages: Sequence[Any], deferred: Mapping[str, Any], first: Collection[str] = ()
+) -> list[Any]:
     """Return the messages with each deferred tool in the result that loads it.
 
-    ``deferred`` has the tools by name. References are removed, since the model cannot read them.
-    vLLM splits a search's result into a message with its text, which is mostly empty, and a message
-    with the references; they are joined here.
+    ``deferred`` has the tools by name, and ``first`` are the names of all other tools. References
+    are removed, since the model cannot read them. vLLM splits a search's result into a message with
+    its text, which is mostly empty, and a message with the references; they are joined here.
     """
     left = dict(deferred)
     chat: list[Any] = []
+    loads = False
     for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        loads = loads and role != "assistant"
         before = chat[-1] if chat else {}
         if _has_references(message):
-            text = _loaded(message["content"], left)
+            loads = True
+            text = _loaded(message["content"], left, deferred.keys() | first)
             if _is_same_result(before, message) and isinstance(before["content"], str):
                 chat.pop()
                 text = "\n".join(filter(None, (before["content"], text)))
             chat.append({**message, "content": text})
-        elif not (_is_boundary(message) and chat and chat[-1].get("role") == "tool"):
+        elif loads and role == "user":
+            content = _without_boundary(message.get("content"))
+            chat += [{**message, "content": content}] if content else []
+        else:
             chat.append(message)
     return chat
 
 
-def _loaded(content: Sequence[Any], left: dict[str, Any]) -> str:
+def _loaded(content: Sequence[Any], left: dict[str, Any], known: Collection[str]) -> str:
     """Return the text of a result that loads tools, with the tools that were not loaded before.
 
     Tools that it loads are removed from ``left``, the deferred tools that are not loaded yet.
+    ``known`` are the names of all tools of the request.
     """
     texts, tools, names = [], [], []
     for part in content:
@@ -81,8 +93,10 @@ def _loaded(content: Sequence[Any], left: dict[str, Any]) -> str:
             tools.append(_shown(tool))
     if tools:
         texts += [_LOADED, "<tools>", *tools, "</tools>"]
-    elif names:
-        texts.append(f"Loaded: {', '.join(names)}")
+    elif loaded := [name for name in names if name in known]:
+        texts.append(f"Loaded: {', '.join(loaded)}")
+    if missing := [name for name in names if name not in known]:
+        texts.append(f"Not available: {', '.join(missing)}")
     return "\n".join(filter(None, texts))
 
 
@@ -92,9 +106,21 @@ def _shown(tool: Mapping[str, Any]) -> str:
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _is_deferred(tool: Any) -> bool:
+def _says_when(tool: Any) -> bool:
+    """Whether a tool says when it is shown: at once or later."""
     function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and bool(function.get("defer_loading"))
+    return isinstance(function, dict) and function.get(_LATER) is not None
+
+
+def _is_deferred(tool: Any) -> bool:
+    return _says_when(tool) and bool(tool["function"][_LATER])
+
+
+def _without_time(tool: Any) -> Any:
+    if not _says_when(tool):
+        return tool
+    function = {name: value for name, value in tool["function"].items() if name != _LATER}
+    return {**tool, "function": function}
 
 
 def _name(tool: Mapping[str, Any]) -> str:
@@ -118,9 +144,15 @@ def _is_same_result(before: Any, message: Message) -> bool:
     )
 
 
-def _is_boundary(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and message.get("role") == "user"
-        and message.get("content") == _BOUNDARY
-    )
+def _without_boundary(content: Any) -> Any:
+    """Return the content of a message without the lines that mean nothing."""
+    if isinstance(content, str) and _BOUNDARY in content:
+        lines = [line for line in content.split("\n") if line.strip() != _BOUNDARY]
+        return "\n".join(lines).strip()
+    if isinstance(content, list):
+        return [part for part in content if not _is_boundary(part)]
+    return content
+
+
+def _is_boundary(part: Any) -> bool:
+    return isinstance(part, dict) and str(part.get("text")).strip() == _BOUNDARY

@@ -372,7 +372,7 @@ async def open_database(
             await _make_tables(writes, address)
             clock = await _clock_of(writes, machine)
         except (SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
-            raise ConfigError(f"--database {address}: {first_line(error)}") from error
+            raise _unusable(address, error) from error
         database = Database(address, reads, writes, clock, lock)
         yield database
         with contextlib.suppress(
@@ -444,7 +444,7 @@ async def reserved(address: Address) -> AsyncIterator[None]:
                     await lock.release()
                     await writes.dispose()
         except (SQLAlchemyError, OSError, ImportError) as error:
-            raise ConfigError(f"--database {address}: {first_line(error)}") from error
+            raise _unusable(address, error) from error
         yield
 
 
@@ -497,6 +497,16 @@ class AdvisoryLock:
             with contextlib.suppress(SQLAlchemyError):
                 await connection.invalidate()  # a broken connection must not go back to the pool
                 await connection.close()
+
+
+def _unusable(address: Address, error: BaseException) -> ConfigError:
+    """Return the error for a database that cannot be opened."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    advice = "; name a file that can be written (--database sqlite:FILE), or set AGENTRT_DATA to a "
+    advice += "writable folder with enough space"
+    return ConfigError(
+        f"--database {address}: {reason or first_line(error)}{advice if address.file else ''}"
+    )
 
 
 def _in_use(name: str) -> ConfigError:

@@ -73,6 +73,19 @@ class RunRecord:
         return kind.model_validate({**own, **fields})
 
 
+def body_after(
+    last: RunRecord | None, metadata: Mapping[str, Any], kind: type[Body], /, **fields: Any
+) -> Body:
+    """Return the body of a run that continues a thread with ``metadata``: the body that follows the
+    thread's ``last`` run. A copy of a thread has no run, and a run may have been deleted; then the
+    body has the thread's assistant and ``fields``.
+    """
+    if last is not None:
+        return last.followed_by(kind, **fields)
+    assistant = metadata.get("assistant_id") or metadata.get("graph_id")
+    return kind.model_validate({"assistant_id": assistant, **fields})
+
+
 _RECORD = [runs.c[name] for name in RunRecord.__slots__]
 """The columns of a record. The result is left out, because it may be as large as the thread."""
 

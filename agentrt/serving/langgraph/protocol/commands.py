@@ -24,6 +24,7 @@ from agentrt.serving.langgraph.bodies import (
     in_snake_case,
 )
 from agentrt.serving.langgraph.database.interrupts import INTERRUPT_ID, interrupts_in
+from agentrt.serving.langgraph.database.runs import body_after
 from agentrt.serving.langgraph.database.tables import PROTOCOL
 from agentrt.serving.langgraph.responses import JSON, summary
 from agentrt.serving.langgraph.runs.graph_events import Tree, seq_of
@@ -205,15 +206,21 @@ class ProtocolCommands:
         open_ids = {interrupt["id"] for interrupt in interrupts}
         last = await self._state.runs.last_of(str(thread))
         for key in answers:
-            if last is None or key not in open_ids or not INTERRUPT_ID.fullmatch(key):
+            if key not in open_ids or not INTERRUPT_ID.fullmatch(key):
                 raise _ProtocolError(
                     "no_such_interrupt", f"interrupt {key} is not open; it may have been answered"
                 )
-        assert last is not None
-        config = {**(last.kwargs.get("config") or {}), **respond.config.fields_set()}
+        before = {} if last is None else last.kwargs.get("config") or {}
+        config = {**before, **respond.config.fields_set()}
         command = Command(resume=answers, update=respond.update, goto=respond.goto)
-        body = last.followed_by(
-            ProtocolRunBody, command=command, config=config, metadata=respond.metadata
+        metadata = row._mapping["metadata"]
+        body = body_after(
+            last,
+            metadata,
+            ProtocolRunBody,
+            command=command,
+            config=config,
+            metadata=respond.metadata,
         )
         try:
             started, _ = await self._starts.start(caller, thread, body, next(iter(answers)))

@@ -238,14 +238,15 @@ class ProtocolRoutes(Routes):
             and event.run_id not in replayed
             and (question is None or question in interrupts)
         ]
-        # The questions of runs that older clients have started are only in the thread's row.
+        # The questions of runs that older clients have started are only in the thread's row. So are
+        # those of a copied thread, and of a run that was deleted.
         known = {question for _, question in events}
         unknown = [interrupts[key] for key in interrupts if key not in known]
         if unknown and row.status != "busy":
             last = await self._state.runs.last_of(row.thread_id)
-            if last is not None:
-                at = (last.number, last.run_id, row.state_updated_at)
-                waiting += questions_of(unknown, last.graph_id, *at)
+            graph_id = str(row.metadata.get("graph_id", "")) if last is None else last.graph_id
+            number, run_id = (0, row.thread_id) if last is None else (last.number, last.run_id)
+            waiting += questions_of(unknown, graph_id, number, run_id, row.state_updated_at)
         return [event for event in waiting if seq_of(event.run, event.number) > since]
 
     def _open(self, row: sa.Row[Any], asker: str | None = None) -> dict[str, Mapping[str, Any]]:

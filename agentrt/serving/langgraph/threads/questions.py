@@ -26,6 +26,7 @@ from agentrt.serving.langgraph.database.interrupts import (
     interrupts_in,
     is_open,
 )
+from agentrt.serving.langgraph.database.runs import body_after
 from agentrt.serving.langgraph.database.tables import ACTIVE, runs, threads
 from agentrt.serving.langgraph.responses import check_json
 from agentrt.serving.langgraph.runs.starts import StartRoutes
@@ -148,11 +149,11 @@ class ThreadQuestions:
         assert question.thread is not None
         interrupt_id = question.id.partition("-")[2]
         last = await self._state.runs.last_of(question.thread)
-        if last is None:
-            raise QuestionClosedError(f"thread {question.thread} has no run to resume")
-        body = last.followed_by(RunBody, command=Command(resume={interrupt_id: value}))
+        command = Command(resume={interrupt_id: value})
+        body = body_after(last, {"graph_id": question.type}, RunBody, command=command)
         if caller is None:
-            caller = Requester.of_config(question.tenant, last.kwargs.get("user"), None)
+            user = None if last is None else last.kwargs.get("user")
+            caller = Requester.of_config(question.tenant, user, None)
         try:
             thread = UUID(question.thread)
             run, _ = await self._starts.start(caller, thread, body, interrupt_id)

@@ -128,6 +128,38 @@ async def test_a_question_is_asked_once_to_who_joins_as_it_is_asked(
                 await command(http, thread, "input.respond", **answer)
 
 
+@pytest.mark.parametrize("door", ["protocol", "questions"])
+@pytest.mark.parametrize("how", ["copied", "deleted"])
+async def test_a_question_without_its_run_is_asked_and_answered(
+    client: LangGraphClient, http: httpx.AsyncClient, how: str, door: str
+) -> None:
+    """The question of a copied thread, and of a thread whose only run has been deleted."""
+    thread = str(uuid4())
+    run = await start(http, thread, "ask")
+    await until(http, thread, "interrupted", channels=CHANNELS)
+    if how == "copied":
+        thread = (await http.post(f"/threads/{thread}/copy")).json()["thread_id"]
+    else:
+        await client.runs.delete(thread, run)
+    events = await until(http, thread, "interrupted", channels=CHANNELS)
+    (question,) = questions(events)
+    assert told(question)[1]["payload"] == {"question": "which way?"}
+    interrupt_id = told(question)[1]["interrupt_id"]
+    if door == "protocol":
+        answer = {"interrupt_id": interrupt_id, "response": "left"}
+        done = await command(http, thread, "input.respond", **answer)
+        assert done["type"] == "success", done
+        after = await until(http, thread, "completed", channels=CHANNELS, since=events[-1]["seq"])
+        assert questions(after) == []
+    else:
+        [listed] = (await http.get("/v1/questions", params={"thread": thread})).json()["data"]
+        answered = await http.post(f"/v1/questions/{listed['id']}", json={"answer": "left"})
+        assert answered.status_code == 200, answered.text
+        await client.runs.join(thread, answered.json()["run"])
+    state: Any = await client.threads.get_state(thread)
+    assert state["values"]["steps"] == ["in", "first", "answered left", "last"]
+
+
 @pytest.mark.parametrize("how", ["gather", "group"])
 async def test_questions_that_a_program_asks_at_once_are_all_seen(
     client: LangGraphClient, how: str
