@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, assert_never
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.admission import Capacity
-from agentrt.scheduler.by_name import make_admission
+from agentrt.scheduler.admission import Capacity, make_admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import (
     CallAdmitted,
@@ -103,7 +102,10 @@ class Preempt(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """The decisions of `SchedulerCore.plan_step`, in the order in which they were made."""
+    """The decisions of `SchedulerCore.plan_step`, in the order in which they were made.
+
+    The core has already applied the first three to its queue. The engine applies the preemptions.
+    """
 
     released: Sequence[QueuedCall]
     """Deferred calls that the engine can start now."""

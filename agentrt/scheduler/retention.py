@@ -66,6 +66,23 @@ class Retention(ABC):
         return False
 
 
+class Ttl(Retention):
+    """The retention ``ttl``: blocks are evicted in the order of their age, and are protected for
+    ``retention_ttl`` seconds.
+
+    The time starts again when a call ends, and when a tool or a question to a human begins or ends.
+    """
+
+    name: ClassVar[str] = "ttl"
+    expires: ClassVar[bool] = True
+
+    def place(self, blocks: CachedBlocks) -> Place | None:
+        return (float(blocks.calling), blocks.since)
+
+    def expired(self, blocks: CachedBlocks, now: float) -> bool:
+        return not blocks.calling and now - blocks.since > self.config.retention_ttl
+
+
 class Cost(Retention):
     """The retention ``cost``: blocks whose loss costs least are evicted first.
 
@@ -179,3 +196,14 @@ class EvictionOrder:
         # Among equals, the owner that returned last is evicted first.
         worth = self.retention.worth(blocks, now, self._sharers(blocks.type))
         return worth, -blocks.since
+
+
+_RETENTIONS: dict[str, type[Retention]] = {policy.name: policy for policy in (Ttl, Cost)}
+
+
+def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
+    """Make the retention policy of the settings; None for ``lru``. `SchedulerConfig` has already
+    checked the name.
+    """
+    made = _RETENTIONS.get(config.retention)
+    return None if made is None else made(config, learned)

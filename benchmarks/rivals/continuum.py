@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from agentrt.executors.vllm.engine_core.retention import BlockRetention
+from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Part

@@ -8,11 +8,11 @@ from agentrt import Context, Runtime, Tool, program, tool
 from agentrt.executors.base import Notification
 from agentrt.interrupts.events import Event
 from agentrt.interrupts.questions import Question
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.retention import make_retention
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted

@@ -6,6 +6,7 @@ from typing import Any
 
 from agentrt.scheduler import ProgramTotals, QueuedCall, SchedulerConfig, SchedulerCore
 from agentrt.scheduler.admission import Admission, Capacity
+from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.events import (
     CallArrived,
     CallFinished,
@@ -16,7 +17,6 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.records import CallState
-from agentrt.scheduler.working_set import WorkingSet
 
 BLOCK = 16
 KIND = ("default", "t")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from agentrt.scheduler import EngineProgram, QueuedCall
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks
-from agentrt.scheduler.retention import HUMAN, EvictionOrder
+from agentrt.scheduler.retention import HUMAN, EvictionOrder, make_retention
 
 
 class Book:

@@ -11,11 +11,10 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
-from agentrt.scheduler.admission import Capacity
-from agentrt.scheduler.by_name import Cap, make_admission
+from agentrt.scheduler.admission import Cap, Capacity, make_admission
+from agentrt.scheduler.admission.memory import OLDEST_EVERY, WorkingSet
 from agentrt.scheduler.events import CallFinished, StepFinished
 from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
-from agentrt.scheduler.working_set import OLDEST_EVERY, WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held
 
 # -- by name, and by a cap -------------------------------------------------------------
@@ -29,7 +28,7 @@ def test_admissions_are_made_by_name() -> None:
     assert made(admission="off") is None
     assert type(made(admission="cap")) is Cap
     assert type(made(admission="memory")) is WorkingSet
-    assert type(made(admission="agentrt.scheduler.working_set:WorkingSet")) is WorkingSet
+    assert type(made(admission="agentrt.scheduler.admission.memory:WorkingSet")) is WorkingSet
 
 
 @pytest.mark.parametrize(

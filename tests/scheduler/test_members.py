@@ -7,8 +7,8 @@ import math
 import pytest
 
 from agentrt.scheduler import EngineProgram, ProcessTable, learned
+from agentrt.scheduler.admission.memory import OLDEST_EVERY
 from agentrt.scheduler.events import CallPreempted, CallStarted, PreemptionReason
-from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted, full, held
 from tests.scheduler.integrity import check_queues
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentrt.scheduler import policy_names
+from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.config import ADMISSIONS, RETENTIONS
-from agentrt.scheduler.working_set import WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, held
 from tests.scheduler.integrity import check_queues
 

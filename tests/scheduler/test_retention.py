@@ -12,7 +12,6 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler import owners as module
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Forecast, Learned
 from agentrt.scheduler.records import CachedBlocks
@@ -22,6 +21,7 @@ from agentrt.scheduler.retention import (
     SESSION,
     EvictionOrder,
     Retention,
+    make_retention,
     returns,
 )
 from tests.scheduler.book import Book

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrt.scheduler import QueuedCall
-from agentrt.scheduler.working_set import WorkingSet
+from agentrt.scheduler.admission.memory import WorkingSet
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted
 from tests.scheduler.integrity import check_queues
 

@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.scheduler.admission.memory import OLDEST_EVERY
 from agentrt.scheduler.records import CallState
-from agentrt.scheduler.working_set import OLDEST_EVERY
 from tests.scheduler.admitting import BLOCK, Admitting, held
 from tests.scheduler.integrity import check_queues
 

@@ -1,5 +1,12 @@
 """Embedded vLLM: the engine, agentrt's scheduler inside its core, and the default model.
 
+- In the user's process: `engine`, `options`, `calls` and the modules beside them, and `entrypoints`
+  (vLLM's front end on our engines).
+- In the process of vLLM's engine core: `engine_core`, which has the scheduler, and `compiling`
+  (grammars).
+- In both: `processes`, `turns`, `logprobs`, and `reports` (the core writes what the client reads).
+- `_compat` has all uses of vLLM's internals.
+
 `ProgramScheduler` is imported on first use, because its module imports vLLM.
 """
 

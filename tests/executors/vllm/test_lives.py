@@ -8,8 +8,8 @@ import pytest
 
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
+from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.working_set import WorkingSet
 from tests.scheduler.admitting import held
 
 pytestmark = pytest.mark.engine

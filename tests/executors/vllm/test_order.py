@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.engine_core.queue import put_in_order
+from agentrt.executors.vllm.engine_core.request_queue import put_in_order
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.records import EngineProgram
 

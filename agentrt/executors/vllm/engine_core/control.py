@@ -14,8 +14,8 @@ from agentrt.executors.history import HistoryFile
 from agentrt.executors.vllm._compat.grammars import prepare
 from agentrt.executors.vllm._compat.pool import all_blocks, blocks_needed, free_blocks
 from agentrt.executors.vllm._compat.scheduling import free_slots, paused, sizes
+from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.kv_events import KVEventLog
-from agentrt.executors.vllm.engine_core.retention import BlockRetention
 from agentrt.executors.vllm.engine_core.weights import WeightVersions
 from agentrt.executors.vllm.reports import AbortedReports
 from agentrt.scheduler.config import SchedulerConfig

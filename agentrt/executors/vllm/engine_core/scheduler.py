@@ -57,17 +57,17 @@ from agentrt.executors.vllm._compat.scheduling import (
     started,
 )
 from agentrt.executors.vllm._compat.slots import shorten_allocation
-from agentrt.executors.vllm.engine_core.accounts import CallNotes
+from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
+from agentrt.executors.vllm.engine_core.call_notes import CallNotes
 from agentrt.executors.vllm.engine_core.control import answer
 from agentrt.executors.vllm.engine_core.kv_events import KVEventLog
-from agentrt.executors.vllm.engine_core.queue import (
+from agentrt.executors.vllm.engine_core.request_queue import (
     BegunRequests,
     LevelRequestQueue,
     RunningCalls,
     put_in_order,
     take_out,
 )
-from agentrt.executors.vllm.engine_core.retention import BlockRetention
 from agentrt.executors.vllm.engine_core.weights import WeightVersions
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
 from agentrt.executors.vllm.processes import (
@@ -77,7 +77,6 @@ from agentrt.executors.vllm.processes import (
 )
 from agentrt.executors.vllm.reports import AbortedReports, report_of
 from agentrt.scheduler.admission import Capacity
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import Preempt, SchedulerCore
 from agentrt.scheduler.events import (
@@ -96,6 +95,7 @@ from agentrt.scheduler.events import (
 )
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.records import RUNNING, EngineProgram, QueuedCall
+from agentrt.scheduler.retention import make_retention
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _STALE_CHECK_STEPS = 256
@@ -405,7 +405,12 @@ class ProgramScheduler(AsyncScheduler):
         return delay, params
 
     def _call_finished(self, request: Request) -> dict[str, Any] | None:
-        """Report that a request ended. Return its report, if its client wants one, else None."""
+        """Report that a request ended. Return its report, if its client wants one, else None.
+
+        vLLM's ``_free_request`` calls this when a request stops or is aborted. The order is: the
+        time of the call's last step was charged before (`_step_finished`), `SchedulerCore.handle`
+        updates its parts, the report is made here, and then vLLM frees the blocks.
+        """
         call = self.core.calls.get(request.request_id)
         if call is None:
             return None

@@ -16,12 +16,11 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from agentrt.engines import EngineOptions
 from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.options import engine_args
-from agentrt.scheduler.by_name import make_retention
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
-from agentrt.scheduler.retention import EvictionOrder, Place
+from agentrt.scheduler.retention import EvictionOrder, Place, make_retention
 from agentrt.scheduler.table import ProcessTable
 
 pytestmark = pytest.mark.engine

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from agentrt.executors.vllm.engine_core import scheduler as scheduler_module
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler
+from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.table import ProgramTotals
-from agentrt.scheduler.working_set import WorkingSet
 from tests.executors.vllm.storms import PATIENCE_S, Storm, check_free_queue
 from tests.scheduler.admitting import held
 from tests.scheduler.integrity import check_queues

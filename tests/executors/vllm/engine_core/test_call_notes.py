@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agentrt.executors.vllm.engine_core.accounts import EMPTIED
+from agentrt.executors.vllm.engine_core.call_notes import EMPTIED
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
 from agentrt.executors.vllm.reports import read_report

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, ClassVar
 
-from agentrt.scheduler.admission import Admission, Admit, Capacity, Keep
+from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
 from agentrt.scheduler.learned import SCANNED, Forecast, Learned

@@ -19,7 +19,7 @@ from agentrt.lab.engine.headless import (
     _block_hasher,
     make_scheduler,
 )
-from agentrt.scheduler.working_set import WorkingSet
+from agentrt.scheduler.admission.memory import WorkingSet
 from tests.executors.vllm.storms import check_free_queue
 from tests.lab.engine.recording import Recorder
 from tests.lab.engine.replaying import replay

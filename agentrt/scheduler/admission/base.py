@@ -1,4 +1,4 @@
-"""Admission control: which programs may use the KV cache now."""
+"""The base class of admission policies, and their decisions."""
 
 from __future__ import annotations
 

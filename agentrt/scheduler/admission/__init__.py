@@ -1,0 +1,47 @@
+"""Admission control: which programs may use the KV cache now. The admission policies by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from agentrt.errors import ConfigError
+from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
+from agentrt.scheduler.admission.cap import Cap
+from agentrt.scheduler.admission.memory import WorkingSet
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.learned import Learned
+
+__all__ = ["Admission", "Admit", "Cap", "Capacity", "Keep", "WorkingSet", "make_admission"]
+
+_ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Cap, WorkingSet)}
+
+
+def make_admission(
+    config: SchedulerConfig, capacity: Capacity, learned: Learned
+) -> Admission | None:
+    """Make the admission policy of the settings for one engine; None for ``off``.
+
+    A name with a colon, ``package.module:Class``, names a subclass of `Admission` in another
+    package. Raises `ConfigError` if it cannot be loaded.
+    """
+    if config.admission == "off":
+        return None
+    made = _ADMISSIONS.get(config.admission) or _load(config.admission)
+    return made(config, capacity, learned)
+
+
+def _load(name: str) -> type[Admission]:
+    module, _, attribute = name.partition(":")
+    try:
+        admission_class = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot load admission {name!r}: {error}; available: off, {', '.join(_ADMISSIONS)}, "
+            "or package.module:Class"
+        ) from error
+    if not (isinstance(admission_class, type) and issubclass(admission_class, Admission)):
+        raise ConfigError(
+            f"admission {name!r} is not a subclass of Admission; derive it from "
+            "agentrt.scheduler.admission.Admission"
+        )
+    return admission_class

@@ -1,0 +1,30 @@
+"""The admission ``cap``: at most a fixed number of programs are resident."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from agentrt.scheduler.admission.base import Admission, Admit, Keep
+from agentrt.scheduler.records import EngineProgram, QueuedCall
+
+
+class Cap(Admission):
+    """The admission ``cap``: at most ``admission_cap`` programs are resident, in the order of their
+    arrival. A program stays resident from its first call to its end.
+    """
+
+    name: ClassVar[str] = "cap"
+
+    def rank(self, call: QueuedCall) -> tuple[Any, ...]:
+        return (call.program.started_at, call.key[2])
+
+    def may_stay(self, call: QueuedCall) -> bool:
+        return True
+
+    def decide(self, call: QueuedCall, now: float, running: int) -> Admit | Keep:
+        if running and len(self.residents) >= self.config.admission_cap:
+            return Keep()
+        return Admit(call.program)
+
+    def program_ended(self, row: EngineProgram, now: float) -> None:
+        self.expel(row)
