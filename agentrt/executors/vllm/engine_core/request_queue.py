@@ -71,10 +71,12 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM calls this for every request that ends, whether it is in this queue or not.
+        # vLLM reports requests that have ended afterwards, and the core removes them then. Until
+        # then the state of a call says whether it waited for admission. The turn of a streaming
+        # session ends without such a report.
         for request in requests:
             call = self._core.calls.get(request.request_id)
-            if call is not None:
+            if call is not None and call.resumable:
                 self._queue.discard(call)
 
     @override

@@ -375,6 +375,19 @@ def test_kept_out_by_whom() -> None:
     assert seconds == 3.0
 
 
+def test_a_call_that_is_aborted_before_its_admission_waited_for_it() -> None:
+    watch = Watch(engine("fcfs", "cap", slots=3))
+    e = watch.engine
+    for name in ("a", "b", "c"):
+        e.add(name, prompt(20, ord(name)), 8, of(name))
+        e.step()
+    e.step()
+    e.abort("c")
+    e.run()
+    ((reason, _, _, by),) = told(watch, "c")
+    assert (reason, set(by)) == ("admission", {"a", "b"})
+
+
 def test_an_emptied_cache_is_named() -> None:
     watch = Watch(engine(slots=1))
     e = watch.engine
