@@ -32,11 +32,11 @@ from agentrt.steady import EARLY_S
 MAX_RUNS = 10_000
 """Maximum number of unfinished runs of a server; further runs are refused with 429."""
 MAX_RUNNING = 512
-"""Maximum number of runs that run at the same time. It bounds memory; which call waits is decided
-by the engine.
+"""Maximum number of runs that run at the same time. The limit bounds memory; the engine decides
+which calls wait.
 """
 SETTLE_S = 5.0
-"""Seconds that a new run waits at most to see whether a running run asks a question, as on
+"""Maximum time in seconds that a new run waits to see whether a running run asks a question, as on
 LangGraph's own server.
 """
 _FULL_RETRY_S = 1.0
@@ -74,7 +74,7 @@ class RunQueue:
             raise later(429, f"the server has {MAX_RUNS} unfinished runs already; try again later")
         if self._count(tenant) + runs > most:
             raise BusyError(
-                f"tenant {tenant!r} may have {most} live programs; end one", _FULL_RETRY_S
+                f"tenant {tenant!r} may have {most} live programs; end one first", _FULL_RETRY_S
             )
         entering = Counter({tenant: runs})
         self._entering += entering
@@ -125,7 +125,7 @@ class RunQueue:
 
     async def settled(self, thread: str) -> bool:
         """Wait until the thread has no running run, but no longer than `SETTLE_S`. Return whether
-        it has none.
+        the thread then has no running run.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
@@ -153,7 +153,7 @@ class RunQueue:
         return on_leave
 
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
-        """Stop those of the runs that are live, and wait for their ends.
+        """Stop the live runs among ``run_ids``, and wait for their ends.
 
         Raises the database's error if it cannot store an end now.
         """
@@ -206,7 +206,8 @@ class RunQueue:
         """Start the runs that may run now: in each thread without a running run, the first run
         whose start time has come.
 
-        ``changed`` is the only thread whose runs may have become able to run; None means all.
+        ``changed`` is the only thread in which a run may have become able to start; None means any
+        thread.
         """
         now = self._clock.now() + EARLY_S
         waiting = self._waiting if changed is None else self._waiting_in.get(changed, {})

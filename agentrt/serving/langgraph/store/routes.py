@@ -1,4 +1,4 @@
-"""The routes of the store: items by namespace and key, for the users who may see them."""
+"""The routes of the store: items by namespace and key, each for the users who may see it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Search(PagedSearch):
 
 
 class ListNamespaces(PagedSearch):
-    """A list of namespaces."""
+    """A request for a list of namespaces."""
 
     namespace: Labels | None
     suffix: Labels | None
@@ -134,8 +134,8 @@ Operation = TypeVar("Operation", Put, Get, Delete, Search, ListNamespaces)
 class StoreRoutes(Routes):
     """The routes of the store.
 
-    The filter of a hook applies to the items' values. Items that it does not allow are not found,
-    replaced or deleted, and their namespaces are not listed.
+    The filter of a hook applies to the items' values. Items that the filter does not allow are not
+    found, replaced or deleted, and their namespaces are not listed.
     """
 
     def __init__(self, storage: Storage, quotas: Quotas) -> None:
@@ -240,7 +240,9 @@ class StoreRoutes(Routes):
     # -- filters of hooks ----------------------------------------------------------------
 
     async def _may_touch(self, caller: Requester, op: Get | Put | Delete, only: Filter) -> bool:
-        """Return whether the filter allows the existing item, or there is no item."""
+        """Return whether the caller may do the operation: the filter allows the existing item, or
+        there is no item.
+        """
         item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=False)
         return item is None or only.allows(item.value)
 
