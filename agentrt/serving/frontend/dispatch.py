@@ -283,7 +283,7 @@ class FrontendApp:
 
     async def _delete(self, request: Request, kept: StoredResponse | None) -> dict[str, Any]:
         """Delete the stored response that a request's path names, and return the answer. Raises
-        `ApiError` for an unknown response, and for one that is still being generated.
+        `ApiError` for an unknown response, and for a response that is still being generated.
         """
         name = request.scope["path"].removeprefix(_OF_RESPONSES)
         if kept is None:
@@ -402,7 +402,7 @@ async def _model(
 
 
 def _model_of(front: Front, responses: Any) -> Model:
-    """Return the properties of a front end's model that the reading of requests depends on."""
+    """Return the properties of a front end's model on which the conversion of requests depends."""
     has_server = getattr(front.args, "tool_server", None) is not None
     profile = front.profile()
     takes = {"input_image": profile.images, "input_audio": profile.audio}
@@ -414,7 +414,9 @@ def _model_of(front: Front, responses: Any) -> Model:
 
 
 def _edited(kept: StoredResponse | None, send: Send) -> Send:
-    """Return ``send``, or a wrapper that edits a stored response as its own request requires."""
+    """Return ``send``, or a wrapper that edits a stored response as the request that created it
+    requires.
+    """
     return send if kept is None or kept.edit is None else kept.edit.sending(send)
 
 
@@ -487,7 +489,8 @@ def _refusing(path: str, send: Send) -> Send:
 
 
 def is_public(path: str, *, operator: bool) -> bool:
-    """Whether clients may reach vLLM's route at ``path``; ``operator`` is True for operators.
+    """Return whether clients may reach vLLM's route at ``path``; ``operator`` is True for
+    operators.
 
     Clients cannot reach vLLM's health checks and metrics (this server has its own), the routes that
     control the engine (sleep, caches, profiles, weights), and the routes for SageMaker.
@@ -500,10 +503,12 @@ def is_public(path: str, *, operator: bool) -> bool:
 
 
 def makes_calls(path: str) -> bool:
-    """Whether a request at ``path`` generates text, and so counts as calls of a program."""
+    """Return whether a request at ``path`` generates text, and so counts as calls of a program."""
     return path not in _NO_CALLS and not path.startswith("/v1/responses/") and not is_render(path)
 
 
 def is_render(path: str) -> bool:
-    """Whether vLLM only renders a prompt or parses an output at ``path``, without generating."""
+    """Return whether vLLM only renders a prompt or parses an output at ``path``, without
+    generating.
+    """
     return path.endswith(("/render", "/derender"))

@@ -57,9 +57,9 @@ class AnswerEdit:
         self._sent_input: dict[str, str] = {}
 
     def sending(self, send: Send) -> Send:
-        """Return a wrapper of ``send`` for an answer to a later request for the same response.
+        """Return a wrapper of ``send`` for a later request that reads the same stored response.
 
-        It edits that answer in the same way as this one.
+        The wrapper edits the answer to that request in the same way as this editor.
         """
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False

@@ -70,10 +70,12 @@ class Rows(Protocol):
         """Return a tenant's response and all items of its chat; None for an unknown id."""
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the tenant's responses that have these items."""
+        """Return the ids of the tenant's responses that have any of these items."""
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a tenant's response, if there is one. Chats that continue from it go on."""
+        """Delete a tenant's response, if there is one. Chats that continue from the response can
+        still be continued.
+        """
 
 
 @dataclass(slots=True)
@@ -192,7 +194,7 @@ class ResponseStore:
         return None if own is None else own.items.get(item_id)
 
     def get_or_create(self, tenant: str, response_id: str) -> StoredResponse:
-        """Return a tenant's response, and create it for an unknown id."""
+        """Return a tenant's response. An unknown id creates a response."""
         own = self._tenants.setdefault(tenant, _TenantResponses())
         if response_id not in own.kept:
             own.kept[response_id] = StoredResponse(self._clock(), CURRENT_REQUEST.get().model)
