@@ -106,7 +106,9 @@ def add_batches(router: APIRouter, services: BatchServices, runners: BatchRunner
 
 
 def _new_batch(services: BatchServices, tenant: str, body: BatchRequest) -> StoredBatch:
-    """Return the new batch that a request describes. Raises `ApiError` if it is not allowed."""
+    """Return the new batch that a request describes. Raises `ApiError` if the batch is not
+    allowed.
+    """
     seconds = read_window(body.completion_window)
     try:
         services.endpoints.find(body.endpoint)
