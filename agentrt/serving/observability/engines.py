@@ -47,7 +47,9 @@ class EngineCall:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """An engine: its state, its calls, its KV cache (blocks; 0 if unknown), and its work so far."""
+    """An engine: its state, its calls, the size of its KV cache (blocks; 0 if unknown), and its
+    work so far.
+    """
 
     name: str
     state: str = "ready"
@@ -110,7 +112,7 @@ class EnginesView:
         return moved
 
     def ready(self) -> bool:
-        """Whether at least one engine accepts calls."""
+        """Return whether at least one engine accepts calls."""
         return self.up and any(replica.state == "ready" for replica in self.replicas)
 
 
@@ -221,7 +223,7 @@ class SnapshotPoller:
         self._asking = asyncio.Lock()
 
     def up(self) -> bool:
-        """Whether the engine is alive, as far as is known without sending it a request."""
+        """Return whether the engine is alive, as far as is known without sending it a request."""
         return self._executor.alive()
 
     async def fresh(self, age_s: float) -> EnginesView:

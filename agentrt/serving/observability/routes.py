@@ -163,7 +163,9 @@ class Observability:
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
-        """Stream changes as server-sent events: of all programs, or all nodes of ``program``."""
+        """Stream changes as server-sent events: changes of all programs, or of all nodes of
+        ``program``.
+        """
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
             why = (
@@ -182,7 +184,7 @@ class Observability:
         if run is None or (tenant is not None and run.row.tenant != tenant):
             raise HTTPException(
                 404,
-                f"unknown program {program_id[:80]!r}; see GET /programs for live and recent ones",
+                f"unknown program {program_id[:80]!r}; GET /programs lists the programs",
             )
         return run
 
