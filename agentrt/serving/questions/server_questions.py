@@ -1,4 +1,4 @@
-"""The questions of a server to humans, of its programs and of other sources, as a common list."""
+"""A server's list of questions to humans, from its programs and from other sources."""
 
 from __future__ import annotations
 
@@ -68,13 +68,15 @@ class Viewer:
     request: Request | None = None
 
     def sees(self, tenant: str) -> bool:
-        """Whether the person may see and answer the questions of a tenant."""
+        """Return whether the person may see and answer the questions of a tenant."""
         return self.tenant is None or self.tenant == tenant
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """A selection of questions: of a program or a thread (None: all), the newest ``limit``."""
+    """A selection of questions: the newest ``limit`` questions of a program or a thread (None: of
+    all).
+    """
 
     program: str | None = None
     thread: str | None = None
@@ -99,7 +101,7 @@ class QuestionSource(Protocol):
 
 
 class ProgramQuestions:
-    """The questions of a runtime's programs. A `QuestionSource`."""
+    """A `QuestionSource` of the questions of a runtime's programs."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -167,7 +169,7 @@ class ServerQuestions:
         ]
 
     async def answer_of(self, tenant: str, question_id: str, value: Any) -> dict[str, Any]:
-        """Answer a question in a tenant's name.
+        """Answer a question on behalf of a tenant.
 
         Raises the errors of `answer`, and `QuestionClosedError` for an unknown question.
         """
