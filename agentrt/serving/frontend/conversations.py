@@ -154,7 +154,7 @@ class AnswerReader:
     ``replies`` has the messages of each choice. In the Responses API, ``id`` is the response's id,
     and ``response`` its JSON. ``is_over`` is True when all choices have ended. The stream event
     that ends a choice has the bytes ``end``, so the caller may collect events without these bytes
-    and feed many at once, which costs less.
+    and feed many events at once, which costs less.
     """
 
     def __init__(self, path: str, choices: int) -> None:

@@ -102,7 +102,9 @@ class Front(Protocol):
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
-    """Return vLLM's front ends, one for each model. Executors without vLLM's routes have none."""
+    """Return vLLM's front ends, one for each model. Executors without vLLM's routes have no front
+    ends.
+    """
     each = frontend.fronts if isinstance(frontend, FrontendsByModel) else (frontend,)
     return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
 
@@ -336,7 +338,8 @@ class FrontendApp:
     async def _models(self, name: str) -> dict[str, Any]:
         """Return the list of all models and adapters, or the card of the model called ``name``.
 
-        Each card has the fields of several vendors' APIs, so that every client finds its own.
+        Each card has the fields of several vendors' APIs, so that every client finds the fields of
+        its own API.
         """
         cards: list[dict[str, Any]] = []
         for front in self._fronts:

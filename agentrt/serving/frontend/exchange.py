@@ -57,8 +57,8 @@ _BATCH = 64
 NO_CONNECTION = "no_connection"
 """The entry in the state of a request that the server makes itself, without a connection."""
 _PIECE = 256
-"""Number of messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6
-ms.
+"""Number of messages that are hashed before other requests get a turn. With 1 kB in each message,
+this takes 0.6 ms.
 """
 
 

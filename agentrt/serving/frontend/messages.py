@@ -497,7 +497,7 @@ def _is_opaque(name: str, value: Any) -> bool:
 
 
 def _document_text(source: Block) -> str | None:
-    """Return the text of a document; None if it is not text, or is not in the request."""
+    """Return the text of a document; None if the document is not text, or is not in the request."""
     kind, data = source.get("type"), source.get("data")
     if kind == "text" and isinstance(data, str):
         return data

@@ -107,8 +107,8 @@ class Carried:
     """The tools of a request, converted to functions.
 
     ``functions`` are the functions for the model, and ``names`` their names. ``carriers`` has, by
-    function name, the tool that a function stands for, unless it is a plain function. ``own`` are
-    the tools that vLLM runs itself.
+    function name, the tool that a function stands for, except for plain functions. ``own`` are the
+    tools that vLLM runs itself.
     """
 
     functions: list[Json] = field(default_factory=list)

@@ -46,7 +46,8 @@ RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
 class ServedTool:
     """A tool of this server in place of Anthropic's server tool ``kind``.
 
-    The model may use it ``max_uses`` times in one answer, or without limit if this is None.
+    The model may use the tool ``max_uses`` times in one answer, or without limit if ``max_uses`` is
+    None.
     """
 
     kind: str

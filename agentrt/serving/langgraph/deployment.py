@@ -150,8 +150,8 @@ async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
         if not missed:
             raise fault from None
         keys = ", ".join(dict.fromkeys(missed))
-        return f"the function that makes it fails unless the config or context of a run has {keys}"
-    return f"the function that makes it works only for runs; for its schemas it fails: {fault}"
+        return f"the graph's factory fails unless the config or context of a run has {keys}"
+    return f"the graph's factory works only for runs; for the graph's schemas it fails: {fault}"
 
 
 class _RecordingMapping(dict[str, Any]):

@@ -73,7 +73,7 @@ def why(run: Run, call: EngineCall | None, view: EnginesView, name: Name) -> str
         return "no engine is ready"
     if call is None:
         is_outside = run.row.tenant in view.outside
-        return "its tenant's share is used up" if is_outside else "on its way to an engine"
+        return "its tenant's share is used" if is_outside else "on its way to an engine"
     if call.preempted_by:
         return f"preempted by {name(call.preempted_by)}"
     return call.why

@@ -198,9 +198,10 @@ class ClientPrograms:
     def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> RequestEntry:
         """Begin a request, and return its entry in its program; `leave` ends the request.
 
-        The program is the one that ``claim`` names, or else the one whose chat the request's
-        ``hashes`` continue, or a new program. Raises `BusyError` if the tenant has too many
-        programs, and `ApiError` if the program has passed its deadline or its limit of calls.
+        The program is the program that ``claim`` names, or else the program whose chat the
+        request's ``hashes`` continue, or else a new program. Raises `BusyError` if the tenant has
+        too many programs, and `ApiError` if the program has passed its deadline or its limit of
+        calls.
         """
         own = self._tenants.setdefault(tenant, _TenantPrograms())
         end = own.conversations.find(hashes)
@@ -235,13 +236,13 @@ class ClientPrograms:
         ``replies`` are the hashes of the request's chat with each reply. ``summary`` is the hash of
         a reply that summarizes the chat; a later chat may begin with this reply alone.
 
-        ``tools`` are the names of the tools that the first reply calls. They count as running until
-        the chat continues, unless the client names its calls: then it also names the nodes between
-        them.
+        ``tools`` are the names of the tools that the first reply calls. These tools count as
+        running until the chat continues, unless the client names its calls: then the client also
+        names the nodes between the calls.
 
         ``is_cut`` says that the client disconnected before any part of a reply. If the program has
-        no name and no other request, it ends, because a retry of the client begins a new program. A
-        program also ends if it has made no call, or if this was its last request.
+        no name and no other request, the program ends, because a retry of the client begins a new
+        program. A program also ends if it has made no call, or if this was its last request.
         """
         program = entry.program
         program.open -= 1
@@ -313,11 +314,11 @@ class ClientPrograms:
     def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
         """End an idle program to make room for a new program.
 
-        The first of these that exists is ended: the oldest program that has made a single request;
-        the program without a name that has been idle for the longest time; a program with a name
-        that has been idle for longer than `_silence` allows. Unless the client begins the new
-        program explicitly (``by_hand``), an explicitly begun program without calls may be ended,
-        too. Raises `BusyError` if no program can be ended.
+        The first of these programs that exists is ended: the oldest program that has made a single
+        request; the program without a name that has been idle for the longest time; a program with
+        a name that has been idle for longer than `_silence` allows. Unless the client begins the
+        new program explicitly (``by_hand``), an explicitly begun program without calls may be
+        ended, too. Raises `BusyError` if no program can be ended.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:

@@ -1,4 +1,5 @@
-"""The config and the context of a run's graph: those of the run, merged with the assistant's.
+"""The config and the context of a run's graph: the run's config and context, merged with the config
+and the context of the run's assistant.
 
 As with LangGraph's own server, keys that a client sends in the config's ``configurable`` are also
 in the context, and the other way round, so that clients need not know which of the two a graph
@@ -44,7 +45,9 @@ def in_both(config: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[Obje
 def merged(
     config: Mapping[str, Any], context: Mapping[str, Any] | None, assistant: Mapping[str, Any]
 ) -> tuple[Object, Object]:
-    """Return the config and the context of a run, merged with those of its assistant."""
+    """Return the config and the context of a run, merged with the config and context of its
+    assistant.
+    """
     base, base_context = in_both(assistant["config"], assistant["context"])
     own, own_context = in_both(config, context or {})
     # langchain_core's merge_configs would sort the tags.

@@ -5,8 +5,8 @@ for each request for the graph's schemas or a thread's state. All other graphs a
 
 A native program (``@program``) becomes a graph with a single node. Its calls stream their tokens to
 clients that request messages. `Context.human` becomes an interrupt of LangGraph: the run ends with
-the question, and the run that answers it calls the function again from its beginning, as LangGraph
-does with a node.
+the question, and the run that answers the question calls the function again from its beginning, as
+LangGraph does with a node.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class Assistants(Routes):
 
     @route("GET", f"{_A}/graph")
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
-        """Return the nodes and edges of an assistant's graph. With ``xray``, add those of its
-        subgraphs.
+        """Return the nodes and edges of an assistant's graph. With ``xray``, add the nodes and
+        edges of its subgraphs.
         """
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
             raise invalid(f"xray {xray}: use true, false, or a depth from 0 to 32")

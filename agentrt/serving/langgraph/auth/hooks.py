@@ -119,10 +119,10 @@ class Requester:
         """Ask the hooks whether the user may do ``action``, and return the filter for the objects
         that the user sees, or None for all objects.
 
-        ``value`` describes the request in the form of LangGraph's own server. A hook may change
-        the metadata of an object that is created or changed (`metadata_after`), and all fields of
-        an operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, 500
-        for an unknown filter, and the error that a hook raises as the SDK's `HTTPException`.
+        ``value`` describes the request in the form of LangGraph's own server. A hook may change the
+        metadata of an object that is created or changed (`metadata_after`), and all fields of an
+        operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, 500 if
+        it returns an unknown filter, and the error that it raises as the SDK's `HTTPException`.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
@@ -257,7 +257,7 @@ def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     )
     if unknown:
         raise ConfigError(
-            f"the authenticate hook has the unknown parameters {', '.join(unknown)}; it may have "
+            f"the authenticate hook has the unknown parameters {', '.join(unknown)}; allowed are "
             f"{', '.join(facts)}"
         )
     return {name: facts[name] for name in parameters if name in facts}

@@ -9,11 +9,11 @@ of allowing or refusing all items.
 Each filter works in two ways: as an SQL condition for rows of our tables, and as a Python function
 for other items.
 
-PostgreSQL has operators that compare JSON. SQLite has none, so it would call a Python function for
-each row. The conditions at the end of this module use SQLite's own functions instead of Python, for
-values that these functions compare in the same way: texts, integers, true, false, null, and objects
-of such values. Before SQLite parses a row's JSON, the conditions check whether the row's text can
-contain the value at all.
+PostgreSQL has operators that compare JSON. SQLite has no such operators, so it would call a Python
+function for each row. The conditions at the end of this module use SQLite's own functions instead
+of Python, for values that these functions compare in the same way: texts, integers, true, false,
+null, and objects of such values. Before SQLite parses a row's JSON, the conditions check whether
+the row's text can contain the value at all.
 """
 
 from __future__ import annotations
@@ -398,11 +398,11 @@ def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
     """Return conditions that select the rows with ``value`` at ``path`` in the JSON of ``column``,
-    and whether the conditions are exact. If they are not exact, they also select other rows.
+    and whether the conditions are exact. Conditions that are not exact also select other rows.
 
-    SQLite evaluates the conditions without calling Python. Other databases ignore them. An object
-    in the column matches if it has all keys of ``value`` with the same values; it may have further
-    keys.
+    SQLite evaluates the conditions without calling Python. Other databases ignore these conditions.
+    An object in the column matches if it has all keys of ``value`` with the same values; it may
+    have further keys.
     """
     column, sufficient = _text_of(column), True
     conditions: list[sa.ColumnElement[bool]] = []

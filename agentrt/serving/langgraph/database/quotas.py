@@ -59,8 +59,8 @@ class Quotas:
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
         """Check the size of a tenant's items before adding an item of ``size`` characters.
 
-        The tenant's items are those in namespaces that begin with the label ``root``. Raises 507 if
-        the item does not fit.
+        The namespaces of the tenant's items begin with the label ``root``. Raises 507 if the item
+        does not fit.
         """
         most = self._most(tenant, "store_mib")
         if most is None:

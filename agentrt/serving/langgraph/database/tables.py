@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.database.filters import (
 )
 
 VERSION = 1
-"""The version of these tables. A database with another version is refused."""
+"""The version of these tables. The server refuses a database with another version."""
 LONGEST_TENANT = 255
 """Maximum number of characters in a tenant's name."""
 ACTIVE = ("pending", "running")

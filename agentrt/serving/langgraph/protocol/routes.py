@@ -42,7 +42,7 @@ EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """Maximum number of a thread's newest runs whose events are replayed."""
 _OUTDATED = (b'{"method":"input.requested"', b'{"method":"lifecycle"')
-"""The beginnings of events that would mislead a client once they are outdated."""
+"""The beginnings of the JSON of events that would mislead a client when they are outdated."""
 _WATCHED = {"lifecycle", "input"}
 """The channels of the stream on which LangGraph's Python client watches for questions, separately
 from the stream of values.
@@ -60,7 +60,9 @@ connects, the end of the earlier run, and questions that have been answered by t
 
 
 _QuestionEvents = Sequence[tuple[ThreadEvent, str | None]]
-"""Stored events, each with the id of the question that it asks, or None if it asks none."""
+"""Stored events, each with the id of the question that the event asks, or None if it asks no
+question.
+"""
 
 
 class ProtocolRoutes(Routes):
@@ -261,7 +263,7 @@ class ProtocolRoutes(Routes):
         return {each["id"]: each for each in interrupts_in(row.interrupts)}
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
-        """Return whether a run has not begun: it waits in the queue, or is stored and not queued
+        """Return whether a run has not begun: it waits in the queue, or is stored but not queued
         yet.
         """
         if live is not None:

@@ -10,10 +10,10 @@
 The name of an event of a subgraph ends with "|" and the subgraph's namespace.
 
 `ProtocolAdapter` makes events of the streaming protocol, for runs that were started by a command of
-that protocol. LangGraph makes most of them (``astream_events(version="v3")``). The adapter adds the
-beginning and the end of the root graph, and the questions that the graph asks. The number of an
-event in its thread is computed from the number of its run and its number in the run, so that it
-rises with time and means the same event after a restart.
+that protocol. LangGraph makes most of these events (``astream_events(version="v3")``). The adapter
+adds the beginning and the end of the root graph, and the questions that the graph asks. The number
+of an event in its thread is computed from the number of its run and its number in the run, so that
+it rises with time and means the same event after a restart.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class ProtocolAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come, except those of `end`."""
+        """Run ``graph`` on ``input``, and yield its events as they come, except the events of
+        `end`.
+        """
         if answered := _answered(input):
             yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
         yield self._lifecycle("running")
@@ -158,7 +160,7 @@ def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_in(event: Mapping[str, Any]) -> str | None:
-    """Return the id of the question that an event asks, or None if it asks none."""
+    """Return the id of the question that an event asks, or None if the event asks no question."""
     if event["method"] != "input.requested":
         return None
     return str(event["params"]["data"]["interrupt_id"])

@@ -1,7 +1,7 @@
 """The queue of unfinished runs: which runs wait, which are running, and which starts next.
 
 A thread has at most one running run; its other runs wait in the order of their arrival. All runs
-are stored in the database, and a server resumes the unfinished ones when it starts.
+are stored in the database, and a server resumes the unfinished runs when it starts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunQueue:
-    """The live runs of a server: those that wait, and those that run."""
+    """The live runs of a server: runs that wait, and runs that run."""
 
     def __init__(self, state: TenantState) -> None:
         self._state = state
@@ -99,7 +99,7 @@ class RunQueue:
         return row, live
 
     async def resume(self) -> None:
-        """Queue the unfinished runs in the database, and start those that may run."""
+        """Queue the unfinished runs in the database, and start the runs that may run."""
         for record in await self._state.runs.active():
             self._add(record)
         self._dispatch()
@@ -155,7 +155,7 @@ class RunQueue:
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
         """Stop the live runs among ``run_ids``, and wait for their ends.
 
-        Raises the database's error if it cannot store an end now.
+        Raises the database's error if the database cannot store an end now.
         """
         stopped = [live for run_id in run_ids if (live := self.get(run_id)) is not None]
         for live in stopped:

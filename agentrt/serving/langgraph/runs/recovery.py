@@ -2,17 +2,17 @@
 
 Before its first attempt, each run stores that state as its thread's origin. A run adds checkpoints
 to the graph and to its subgraphs, and its tasks add pending writes to earlier checkpoints. The ids
-of all these checkpoints rise with time, so an id separates the checkpoints before the run from
-those of the run. A pending write is a row that belongs to a checkpoint. The rows with a task's
-question, with the answers that the task has taken, and with its error are replaced by later
+of all these checkpoints rise with time, so an id separates the checkpoints before the run from the
+checkpoints of the run. A pending write is a row that belongs to a checkpoint. The rows with a
+task's question, with the answers that the task has taken, and with its error are replaced by later
 attempts of the task, so the origin has their values. Other rows are never replaced, so the origin
 only has their keys.
 
 A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
 itself, and not only a subgraph, has added a checkpoint since the run's start. The checkpoint has
 the run's input. Otherwise, the run starts again as it was requested, but without the answers that
-tasks have taken, because LangGraph would give these to the next questions. An answer counts as
-taken when the task that asked has written something afterwards. Such a task often belongs to a
+tasks have taken, because LangGraph would give these answers to the next questions. An answer counts
+as taken when the task that asked has written something afterwards. Such a task often belongs to a
 subgraph, which may have added checkpoints meanwhile.
 """
 
@@ -98,7 +98,7 @@ async def _roll_back_command(
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How a run starts. If it ``resumes``, it starts at the thread's latest checkpoint without
-    input, otherwise as it was requested. In both cases it may have a command.
+    input, otherwise as it was requested. In both cases the run may have a command.
     """
 
     resumes: bool

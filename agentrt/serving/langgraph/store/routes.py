@@ -269,8 +269,8 @@ class StoreRoutes(Routes):
     async def _check_put(
         self, caller: Requester, op: Put, value: Object, only: Filter | None
     ) -> None:
-        """Raise 403 if the filter does not allow the new value, or the item that it would
-        replace.
+        """Raise 403 if the filter does not allow the new value, or the item that the new value
+        would replace.
         """
         if only is None:
             return
