@@ -111,7 +111,7 @@ def _deflate(body: bytes) -> Iterator[bytes]:
 def _inflated(stream: zlib._Decompress, body: bytes, at: int) -> Generator[bytes, None, int]:
     """Yield the pieces of the stream that begins at ``at``, and return where the stream ends.
 
-    The stream gets the body in slices, because it copies all input that it has not used yet.
+    The decoder gets the body in slices, because it copies all input that it has not used yet.
     """
     left = b""
     while not stream.eof:

@@ -1,4 +1,4 @@
-"""How long threads and store items are kept, according to a langgraph.json."""
+"""The lifetimes of threads and of store items, read from a langgraph.json."""
 
 from __future__ import annotations
 

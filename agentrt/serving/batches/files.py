@@ -88,7 +88,7 @@ class Files:
         await asyncio.to_thread(self.content(record.tenant, record.id).remove)
 
     async def sweep(self) -> None:
-        """Remove all expired files, except those that a live batch reads."""
+        """Remove all expired files, except files that a live batch reads."""
         now = self._clock.now()
         for record in self.records.all():
             is_expired = record.expires_at is not None and record.expires_at <= now
@@ -96,8 +96,8 @@ class Files:
                 await self.remove(record)
 
     def remove_orphans(self, being_written: Collection[tuple[str, str]]) -> None:
-        """Remove contents that have no record, except those of the files ``being_written``, which
-        are pairs of a tenant and a file id.
+        """Remove contents that have no record, except the contents of the files ``being_written``,
+        which are pairs of a tenant and a file id.
 
         A server that was killed leaves such contents. Call this method when the server starts.
         """

@@ -158,7 +158,8 @@ class PostgresStorage:
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"--database {address}: it cannot store files and batches: {error.strerror}"
+                f"--database {address}: this database cannot store files and batches: "
+                f"{error.strerror}"
             ) from error
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -231,7 +231,7 @@ def _error(described: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 async def abandon_runs(server: Server, has_ended: Callable[[str], bool]) -> None:
     """Mark the unfinished runs of ended batches in the journal as ended, so that no server resumes
-    them. ``has_ended`` takes the id of a batch.
+    them. ``has_ended`` says for the id of a batch whether the batch has ended.
     """
     journal = server.runtime.journal
     for row in () if journal is None else await journal.open_programs():

@@ -21,8 +21,8 @@ from agentrt.serving.programs.bodies import Strict
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 _MAX_BATCHES = 10_000
-"""Maximum number of batches of a tenant. When a tenant creates more, its oldest ended batches are
-removed.
+"""Maximum number of batches of a tenant. When a tenant creates more batches, its oldest ended
+batches are removed.
 """
 _WINDOW = re.compile(r"([0-9]{1,5})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600}

@@ -66,7 +66,7 @@ class Storage(Protocol):
 
     def remove_orphans(self, needed: Collection[tuple[str, str]]) -> None:
         """Remove all contents except those of the files ``needed``, which are pairs of a tenant and
-        a file id. A server that was killed leaves such contents.
+        a file id. A server that was killed leaves contents that nothing needs.
         """
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""An MCP server built with the SDK, and the tool calls of its clients. Its tools are the served
-programs and graphs.
+"""An MCP server built with the SDK, and the tool calls of the server's clients. The server's tools
+are the served programs and graphs.
 
 Each tool call starts a run. The call reports the run's progress, and asks the client the run's
 questions.
@@ -68,9 +68,9 @@ _SIMPLE = ("string", "number", "integer", "boolean")
 class ToolRun:
     """A tool call: its run, and the state of its reports and questions to the client.
 
-    ``events`` are the run's events, and its questions as they open and close. ``nodes`` are the
-    nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts the
-    progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
+    ``events`` are the run's events, and the run's questions as they open and close. ``nodes`` are
+    the nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts
+    the progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
     question id. ``is_declined`` says that the client declined a question, which ends the run.
     """
 

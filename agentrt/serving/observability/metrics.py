@@ -66,8 +66,8 @@ class Labels:
     """The labels of tenants and program types, limited in number.
 
     Clients choose these names, which must not grow the metrics without limit. The first ``tenants``
-    tenants, and the first ``types`` program types of each, have labels of their own. All others
-    share the label `OTHER`.
+    tenants, and the first ``types`` program types of each tenant, have labels of their own. All
+    other tenants and types share the label `OTHER`.
     """
 
     def __init__(self, tenants: int = 50, types: int = 20) -> None:
@@ -142,8 +142,8 @@ class _Distribution:
 class Metrics(Collector):
     """The counters and histograms, in a Prometheus registry of their own.
 
-    They are kept as plain numbers, and become Prometheus' metrics when they are read: counting with
-    the classes of prometheus_client would take several times as long, for each call.
+    The values are kept as plain numbers, and become Prometheus' metrics when they are read:
+    counting with the classes of prometheus_client would take several times as long, for each call.
     """
 
     def __init__(self, labels: Labels | None = None) -> None:
@@ -210,7 +210,7 @@ class Metrics(Collector):
     def _labels_of(self, run: Run) -> tuple[str, str]:
         """Return a program's labels.
 
-        They are chosen at the first node, because a program's type may change until then.
+        The labels are chosen at the first node, because a program's type may change until then.
         """
         if run.id not in self._counted:
             self._counted[run.id] = self.labels.of(run.row.tenant, run.type), _NOTHING

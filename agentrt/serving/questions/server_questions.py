@@ -189,7 +189,9 @@ class ServerQuestions:
         ]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """Return an open or closed question; None if it is unknown or the viewer may not see it."""
+        """Return an open or closed question; None if the question is unknown or the viewer may not
+        see it.
+        """
         return (await self._find(viewer, question_id))[1]
 
     async def answer(self, viewer: Viewer, question_id: str, value: Any) -> dict[str, Any] | None:
