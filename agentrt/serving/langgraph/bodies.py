@@ -340,7 +340,7 @@ def in_snake_case(body: Any) -> Any:
 
 
 class SendTo(Body):
-    """A node to go to, and its input."""
+    """A node to run next, and the node's input."""
 
     node: str
     input: Any = None
@@ -350,7 +350,9 @@ Goto = str | SendTo | list[str | SendTo] | None
 
 
 class Command(Body):
-    """A command to a waiting thread: an answer, an update of the state, or nodes to go to."""
+    """A command to a waiting thread: an answer, an update of the state, or the next nodes to
+    run.
+    """
 
     resume: Any = None
     update: Object | list[tuple[str, Any]] | None = None

@@ -36,8 +36,8 @@ _ENDING = ("cancel", "prune")
 
 def is_outage(error: BaseException) -> bool:
     """Return whether the database is at fault, and not the statement: the database is locked, full,
-    unreachable or read-only, or has no free connection. The drivers' error classes differ, but have
-    the same names.
+    unreachable or read-only, or has no free connection. The drivers have different error classes
+    with the same names.
     """
     if isinstance(error, HTTPException):  # the error has been turned into a response already
         return error.status_code in (_FULL_STATUS, _AWAY_STATUS)

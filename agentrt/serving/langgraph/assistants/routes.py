@@ -131,7 +131,7 @@ class Assistants(Routes):
     async def patch(
         self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
     ) -> JSON:
-        """Change an assistant, which makes a new version of it."""
+        """Change an assistant. The change makes a new version of the assistant."""
         value = _for_hooks(assistant_id, body, name=body.name)
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)

@@ -37,10 +37,10 @@ def next_time(
     """Return when ``schedule`` is next due after ``after``, or None if that is later than ``end``.
     All times are in seconds since 1970.
 
-    A time of day that the change to winter time repeats is due only once, at its first occurrence.
-    A time of day that the change to summer time skips is due right after the change. A schedule
-    with every hour (``*``) is due in each hour that passes. Raises `ValueError` for an invalid cron
-    expression, and for an expression that is never due.
+    If the change to winter time repeats a time of day, the schedule is due only at the first
+    occurrence. If the change to summer time skips a time of day, the schedule is due right after
+    the change. A schedule with every hour (``*``) is due in each hour that passes. Raises
+    `ValueError` for an invalid cron expression, and for an expression that is never due.
     """
     zone = ZoneInfo(timezone or "UTC")
     times = croniter(schedule, datetime.fromtimestamp(after, zone))

@@ -1,4 +1,4 @@
-"""The queue of unfinished runs: which runs wait, which are running, and which starts next.
+"""The queue of unfinished runs: which runs wait, which runs are running, and which run starts next.
 
 A thread has at most one running run; its other runs wait in the order of their arrival. All runs
 are stored in the database, and a server resumes the unfinished runs when it starts.

@@ -48,7 +48,9 @@ class TenantStore(BaseStore):
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
-        """Return a page of the items that a search finds and whose values ``only`` allows."""
+        """Return a page of the items that a search finds and whose values the function ``only``
+        accepts.
+        """
         page = _Page(op, only)
         while (search := page.next()) is not None:
             page.take((await self.abatch([search]))[0])

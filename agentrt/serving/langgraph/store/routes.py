@@ -291,7 +291,9 @@ class StoreRoutes(Routes):
     async def _namespaces_of(
         self, caller: Requester, op: ListNamespaces, only: Filter
     ) -> list[tuple[str, ...]]:
-        """Return one page of the namespaces that contain at least one item that ``only`` allows."""
+        """Return one page of the namespaces that contain at least one item that passes the filter
+        ``only``.
+        """
         c = items_table.c
         query = sa.select(c.prefix).distinct()
         query = query.where(within(c.prefix, root_of(caller.tenant)), *visible(c["value"], only))
@@ -332,7 +334,7 @@ def _faults_in(error: ValidationError) -> str:
 
 
 async def _search(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
-    """Return a page of the items that meet the operation's filter, and that ``only`` allows."""
+    """Return a page of the items that pass the operation's filter and the filter ``only``."""
     page: Any = {"limit": op.limit, "offset": op.offset, "refresh_ttl": op.refresh_ttl}
     if only is None:
         return await store.asearch(op.namespace, filter=op.filter, **page)
