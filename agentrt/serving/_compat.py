@@ -1,8 +1,8 @@
 """The places that depend on uvicorn's internals: timeouts, and a server inside the runtime's event
 loop.
 
-uvicorn has no public settings for these. ``tests/serving/test_compat.py`` names the tested versions
-of uvicorn, and fails if a method that is overridden here has disappeared.
+uvicorn has no public settings for these features. ``tests/serving/test_compat.py`` names the tested
+versions of uvicorn, and fails if a method that is overridden here has disappeared.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ReaderTimeout(asyncio.Protocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Remove from a request's head an upgrade to another protocol than WebSocket.
+    """Remove from a request's head an upgrade to a protocol other than WebSocket.
 
     A server may ignore the upgrade, but the parser would drop the request's body. Java's HTTP
     client offers ``h2c`` with its requests.
@@ -99,7 +99,9 @@ class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
     """The protocol of WebSockets, which closes connections whose client does not read."""
 
     async def send(self, message: Any) -> None:
-        """Send a message. Without this, uvicorn logs an error for each refused handshake."""
+        """Send a message. Without this override, uvicorn logs an error for each refused
+        handshake.
+        """
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True

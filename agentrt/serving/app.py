@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     """Return all APIs. ``projects`` are the ``langgraph.json`` files that are served.
 
-    Raises `ConfigError` if more than one of these has authentication hooks.
+    Raises `ConfigError` if more than one of these files has authentication hooks.
     """
     from agentrt.serving import chat, langgraph, mcp, observability
     from agentrt.serving.batches.api import api as batches
@@ -54,8 +54,8 @@ def _auth_of(projects: Sequence[Path]) -> Auth | None:
     if len(hooks) > 1:
         names = ", ".join(map(str, hooks))
         raise ConfigError(
-            f"several projects have authentication hooks ({names}), and a server can use those of "
-            "one project only; serve the projects on separate servers"
+            f"several projects have authentication hooks ({names}), and a server can use "
+            "the hooks of one project only; serve the projects on separate servers"
         )
     return next(iter(hooks.values()), None)
 

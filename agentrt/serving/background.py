@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Fault:
-    """The last error of a task, and how many errors there were in a row.
+    """The last error of a task, and the number of errors in a row.
 
     ``since`` is the time (seconds of the event loop) of the retry after the last error. The fault
     expires when no new error follows for a while after this time.

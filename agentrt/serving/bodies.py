@@ -14,8 +14,8 @@ from starlette.types import Message, Receive
 from agentrt.serving.encodings import coding_of, decompressed
 
 MOST_VALUES = 512 * 1024
-"""Maximum number of values in the JSON of a body. Parsing this many takes about 50 ms, in which the
-server does nothing else.
+"""Maximum number of values in the JSON of a body. Parsing this many values takes about 50 ms, in
+which the server does nothing else.
 """
 MOST_OBJECTS = 20 * 1024
 """Maximum number of objects and lists in a body. Parsing an object takes as long as parsing many
@@ -76,7 +76,9 @@ class JSONCount:
 
 
 def is_long(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the body of a request is long, or of unknown length, according to its headers."""
+    """Return whether the body of a request is long, or of unknown length, according to its
+    headers.
+    """
     size = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or not size.isdigit() or int(size[:20]) > LONG
 
@@ -86,7 +88,7 @@ class ReadBody:
 
     It returns ``first``, which is the whole ``body`` or the client's disconnect, and then the
     messages of ``rest``. ``objects`` is the number of objects and lists in the body's JSON; it is 0
-    for a body so small that nobody needs it.
+    for a body so small that nobody needs the number.
     """
 
     __slots__ = ("_first", "body", "objects", "rest")
@@ -110,7 +112,7 @@ async def read_body(
 ) -> ReadBody:
     """Read the body of a request at ``path``, and decompress it.
 
-    If the body was compressed, ``headers`` are changed to those of the plain body.
+    If the body was compressed, ``headers`` are changed to the headers of the plain body.
 
     Raises `TooLargeError` for a body that exceeds a limit, before or after decompression, and
     `EncodingError` for a body that cannot be decompressed.
@@ -134,7 +136,8 @@ async def read_body(
 
 
 async def body_of(request: Request, receive: Receive) -> ReadBody:
-    """Return the body of a request with this ``receive``, which the middleware has usually read.
+    """Return the body of a request. If the middleware has read the body, as usual, ``receive`` has
+    it; otherwise read it now.
 
     Raises `ClientDisconnect` if the client disconnected before the end of its body.
     """

@@ -12,8 +12,8 @@ _MOST_WINDOW = 8 * 1024 * 1024
 _ZSTD_SLICE = 256
 """Compressed bytes that are passed to zstd at a time. Four bytes can expand to 128 KiB."""
 MOST_MEMBERS = 4096
-"""Maximum number of gzip members or zstd frames in a body. Each costs microseconds, even if it is
-empty, and a body has room for a million empty ones.
+"""Maximum number of gzip members or zstd frames in a body. Each member costs microseconds, even if
+it is empty, and a body has room for a million empty members.
 """
 _IDENTITY = ("", "identity")
 
@@ -27,8 +27,8 @@ class EncodingError(Exception):
 
 
 def coding_of(value: bytes | None) -> str | None:
-    """Return the content coding of a request's body; None for a plain body. ``value`` is that of
-    the header Content-Encoding, or None without the header.
+    """Return the content coding of a request's body; None for a plain body. ``value`` is the value
+    of the header Content-Encoding, or None without this header.
 
     Raises `EncodingError` for a coding that this server cannot read.
     """
@@ -64,7 +64,7 @@ def accepted() -> str:
 def decompressed(coding: str, body: bytes) -> Iterator[bytes]:
     """Yield the decompressed pieces of ``body``, and empty pieces where the work takes long.
 
-    Raises `EncodingError` if its data is invalid.
+    Raises `EncodingError` if the data of the body is invalid.
     """
     if not body:
         return
@@ -109,9 +109,9 @@ def _deflate(body: bytes) -> Iterator[bytes]:
 
 
 def _inflated(stream: zlib._Decompress, body: bytes, at: int) -> Generator[bytes, None, int]:
-    """Yield the pieces of the stream that begins at ``at``, and return where it ends.
+    """Yield the pieces of the stream that begins at ``at``, and return where the stream ends.
 
-    The stream gets the body in slices, because it copies all input that it has not used yet.
+    The decoder gets the body in slices, because it copies all input that it has not used yet.
     """
     left = b""
     while not stream.eof:

@@ -35,7 +35,7 @@ _ANTHROPIC_TYPES = {413: "request_too_large"}
 
 
 def is_openai(path: str) -> bool:
-    """Whether the path belongs to the OpenAI API."""
+    """Return whether the path belongs to the OpenAI API."""
     return path.startswith("/v1/")
 
 

@@ -1,4 +1,4 @@
-"""How long threads and store items are kept, according to a langgraph.json."""
+"""The lifetimes of threads and of store items, read from a langgraph.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Strategy = Literal["delete", "keep_latest"]
 class ThreadTtl(BaseModel):
     """The lifetime of a thread: minutes without a change after which it expires.
 
-    An expired thread is deleted, or keeps its last state only, depending on ``strategy``.
+    Depending on ``strategy``, an expired thread is deleted, or keeps only its last state.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -34,7 +34,9 @@ _SPARE_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The PEM files of a server's TLS certificate. Without ``key``, the file ``chain`` has it."""
+    """The PEM files of a server's TLS certificate. Without ``key``, the file ``chain`` has
+    the key.
+    """
 
     chain: Path
     key: Path | None = None
@@ -160,7 +162,9 @@ class Listener:
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:
-    """Whether to log a record: tracebacks of requests that a shutdown cancelled are not logged."""
+    """Return whether to log a record. Tracebacks of requests that a shutdown cancelled are not
+    logged.
+    """
     return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 

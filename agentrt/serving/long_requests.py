@@ -2,8 +2,8 @@
 
 The work of a request between two waits is a step, and no other request runs during a step. Reading
 and checking a body of a megabyte takes several steps of ten milliseconds. A short call has about
-fifteen steps, and without a limit, a step of every large request could run between each two of
-them. So only one large request at a time takes steps, and tenants take turns. While short requests
+fifteen steps, and without a limit, a step of every large request could run between two of these
+steps. So only one large request at a time takes steps, and tenants take turns. While short requests
 are in flight, the steps of all large requests together take at most `SHARE` of the time.
 """
 
@@ -21,9 +21,9 @@ SHARE = 0.25
 BURST_S = 0.004
 """Seconds that large requests may use in advance of their share."""
 _MOST_S = 0.1
-"""Maximum number of seconds that a step is charged with."""
+"""Maximum number of seconds that are charged for a step."""
 _LEAST_S = 0.0005
-"""Shorter waits (seconds) are skipped."""
+"""Waits that are shorter than this number of seconds are skipped."""
 
 
 class LongRequests:

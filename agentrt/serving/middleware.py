@@ -131,7 +131,7 @@ class Middleware:
                 self._long.short -= 1
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        """Return the error for a request or a WebSocket that may not pass; None if it may."""
+        """Return the error for a request or a WebSocket that may not pass; None if it may pass."""
         path, server = scope["path"], self._server
         is_socket = scope["type"] == "websocket"
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
@@ -260,7 +260,9 @@ def _is_open(path: str) -> bool:
 
 
 def _goes_on(method: str, path: str) -> bool:
-    """Whether a draining server accepts a request: reads, and answers to questions of live runs."""
+    """Return whether a draining server accepts a request: reads, and answers to questions of live
+    runs.
+    """
     return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
 
 

@@ -60,7 +60,7 @@ class OriginCheck:
     """The check of each request's host and origin.
 
     Pages of the configured ``origins`` may read answers. On a server without keys, pages of this
-    machine may, too.
+    machine may read answers, too.
     """
 
     def __init__(self, origins: Origins, *, has_keys: bool) -> None:
@@ -112,7 +112,7 @@ class OriginCheck:
 
 
 def _names(origins: Origins, host: str) -> bool:
-    """Whether ``host``, with or without a port, is a name of this server."""
+    """Return whether ``host``, with or without a port, is a name of this server."""
     name = _name(host)
     if not host:  # possible in HTTP/1.0 only; browsers always send a host
         return True
@@ -129,7 +129,7 @@ def _names(origins: Origins, host: str) -> bool:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether a page of ``origin`` comes from this server itself."""
+    """Return whether a page of ``origin`` comes from this server itself."""
     parts = urlsplit(origin)
     port = _DEFAULT_PORTS.get(parts.scheme, "")
     return parts.netloc.lower().removesuffix(port) == host.removesuffix(port) != ""

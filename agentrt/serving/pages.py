@@ -19,7 +19,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Headers by which the browser loads files of this server only."""
+"""Headers that make the browser load files only from this server."""
 
 
 class WebPage:

@@ -80,7 +80,7 @@ class KeyCheck(Protocol):
         """Return the tenant of a key; None for an unknown key."""
 
     def is_operator(self, tenant: str) -> bool:
-        """Whether a tenant operates the server, and may see all other tenants."""
+        """Return whether a tenant operates the server, and may see all other tenants."""
 
 
 class ModelRoutes(Protocol):
@@ -166,9 +166,10 @@ class Server:
         }
 
     def shows_texts(self, tenant: str | None) -> bool:
-        """Whether lists of programs show questions and error messages to a tenant (None: operator).
+        """Return whether lists of programs show questions and error messages to a tenant (None:
+        operator).
 
-        They are hidden if they may belong to another user of the same tenant.
+        The texts are hidden if they may belong to another user of the same tenant.
         """
         return not self.has_users or (tenant is None and self.keys is not None)
 

@@ -31,7 +31,7 @@ def read_section(projects: Sequence[Path], name: str, kind: type[S]) -> tuple[Pa
     if len(sections) > 1:
         raise ConfigError(
             f"several projects have {name} ({', '.join(map(str, sections))}), and a server can use "
-            "that of one project only; remove it from the other files"
+            "the section of one project only; remove it from the other files"
         )
     for project, section in sections.items():
         try:

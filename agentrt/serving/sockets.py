@@ -15,17 +15,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt.serving.error_responses import error_response
 
 SUBPROTOCOL = "agentrt"
-"""The subprotocol that the server selects from a page's offers, so that it never sends the key."""
+"""The subprotocol that the server selects from a page's offers, so that the server never sends the
+key back.
+"""
 _KEY = b"agentrt.bearer."
 
 Check = Callable[[Scope, dict[bytes, bytes]], Response | None]
 
 
 class Sockets:
-    """An ASGI application that passes WebSockets to ``app`` after ``check``, and refuses others.
+    """An ASGI application that passes a WebSocket to ``app`` if ``check`` allows it, and else
+    refuses it.
 
-    ``answer`` is the application that answers HTTP requests. A WebSocket of the Responses API sends
-    each of its messages to it as a request.
+    ``answer`` is the application that answers HTTP requests. Each message on a WebSocket of the
+    Responses API becomes a request to this application.
     """
 
     def __init__(self, app: ASGIApp, check: Check, answer: ASGIApp) -> None:

@@ -29,8 +29,8 @@ class WebhookRules:
 
     A host that is named literally (``hooks.example.com``, an address) may have any unicast address
     except link-local addresses. Hosts that only match ``*.example.com`` or ``*`` must have public
-    addresses. ``https`` allows only https URLs, ``ports`` only these ports (if any are named), and
-    ``longest`` limits the length of URLs (characters).
+    addresses. ``https`` allows only https URLs, ``ports`` allows only these ports (if it is not
+    empty), and ``longest`` limits the length of URLs (characters).
     """
 
     hosts: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def _host(text: str, where: str) -> str:
 def _filled(text: str, prefix: str, project: Path) -> str:
     """Replace ``${{ env.NAME }}`` in a header's value by the environment variable.
 
-    Raises `ProgramLoadError` if the variable is not set, or lacks the prefix.
+    Raises `ProgramLoadError` if the variable is not set, or if its name lacks the ``prefix``.
     """
 
     def value(match: re.Match[str]) -> str:

@@ -140,7 +140,7 @@ def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: R
 def test_a_factory_that_needs_more_of_a_run_is_served(tmp_path: Path, command: Run) -> None:
     path = project(tmp_path, graphs=graphs("needy"))
     ran = command("serve", "--check", path)
-    says = "yes the function that makes it fails unless the config or context of a run has cups"
+    says = "yes the graph's factory fails unless the config or context of a run has cups"
     assert (ran.code, rows(ran.out)) == (0, {"graphs.needy": says})
 
 
@@ -149,7 +149,7 @@ def test_a_factory_that_needs_a_run_is_served(tmp_path: Path, command: Run) -> N
     ran = command("serve", "--check", path)
     assert ran.code == 0
     found = rows(ran.out)
-    assert found["graphs.for_runs"].startswith("yes the function that makes it works only for runs")
+    assert found["graphs.for_runs"].startswith("yes the graph's factory works only for runs")
     assert found["graphs.needy_context"].endswith("the config or context of a run has spoons")
 
 

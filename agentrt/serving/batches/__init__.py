@@ -2,13 +2,13 @@
 served programs.
 
 - `stored`: the records of a file and of a batch, and their JSON for clients.
-- `storage`: what keeps records and contents; `folder`: in a folder beside an SQLite database;
-  `postgres`: in a PostgreSQL database.
+- `storage`: the storage of records and contents; `folder`: a folder beside an SQLite database;
+  `postgres`: a PostgreSQL database.
 - `records`: the records in memory, and in the storage.
 - `lines`: reads and writes the lines of input, output and error files.
 - `slots`: limits the number of batch requests in flight.
 - `requests`: answers one request of a batch inside this process.
 - `runner`: takes a batch from its creation to its final status.
 - `files` and `routes`: the routes of files and of batches.
-- `api`: opens all of it for a server, and resumes the unfinished batches.
+- `api`: opens all these parts for a server, and resumes the unfinished batches.
 """

@@ -28,7 +28,9 @@ _SWEEP_S = 60.0
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Open the routes of files and batches. Raises `ConfigError` if they cannot be stored."""
+    """Open the routes of files and batches. Raises `ConfigError` if the server cannot store files
+    and batches.
+    """
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
     async with AsyncExitStack() as stack:
         storage = await asyncio.to_thread(open_storage, server.database)

@@ -25,7 +25,9 @@ DEFAULT_LIFETIME_S = MAX_LIFETIME_S
 same default.
 """
 PURPOSE_INPUT, PURPOSE_OUTPUT = "batch", "batch_output"
-"""The purpose of files that clients upload for batches, and of files that batches write."""
+"""The purpose of files that clients upload for batches, and the purpose of files that batches
+write.
+"""
 _MAX_PAGE = 10_000
 _MAX_FILENAME = 255
 _MAX_FORM_FIELDS = 16
@@ -35,7 +37,8 @@ class Files:
     """The files of all tenants.
 
     ``batch_reading`` takes a tenant and the id of a file, and returns the id of the live batch
-    whose input the file is, or None. A file that a live batch reads is not removed.
+    whose input the file is, or None if there is no such batch. A file that a live batch reads is
+    not removed.
     """
 
     def __init__(
@@ -80,12 +83,12 @@ class Files:
         return record
 
     async def remove(self, record: StoredFile) -> None:
-        """Remove a file and its content. Raises `OSError` if they cannot be removed."""
+        """Remove a file and its content. Raises `OSError` if the file cannot be removed."""
         await self.records.remove(record)
         await asyncio.to_thread(self.content(record.tenant, record.id).remove)
 
     async def sweep(self) -> None:
-        """Remove all expired files, except those that a live batch reads."""
+        """Remove all expired files, except files that a live batch reads."""
         now = self._clock.now()
         for record in self.records.all():
             is_expired = record.expires_at is not None and record.expires_at <= now
@@ -93,10 +96,10 @@ class Files:
                 await self.remove(record)
 
     def remove_orphans(self, being_written: Collection[tuple[str, str]]) -> None:
-        """Remove contents that have no record, except those of the files ``being_written``, which
-        are pairs of a tenant and a file id.
+        """Remove contents that have no record, except the contents of the files ``being_written``,
+        which are pairs of a tenant and a file id.
 
-        Such contents are left by a server that was killed. Call this when the server starts.
+        A server that was killed leaves such contents. Call this method when the server starts.
         """
         known = {(record.tenant, record.id) for record in self.records.all()}
         self._storage.remove_orphans(known.union(being_written))
@@ -179,8 +182,8 @@ class Files:
         if limit_mib is not None and used + size > limit_mib * 2**20:
             raise ApiError(
                 400,
-                f"tenant {tenant!r} has {used / 2**20:.1f} MiB of files, and this file would take "
-                f"it over its limit files_mib, which is {limit_mib}; delete some files",
+                f"tenant {tenant!r} has {used / 2**20:.1f} MiB of files, and with this file it "
+                f"would exceed its limit files_mib, which is {limit_mib}; delete some files",
                 code="storage_limit_exceeded",
             )
 
@@ -188,8 +191,8 @@ class Files:
 def read_lifetime(anchor: object, seconds: object, name: str = "expires_after") -> int:
     """Return the lifetime of a file in seconds, from the values of its field ``expires_after``.
 
-    ``name`` is the name of the field for error messages. Raises `ApiError` for other values than
-    OpenAI's API allows.
+    ``name`` is the name of that field in error messages. Raises `ApiError` for values that OpenAI's
+    API does not allow.
     """
     if anchor != "created_at":
         text = f"{name}.anchor must be 'created_at', got {anchor!r}"

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class FolderContent:
-    """The content of a file at ``path``. ``folder`` creates the folder of its tenant."""
+    """The content of a file at ``path``. ``folder`` creates the folder of the file's tenant."""
 
     def __init__(self, path: Path, folder: FolderStorage, tenant: str) -> None:
         self._path, self._folder, self._tenant = path, folder, tenant
@@ -61,7 +61,7 @@ class FolderStorage:
     The folder is created and locked for this process by the first write, so that a server without
     files and batches writes nothing to the disk. A folder that exists is locked at once.
 
-    Raises `ConfigError` if another process has locked the folder, or if it cannot be used.
+    Raises `ConfigError` if another process has locked the folder, or if the folder cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,9 @@ class FolderStorage:
         return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
     def create(self, tenant: str) -> Path:
-        """Create the folder of a tenant if it does not exist, and return it. Raises `OSError`."""
+        """Create the folder of a tenant if it does not exist, and return the folder's path. Raises
+        `OSError`.
+        """
         if self._lock is None:
             self._open()
         folder = self._of(tenant)
@@ -98,7 +100,7 @@ class FolderStorage:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"{self.path}: files and batches cannot be kept there: {reason}"
+                f"{self.path}: this folder cannot store files and batches: {reason}"
             ) from error
 
     def _folders(self) -> Iterator[Path]:

@@ -24,7 +24,7 @@ _STREAM = "stream"
 _BATCH_ID_PREFIX = "batch_"
 ANSWER_ID_PREFIX = "batch_req_"
 """The beginning of the ids of answers. The id of an answer is also the name of the program that
-makes the calls for it.
+makes the calls for the answer.
 """
 
 
@@ -53,7 +53,7 @@ class LineAnswer:
 
     @property
     def failed(self) -> bool:
-        """Whether the answer belongs into the error file."""
+        """Whether the answer belongs in the error file."""
         return self.error is not None or not 200 <= self.status < 300
 
 
@@ -76,7 +76,7 @@ def numbered_lines(content: Content) -> Iterator[tuple[int, bytes]]:
 
 
 def read_request(number: int, line: bytes, endpoint: str) -> LineRequest:
-    """Return the request in an input line. Raises `LineError` if it is not a valid request.
+    """Return the request in an input line. Raises `LineError` if the line is not a valid request.
 
     ``endpoint`` is the endpoint of the batch, which must be the request's ``url``.
     """
@@ -112,7 +112,7 @@ class InputCheck:
     """The result of checking an input file.
 
     ``total`` is the number of requests, and ``model`` the model of the first request. ``errors``
-    are in the form of OpenAI's batch object, and empty for a valid file.
+    are in the form of OpenAI's batch object; a valid file has none.
     """
 
     total: int = 0
@@ -121,9 +121,10 @@ class InputCheck:
 
 
 def check_input(content: Content, endpoint: str) -> InputCheck:
-    """Check all lines of an input file. Raises `OSError`, and `FileNotFoundError` if it is gone.
+    """Check all lines of an input file. Raises `OSError`, or `FileNotFoundError` if the file does
+    not exist any more.
 
-    A long file takes a while, so call this in a thread.
+    The check of a long file takes a while, so call this function in a thread.
     """
     check, seen = InputCheck(), dict[str, int]()
     content.size()

@@ -42,7 +42,7 @@ SELECT part, data FROM (
 """
 _ADD = "INSERT INTO agentrt_batch_contents VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _LOCK_KEY = 0x61677262
-"""The key of the advisory lock on these tables, which must not be that of another lock."""
+"""The key of the advisory lock on these tables, which no other lock may have."""
 _LOCK_S = 0.1
 
 T = TypeVar("T")
@@ -143,8 +143,8 @@ class _LockedConnection(PostgresConnection):
 
 
 class PostgresStorage:
-    """The tables ``agentrt_batch_…`` of the database at an address. Their content is read and
-    written by one thread at a time.
+    """The tables ``agentrt_batch_…`` of the database at an address. Only one thread at a time reads
+    and writes these tables.
 
     Raises `ConfigError` if the database cannot be used, or if another server uses it.
     """
@@ -158,11 +158,14 @@ class PostgresStorage:
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"--database {address}: files and batches cannot be kept there: {error.strerror}"
+                f"--database {address}: this database cannot store files and batches: "
+                f"{error.strerror}"
             ) from error
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Execute a statement, whose repetition must change nothing, and return its rows."""
+        """Execute an idempotent statement, which may be repeated after a failure, and return its
+        rows.
+        """
         return self._work(
             lambda: self._connection.again(lambda: self._connection.execute(statement, values))
         )

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class StoredRecord(Protocol):
     """A stored file or batch of a tenant.
 
-    ``number`` grows with each new record of the tenant, so that records of the same second
-    are listed in the order of their creation, too.
+    ``number`` grows with each new record of the tenant, so that records that were created in the
+    same second are also listed in the order of their creation.
     """
 
     @property
@@ -135,7 +135,9 @@ class Records(Generic[R]):
         }
 
     async def put(self, record: R) -> None:
-        """Add or replace a record. It is stored when this returns. Raises `OSError`."""
+        """Add or replace a record. The record is stored when this method returns. Raises
+        `OSError`.
+        """
         # The fields are read under the lock, so that the last write has the last state.
         async with self._writing:
             text = json.dumps(record.to_fields())

@@ -45,7 +45,7 @@ class BatchEndpoint(Protocol):
 
     @property
     def slots(self) -> Slots:
-        """The slots that limit the number of its requests in flight."""
+        """The slots that limit the number of the endpoint's requests in flight."""
 
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Answer a request. ``name`` is the id of the answer, and stays the same when a later
@@ -231,7 +231,7 @@ def _error(described: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 async def abandon_runs(server: Server, has_ended: Callable[[str], bool]) -> None:
     """Mark the unfinished runs of ended batches in the journal as ended, so that no server resumes
-    them. ``has_ended`` takes the id of a batch.
+    them. ``has_ended`` says for the id of a batch whether the batch has ended.
     """
     journal = server.runtime.journal
     for row in () if journal is None else await journal.open_programs():
@@ -258,6 +258,6 @@ class Endpoints:
         if path in runs:
             return ProgramEndpoint(server, self._runs, runs[path], self._program_slots)
         raise NotServedError(
-            f"this server has no batches for endpoint {path!r}; it has them for "
-            f"{', '.join([*models, *runs]) or 'no endpoint'}"
+            f"batches on this server cannot use the endpoint {path!r}; available endpoints: "
+            f"{', '.join([*models, *runs]) or 'none'}"
         )

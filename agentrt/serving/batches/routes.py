@@ -21,8 +21,8 @@ from agentrt.serving.programs.bodies import Strict
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 _MAX_BATCHES = 10_000
-"""Maximum number of batches of a tenant. When a tenant creates more, its oldest ended batches are
-removed.
+"""Maximum number of batches of a tenant. When a tenant creates more batches, its oldest ended
+batches are removed.
 """
 _WINDOW = re.compile(r"([0-9]{1,5})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600}
@@ -106,7 +106,9 @@ def add_batches(router: APIRouter, services: BatchServices, runners: BatchRunner
 
 
 def _new_batch(services: BatchServices, tenant: str, body: BatchRequest) -> StoredBatch:
-    """Return the new batch that a request describes. Raises `ApiError` if it is not allowed."""
+    """Return the new batch that a request describes. Raises `ApiError` if the batch is not
+    allowed.
+    """
     seconds = read_window(body.completion_window)
     try:
         services.endpoints.find(body.endpoint)

@@ -2,7 +2,7 @@
 requests, and completes its output and error files.
 
 The progress of a batch is in its output and error files. After a kill, the next server reads from
-them which requests it still has to answer.
+these files which requests are still unanswered.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from agentrt.serving.tenants.admission import IS_BATCH
 from agentrt.steady import SteadyClock
 
 _MAX_PENDING = 256
-"""Maximum number of requests of one batch that have begun: they are in flight, or wait for a retry
-because their tenant is at a limit.
+"""Maximum number of requests of one batch that have begun and not ended: the requests are in
+flight, or wait for a retry because their tenant is at a limit.
 """
 _READ_REQUESTS = 64
 """Number of requests that are read from an input file at once."""
@@ -82,7 +82,7 @@ class BatchRunner:
         self._end_backoff = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until the batch has ended or the server drains.
+        """Run the batch until it has ended or the server drains.
 
         A step that raises an error, for example because the disk is full, is retried with
         exponential back-off.
@@ -236,8 +236,8 @@ class BatchRunner:
     ) -> None:
         """Answer a request that has acquired its slot, and write the line of its answer.
 
-        The slot is kept until the line is on the disk. So after a kill, no more requests are
-        answered again than there are slots.
+        The slot is kept until the line is on the disk. So after a kill, the number of requests that
+        are answered again is at most the number of slots.
         """
         record = self._record
         name = answer_id(record.id, request.number)

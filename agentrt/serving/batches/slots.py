@@ -15,7 +15,9 @@ from agentrt.serving.batches.lines import ANSWER_ID_PREFIX
 from agentrt.serving.server import Server
 
 _DEFAULT_ENGINE_SLOTS = 16
-"""The assumed number of calls that an engine runs at once, for engines that do not report it."""
+"""The assumed number of calls that an engine runs at once, for engines that do not report this
+number.
+"""
 _MAX_PROGRAMS = 256
 """Maximum number of programs of all batches that are live at once. The engine's memory decides
 which of their calls run.

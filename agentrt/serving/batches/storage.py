@@ -31,10 +31,10 @@ class Content(Protocol):
         """Return the number of bytes. Raises `FileNotFoundError` if there is no content."""
 
     def lines(self) -> Iterator[bytes]:
-        """Yield each line with its line end. An empty iterator if there is no content."""
+        """Yield each line with its line end. Yield nothing if there is no content."""
 
     def store(self, source: BinaryIO) -> None:
-        """Store all bytes of ``source`` as the content, or nothing if this raises."""
+        """Store all bytes of ``source`` as the content, or nothing if this method raises."""
 
     def open_answers(self) -> AnswerLines:
         """Open the content to add lines. A line that a kill has left incomplete is removed."""
@@ -66,7 +66,7 @@ class Storage(Protocol):
 
     def remove_orphans(self, needed: Collection[tuple[str, str]]) -> None:
         """Remove all contents except those of the files ``needed``, which are pairs of a tenant and
-        a file id. Other contents are left by a server that was killed.
+        a file id. A server that was killed leaves contents that nothing needs.
         """
 
     def close(self) -> None:

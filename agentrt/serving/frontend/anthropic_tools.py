@@ -2,9 +2,9 @@
 
 Anthropic's API has tools that are named by their type alone, without a schema. Some of them are run
 by the client (a shell, an editor, a memory, a screen). Their schemas are published, so this module
-adds the schema, and the model can call them. Others are run by Anthropic's servers (search, fetch,
-code execution, MCP toolsets). They are left out, unless this server has a tool in their place.
-These are pure functions.
+adds each schema, and the model can call these tools. Others are run by Anthropic's servers (search,
+fetch, code execution, MCP toolsets). Such a tool is left out, unless this server has a tool in its
+place. These are pure functions.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ class Tools:
 
 
 def _is_known_by_type(tool: ToolFields) -> bool:
-    """Whether a tool has no schema of its own.
+    """Return whether a tool has no schema of its own.
 
-    A tool in OpenAI's format is the client's mistake; it is left for vLLM to refuse.
+    A tool in OpenAI's format is the client's mistake, and vLLM refuses it.
     """
     return "input_schema" not in tool and "function" not in tool
 
@@ -216,7 +216,7 @@ def read_tools(
 
 
 def _is_unknown_choice(choice: Any) -> bool:
-    """Whether a ``tool_choice`` is an object of a type that vLLM would refuse."""
+    """Return whether a ``tool_choice`` is an object of a type that vLLM would refuse."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     return isinstance(kind, str) and kind not in _CHOICES
 
@@ -229,7 +229,7 @@ def server_kinds(body: Mapping[str, Any]) -> set[str]:
 
 
 def is_deferred(tool: Any) -> bool:
-    """Whether a tool is shown to the model only after a tool search has loaded it."""
+    """Return whether a tool is shown to the model only after a tool search has loaded it."""
     return isinstance(tool, dict) and bool(tool.get("defer_loading"))
 
 

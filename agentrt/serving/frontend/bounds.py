@@ -63,7 +63,7 @@ _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 def calls_of(path: str, body: Mapping[str, Any]) -> int:
     """Return how many calls a request makes: choices times prompts.
 
-    Raises `ApiError` if this exceeds a limit.
+    Raises `ApiError` if this number exceeds a limit.
     """
     choices, prompts = _count(body.get("n")), 1
     if choices > MOST_CHOICES:
@@ -130,10 +130,10 @@ def within_window(
 ) -> Mapping[str, Any]:
     """Return the body with its answer limits lowered to the model's ``window`` (tokens).
 
-    Agents ask for the longest answer of their vendor's models, and vLLM refuses limits that exceed
-    the window. vLLM itself lowers the limit further, to the space that the prompt leaves. A
-    thinking budget is lowered, too. If the engine does not support ``budgets``, the budget is
-    removed, and thinking is not limited.
+    Agents ask for the longest answer that their vendor's models give, and vLLM refuses limits that
+    exceed the window. vLLM itself lowers the limit further, to the space that the prompt leaves. A
+    thinking budget is lowered, too. Without ``budgets``, the engine cannot limit thinking, so the
+    budget is removed.
     """
     changed: dict[str, Any] = {}
     for name in _LIMITS.get(path, _CHAT_LIMITS):
@@ -155,8 +155,8 @@ _INTEGER = TypeAdapter(int)
 
 
 def _integer(value: Any) -> int:
-    """Return a field's value where vLLM reads it as an integer, also from ``3.2e4`` or a text; 0
-    for any other value.
+    """Return a field's value as an integer if vLLM reads the value as an integer, as it does with
+    ``3.2e4`` and with numbers in a text. Return 0 for any other value.
     """
     if value.__class__ is int:
         return value  # the usual case, without a further check
@@ -193,7 +193,9 @@ def _count(value: Any) -> int:
 
 
 def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON schemas of a request, of answer formats and tools, with their field names."""
+    """Yield the JSON schemas of a request's answer formats and tools, each after the name of its
+    field.
+    """
     if "response_format" in body:
         yield "response_format", body["response_format"]
     for name in ("text", "output_config"):
@@ -251,9 +253,7 @@ class _Weight:
             self._repeats += sum(int(b or a) for a, b in _QUANTIFIER.findall(pattern))
         self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
         if self._repeats > MOST_REPEATS:
-            raise _too_much(
-                field, self._repeats, MOST_REPEATS, "as the sum of lengths and repetitions"
-            )
+            raise _too_much(field, self._repeats, MOST_REPEATS, "(sum of lengths and repetitions)")
         self._check_texts(field, schema)
         properties, required = schema.get("properties"), schema.get("required")
         if isinstance(properties, dict):

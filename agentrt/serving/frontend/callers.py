@@ -1,4 +1,4 @@
-"""Callers that make the model calls of an HTTP request as calls of its program."""
+"""Callers that make the model calls of an HTTP request as calls of the request's program."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class RequestCaller(Caller):
     def chunks(
         self, spec: CallSpec, *, stream: bool, scope: Scope | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, in ``scope`` or in a new scope. The caller has to read its chunks at once.
+        """Make a call, in ``scope`` or in a new scope, and return its chunks, which must be read at
+        once.
 
         Raises the error with which the request was cancelled, or `CalledOffError` if the program
         has ended.
@@ -101,8 +102,8 @@ class RequestCaller(Caller):
     def failed(self, error: BaseException) -> AgentrtError | None:
         """Return the error that the client gets for ``error``, or None for a cancelled request.
 
-        This is a `CallTimeoutError` after the program's deadline, and a `CalledOffError` after the
-        program has been ended.
+        The error is a `CallTimeoutError` after the program's deadline, and a `CalledOffError` after
+        the program has been ended.
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):

@@ -1,5 +1,5 @@
-"""Read the conversation of a request, and its continuation in the answer, for chat completions,
-Messages and Responses. These are pure functions.
+"""Read the conversation of a request, and the continuation of the conversation in the answer, for
+chat completions, Messages and Responses. These are pure functions.
 
 All three formats become messages with a role, text and tool calls, which
 `agentrt.serving.programs.conversation` hashes. A client sends earlier answers back in its next
@@ -96,7 +96,7 @@ def _blocks(message: Mapping[str, Any]) -> Message:
 
 
 def _is_aside(block: Mapping[str, Any]) -> bool:
-    """Whether a block is left out of the hash: thinking, and tools that a server ran.
+    """Return whether a block is left out of the hash: thinking, and tools that a server ran.
 
     Another server may return the result of the same tool in another form.
     """
@@ -154,7 +154,7 @@ class AnswerReader:
     ``replies`` has the messages of each choice. In the Responses API, ``id`` is the response's id,
     and ``response`` its JSON. ``is_over`` is True when all choices have ended. The stream event
     that ends a choice has the bytes ``end``, so the caller may collect events without these bytes
-    and feed many at once, which costs less.
+    and feed many events at once, which costs less.
     """
 
     def __init__(self, path: str, choices: int) -> None:
@@ -259,7 +259,7 @@ class _Parts:
         call[1] += arguments or ""
 
     def has(self, index: int) -> bool:
-        """Whether the block at ``index`` is a tool call."""
+        """Return whether the block at ``index`` is a tool call."""
         return index in self._calls
 
     def message(self) -> Message:

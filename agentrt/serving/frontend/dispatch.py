@@ -102,7 +102,9 @@ class Front(Protocol):
 
 
 def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
-    """Return vLLM's front ends, one for each model. Executors without vLLM's routes have none."""
+    """Return vLLM's front ends, one for each model. Executors without vLLM's routes have no front
+    ends.
+    """
     each = frontend.fronts if isinstance(frontend, FrontendsByModel) else (frontend,)
     return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
 
@@ -283,7 +285,7 @@ class FrontendApp:
 
     async def _delete(self, request: Request, kept: StoredResponse | None) -> dict[str, Any]:
         """Delete the stored response that a request's path names, and return the answer. Raises
-        `ApiError` for an unknown response, and for one that is still being generated.
+        `ApiError` for an unknown response, and for a response that is still being generated.
         """
         name = request.scope["path"].removeprefix(_OF_RESPONSES)
         if kept is None:
@@ -336,7 +338,8 @@ class FrontendApp:
     async def _models(self, name: str) -> dict[str, Any]:
         """Return the list of all models and adapters, or the card of the model called ``name``.
 
-        Each card has the fields of several vendors' APIs, so that every client finds its own.
+        Each card has the fields of several vendors' APIs, so that every client finds the fields of
+        its own API.
         """
         cards: list[dict[str, Any]] = []
         for front in self._fronts:
@@ -402,7 +405,7 @@ async def _model(
 
 
 def _model_of(front: Front, responses: Any) -> Model:
-    """Return the properties of a front end's model that the reading of requests depends on."""
+    """Return the properties of a front end's model on which the conversion of requests depends."""
     has_server = getattr(front.args, "tool_server", None) is not None
     profile = front.profile()
     takes = {"input_image": profile.images, "input_audio": profile.audio}
@@ -414,7 +417,9 @@ def _model_of(front: Front, responses: Any) -> Model:
 
 
 def _edited(kept: StoredResponse | None, send: Send) -> Send:
-    """Return ``send``, or a wrapper that edits a stored response as its own request requires."""
+    """Return ``send``, or a wrapper that edits a stored response as the request that created it
+    requires.
+    """
     return send if kept is None or kept.edit is None else kept.edit.sending(send)
 
 
@@ -487,7 +492,8 @@ def _refusing(path: str, send: Send) -> Send:
 
 
 def is_public(path: str, *, operator: bool) -> bool:
-    """Whether clients may reach vLLM's route at ``path``; ``operator`` is True for operators.
+    """Return whether clients may reach vLLM's route at ``path``; ``operator`` is True for
+    operators.
 
     Clients cannot reach vLLM's health checks and metrics (this server has its own), the routes that
     control the engine (sleep, caches, profiles, weights), and the routes for SageMaker.
@@ -500,10 +506,12 @@ def is_public(path: str, *, operator: bool) -> bool:
 
 
 def makes_calls(path: str) -> bool:
-    """Whether a request at ``path`` generates text, and so counts as calls of a program."""
+    """Return whether a request at ``path`` generates text, and so counts as calls of a program."""
     return path not in _NO_CALLS and not path.startswith("/v1/responses/") and not is_render(path)
 
 
 def is_render(path: str) -> bool:
-    """Whether vLLM only renders a prompt or parses an output at ``path``, without generating."""
+    """Return whether vLLM only renders a prompt or parses an output at ``path``, without
+    generating.
+    """
     return path.endswith(("/render", "/derender"))

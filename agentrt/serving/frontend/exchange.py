@@ -51,14 +51,14 @@ _LOG = logging.getLogger(__name__)
 _OK = 200
 _ERROR = b"event: error"
 _BEFORE = {RESPONSES: 2}
-"""By path: the number of stream events that vLLM sends before the model call has begun."""
+"""The number of stream events that vLLM sends before the model call has begun, by path."""
 _BATCH = 64
 """Maximum number of stream pieces that are collected before they are parsed together."""
 NO_CONNECTION = "no_connection"
 """The entry in the state of a request that the server makes itself, without a connection."""
 _PIECE = 256
-"""Number of messages that are hashed before other requests get a turn. At 1 kB each this takes 0.6
-ms.
+"""Number of messages that are hashed before other requests get a turn. With 1 kB in each message,
+this takes 0.6 ms.
 """
 
 
@@ -206,7 +206,7 @@ class Exchange:
         await self._over.wait()
 
     def _end_try(self) -> None:
-        """Record the end of this try: the client may retry."""
+        """Record the end of this try, because the client may send the request again."""
         if self._try is not None:
             own, self._try = self._try, None
             start: Message = getattr(self, "_start", {})
@@ -274,7 +274,8 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------
 
     def _begin_early(self, send: Send) -> None:
-        """Send the head of a stream and a ping before vLLM begins it, to keep the connection open.
+        """Send the head of a stream and a ping before vLLM begins the stream, to keep the
+        connection open.
 
         This happens when vLLM has not begun in time, for example behind long prompts. An error
         that comes later is sent as an event of the stream.
@@ -287,7 +288,7 @@ class Exchange:
         send_now(send(alive))
 
     def _begin_whole(self, send: Send) -> None:
-        """Send the head of a JSON answer early, and newlines until the answer is there.
+        """Send the head of a JSON answer early, and then newlines until the answer is ready.
 
         JSON may begin with newlines, and they keep the connection open.
         """
@@ -305,7 +306,7 @@ class Exchange:
     def _break_off(self, why: str) -> None:
         """Leave a JSON answer without its end, so that the server closes the connection.
 
-        The status 200 has been sent already, and no client may take an error for an answer. A
+        The status 200 has been sent already, and no client must take an error for an answer. A
         client whose connection was cut sends the request again, and gets the error's own status.
         """
         _LOG.warning("%s: connection closed after its answer had begun: %s", self.path, why)
@@ -422,9 +423,10 @@ class Exchange:
     # -- responses in the background ---------------------------------------------------
 
     def _goes_on(self, app: Any) -> bool:
-        """Whether vLLM generates the response in the background, after this request has ended.
+        """Return whether vLLM generates the response in the background, after this request has
+        ended.
 
-        If so, the request's calls end when the background task does.
+        If so, the request's calls end when the background task ends.
         """
         if self.path != RESPONSES or not self.fields.get("background"):
             return False
@@ -485,7 +487,9 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
 
 
 def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
-    """Return a ``Retry-After`` header for status 503, after which a retry may succeed."""
+    """Return the ``Retry-After`` header of an error answer; only status 503 has this header,
+    because a retry may succeed.
+    """
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
 

@@ -1,5 +1,5 @@
-"""Parts of a request that this server cannot use. They are left out, so that the rest is answered,
-and the answer names their types in a header.
+"""Parts of a request that this server cannot use. The server leaves these parts out and answers the
+other parts; a header of the answer names the types of the parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HEADER = b"x-agentrt-left-out"
 MOST_TYPES = 32
 """Maximum number of types in the header, and in a line of the log."""
 _MOST_KNOWN = 1024
-"""Maximum number of pairs of path and type that the log has warned of. Later types get no
+"""Maximum number of pairs of path and type for which the log has a warning. Later types get no
 warning.
 """
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:/-]")
@@ -24,7 +24,9 @@ _logged: set[tuple[str, str]] = set()
 
 
 class LeftOut:
-    """The types of the parts that were left out of one request, in the order of their places."""
+    """The types of the parts that were left out of one request, in the order in which they
+    occur.
+    """
 
     def __init__(self) -> None:
         self._types: dict[str, None] = {}
@@ -41,7 +43,8 @@ class LeftOut:
         return tuple(self._types)
 
     def noting(self, path: str, send: Send) -> Send:
-        """Log the types, and return ``send`` wrapped so that the answer has a header with them.
+        """Log the types, and return ``send`` wrapped so that the answer has a header with the
+        types.
 
         Returns ``send`` itself if nothing was left out.
         """
@@ -66,17 +69,18 @@ def left_out_header(types: Iterable[str]) -> tuple[bytes, bytes]:
 def log_left_out(path: str, types: Iterable[str]) -> None:
     """Log the types that were left out of a request.
 
-    A type is a warning the first time only, because clients send the same types in each request.
+    Only the first line about a type is a warning, because clients send the same types in each
+    request.
     """
     named = list(types)[:MOST_TYPES]
     new = [kind for kind in named if (path, kind) not in _logged]
     if new and len(_logged) < _MOST_KNOWN:
         _logged.update((path, kind) for kind in new)
         _LOG.warning(
-            "%s: left these parts out of a request, which this server cannot use: %s; "
-            "the rest was answered",
+            "%s: parts of a request were left out, because this server cannot use their types: %s; "
+            "the other parts were answered",
             path,
             ", ".join(new),
         )
     else:
-        _LOG.debug("%s: left out of a request: %s", path, ", ".join(named))
+        _LOG.debug("%s: types of parts that were left out of a request: %s", path, ", ".join(named))

@@ -1,8 +1,8 @@
 """Convert requests of Anthropic's Messages API into requests that vLLM's front end accepts.
 
 Clients of that API send blocks and tools that Anthropic's own servers know, and the history has the
-results of those servers. vLLM knows some of these blocks, and refuses the whole request for any
-other. Here every block that a model can read becomes text, or a tool call with its result. Blocks
+results of those servers. vLLM knows some of these blocks, and refuses a request that has any other
+block. Here every block that a model can read becomes text, or a tool call with its result. Blocks
 that this server cannot use are left out, and their types are named in the answer. Malformed values
 stay as they are, for vLLM to refuse. These are pure functions.
 """
@@ -26,7 +26,7 @@ Block = Mapping[str, Any]
 _CALLS = frozenset(["server_tool_use", "mcp_tool_use"])
 """Types of calls that a server ran. Their results are in the same message."""
 _RESULT = "tool_result"
-"""The end of every type of a result, such as ``web_search_tool_result``."""
+"""The suffix of the type of each result, such as ``web_search_tool_result``."""
 _CHANGES = frozenset(["tool_addition", "tool_removal"])
 _NOT_SHOWN = frozenset(["fallback", "mcp_tool_listing"])
 """Blocks that Anthropic's servers do not show to the model either."""
@@ -174,7 +174,9 @@ class _ChatConverter:
         return [part for part in parts if part.get("type") not in _CHANGES]
 
     def _append(self, chat: list[Any], message: Any) -> None:
-        """Add a message. A pending summary becomes the beginning of a user turn before it."""
+        """Add a message. A pending summary becomes the beginning of the message if the message is a
+        user turn; otherwise it becomes a user turn before the message.
+        """
         if self._summary is not None and isinstance(message, dict):
             summary, self._summary = self._summary, None
             if message.get("role") == "user":
@@ -186,7 +188,9 @@ class _ChatConverter:
     # -- messages ----------------------------------------------------------------------
 
     def _is_plain(self, message: Any) -> bool:
-        """Whether a message is passed on unchanged: vLLM accepts it, or refuses it as malformed."""
+        """Return whether a message is passed on unchanged: vLLM accepts it, or refuses it as
+        malformed.
+        """
         if not isinstance(message, dict):
             return True
         content = message.get("content")
@@ -252,7 +256,9 @@ class _ChatConverter:
             turns.add("assistant", self._other_block(kind, block))
 
     def _call(self, kind: str, block: Block, turns: _SplitTurns) -> None:
-        """Add a tool call of the assistant's. A server's call without a result is left out."""
+        """Add a tool call of the assistant. A call of a server's tool is left out if it has no
+        result.
+        """
         call_id, name = str(block.get("id")), str(block.get("name"))
         if kind in _CALLS and call_id not in self._answered:
             self._left_out.add(f"{kind}:{name}")
@@ -374,7 +380,9 @@ class _ChatConverter:
         return []
 
     def _compaction(self, block: Block, turns: _SplitTurns) -> None:
-        """Read a summary of all messages before it. A failed compaction has an empty summary."""
+        """Read a compaction block, whose summary replaces all messages before it. A failed
+        compaction has an empty summary.
+        """
         changes = block.get("tool_changes")
         for change in changes if isinstance(changes, list) else ():
             if isinstance(change, dict) and str(change.get("type")) in _CHANGES:
@@ -398,7 +406,7 @@ class _SplitTurns:
         self.changes: list[Block] = []
 
     def add(self, role: str, blocks: Sequence[Block]) -> None:
-        """Add blocks to the last turn if it has this ``role``; else begin a turn."""
+        """Add blocks to the last turn if it has this ``role``; otherwise begin a new turn."""
         if self.all and self.all[-1]["role"] == role:
             self.all[-1]["content"] += blocks
         elif blocks or (role == self.role == "assistant" and not self.all):
@@ -489,13 +497,13 @@ _READERS: Mapping[str, Callable[[Block], str]] = {
 
 
 def _is_opaque(name: str, value: Any) -> bool:
-    """Whether a field is empty, or has a value that a model cannot read."""
+    """Return whether a field is empty, or has a value that a model cannot read."""
     is_empty = value is None or value == [] or value == {}
     return is_empty or name.startswith("encrypted") or name in ("signature", "cache_control")
 
 
 def _document_text(source: Block) -> str | None:
-    """Return the text of a document; None if it is not text, or is not in the request."""
+    """Return the text of a document; None if the document is not text, or is not in the request."""
     kind, data = source.get("type"), source.get("data")
     if kind == "text" and isinstance(data, str):
         return data
@@ -542,7 +550,9 @@ def _is_result(block: Block) -> bool:
 
 
 def _is_plain_result(block: Block) -> bool:
-    """Whether vLLM can read a result: it is a text, or has texts and tool references only."""
+    """Return whether vLLM can read a result: it is a text, or has texts and tool references
+    only.
+    """
     content = block.get("content")
     if content is None or isinstance(content, str):
         return True

@@ -57,9 +57,9 @@ class AnswerEdit:
         self._sent_input: dict[str, str] = {}
 
     def sending(self, send: Send) -> Send:
-        """Return a wrapper of ``send`` for an answer to a later request for the same response.
+        """Return a wrapper of ``send`` for a later request that reads the same stored response.
 
-        It edits that answer in the same way as this one.
+        The wrapper edits the answer to that request in the same way as this editor.
         """
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False
@@ -114,7 +114,9 @@ class AnswerEdit:
     # -- streams -----------------------------------------------------------------------
 
     def events(self, body: bytes) -> bytes:
-        """Edit the next events of a stream. The result is empty if the client gets none of them."""
+        """Edit the next events of a stream. The result is empty if the client gets none of these
+        events.
+        """
         if not self.is_compaction and not self._is_edited(body):
             return body
         edited = []
@@ -192,7 +194,7 @@ class AnswerEdit:
             yield from self._input_event(own_id, kind, event)
 
     def _input_event(self, own_id: str, kind: str, event: Json) -> Iterator[Json]:
-        """Convert an event about a function's arguments to one about a custom tool's input.
+        """Convert an event about a function's arguments to an event about a custom tool's input.
 
         The input is a text inside of the JSON arguments.
         """

@@ -54,7 +54,9 @@ _RESULTS = {
     "code_interpreter_call": ("code", "outputs"),
     "mcp_call": ("arguments", "output"),
 }
-"""Items with both the call of a server's tool and its result: the fields of the two."""
+"""The types of items that have both a call of a server's tool and its result, and the fields with
+the call and with the result.
+"""
 SUMMARIZE = (
     "Write a summary of this conversation, so that another assistant can continue the work "
     "without having read it. Say what the user wants, with every requirement and limit that still "
@@ -159,7 +161,7 @@ class ItemReader:
                 yield text
 
     def _parts(self, parts: Sequence[Any]) -> Iterator[Json]:
-        """Yield parts that vLLM can read. A note replaces each part that it cannot read."""
+        """Yield parts that vLLM can read. A note replaces each part that vLLM cannot read."""
         for part in parts:
             text, kind = text_of(part), _kind(part)
             if text is not None:
@@ -232,7 +234,9 @@ class ItemReader:
             self.left_out.add(kind)
 
     def _call(self, name: str, arguments: object, item: Item) -> Json:
-        """Return a function call. A later output may refer to it by its call id or its item id."""
+        """Return a function call. A later output may refer to the call by its call id or its item
+        id.
+        """
         own_id, call_id = item.get("id"), item.get("call_id")
         if not isinstance(call_id, str) or not call_id:
             call_id = own_id if isinstance(own_id, str) and own_id else self._new_id("call")
@@ -264,7 +268,7 @@ class ItemReader:
             yield _output(known or call_id, _plain(output) if self.strict_calls else output)
 
     def _output_of(self, kind: str, item: Item) -> str | list[Json] | None:
-        """Return a tool's output as a text or parts; None if it cannot be read."""
+        """Return a tool's output as a text or as parts; None if the output cannot be read."""
         if kind == "tool_search_output":
             tools = item.get("tools")
             return self._loaded(tools) if isinstance(tools, list) else ""
@@ -287,8 +291,8 @@ class ItemReader:
     def _loaded(self, tools: Sequence[Any]) -> str:
         """Return the output of a search for tools: the loaded tools as text.
 
-        They are described here and not at the front of the prompt, which would change the prompt's
-        beginning and miss the prefix cache.
+        The tools are described here and not at the beginning of the prompt, because a changed
+        beginning would miss the prefix cache.
         """
         self._add_tools(tools, deferred=not self.strict_calls)
         lines = loaded_tools(tools, _tool_line)
@@ -391,7 +395,9 @@ def _message(role: str, text: str) -> Json:
 
 
 def _assistant(item: Item, text: str) -> Json:
-    """Return an assistant's message. Its status says whether the model continues the message."""
+    """Return an assistant's message. The message's status says whether the model continues the
+    message.
+    """
     own_id, status = item.get("id"), item.get("status")
     return {
         "type": "message",

@@ -41,7 +41,7 @@ _LEVELS: Mapping[tuple[str, str], frozenset[str]] = {
     ("reasoning", "generate_summary"): frozenset(["auto", "concise", "detailed"]),
     ("text", "verbosity"): frozenset(["low", "medium", "high"]),
 }
-"""The values that vLLM knows of fields inside other fields. It refuses all other values."""
+"""The values of nested fields that vLLM knows. It refuses all other values."""
 _TRUNCATIONS = frozenset(["auto", "disabled"])
 """The values of ``truncation`` that vLLM knows."""
 
@@ -105,7 +105,7 @@ def prepare(
         changed["input"] = chat = reader.read([*(before or ()), *items])
         if not chat and items and not fields.get("instructions"):
             types = ", ".join(left_out.types) or "messages without content"
-            text = f"this server cannot read any item of input, only: {types}; add a message"
+            text = f"input has only items that this server cannot read: {types}; add a message"
             raise ApiError(400, text, param="input", code="invalid_value")
     if before is not None:
         changed["previous_response_id"] = None
@@ -147,7 +147,7 @@ def _items(own_input: Any) -> list[Any] | None:
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
     """Return fields of the request without the values that vLLM would refuse.
 
-    The removed values are of later versions of the API.
+    The removed values belong to later versions of the API.
     """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")

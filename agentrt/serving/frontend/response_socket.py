@@ -27,7 +27,7 @@ from agentrt.serving.sockets import SUBPROTOCOL
 Json = dict[str, Any]
 
 MOST_REMEMBERED = 4
-"""Number of responses that a connection remembers. Clients usually continue the last one."""
+"""Number of responses that a connection remembers. Clients usually continue the last response."""
 MOST_WAITING = 8
 """Maximum number of messages that wait until the response in progress has ended."""
 _OWN_HEADERS = frozenset(
@@ -74,7 +74,9 @@ class ResponseSocket:
             await asyncio.gather(answering, reading, return_exceptions=True)
 
     async def drain(self) -> None:
-        """Close the connection, at once or after the answer in progress: the server stops."""
+        """Close the connection, at once or after the answer in progress, because the server
+        stops.
+        """
         self._is_ending = True
         if not self._is_answering:
             await self._close()

@@ -2,8 +2,8 @@
 
 Custom tools, tools of a namespace, and the tools that a client runs itself (``local_shell``,
 ``shell``, ``apply_patch``, ``tool_search``) become functions with plain names. `Carried` records
-which function stands for which tool, so that the calls in an answer get the client's form back.
-Tools that only OpenAI's servers can run are left out.
+which function stands for which tool, so that the calls in an answer can be converted back to the
+client's form. Tools that only OpenAI's servers can run are left out.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Carried:
     """The tools of a request, converted to functions.
 
     ``functions`` are the functions for the model, and ``names`` their names. ``carriers`` has, by
-    function name, the tool that a function stands for, unless it is a plain function. ``own`` are
-    the tools that vLLM runs itself.
+    function name, the tool that a function stands for, except for plain functions. ``own`` are the
+    tools that vLLM runs itself.
     """
 
     functions: list[Json] = field(default_factory=list)
@@ -207,7 +207,7 @@ def _has_name(tool: Mapping[str, Any]) -> bool:
 
 
 def _is_of_client(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool is run by the client, and not by OpenAI's servers."""
+    """Return whether a tool is run by the client, and not by OpenAI's servers."""
     if tool["type"] == "tool_search":
         return tool.get("execution") == "client"
     environment = tool.get("environment")

@@ -1,10 +1,10 @@
 """The stored responses of the Responses API: limited in age and size, and private to a tenant.
 
 vLLM stores responses in three dicts, which are shared by all tenants and never shrink. A
-`ResponseStore` replaces them. It reads the tenant from `CURRENT_REQUEST`, which every request sets.
-vLLM's stored messages lack the tool calls of a chat, so the store also keeps the items of each chat
-as the client sent and received them, and a later request continues from these items. If the server
-has a database, the items are saved there, too.
+`ResponseStore` replaces them. The store reads the tenant from `CURRENT_REQUEST`, which every
+request sets. vLLM's stored messages lack the tool calls of a chat, so the store also keeps the
+items of each chat as the client sent and received them, and a later request continues from these
+items. If the server has a database, the items are saved there, too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ Item = Mapping[str, Any]
 class Finished:
     """A response that has been generated completely.
 
-    ``response`` is its JSON as the client gets it. ``added`` are the items that it added to the
-    chat, both input and output. ``previous`` is the id of the response that it continued. ``end``
-    is the hash of the chat up to the end of this response. ``size`` is in bytes.
+    ``response`` is the response's JSON in the form that the client gets. ``added`` are the items
+    that the response added to the chat, both input and output. ``previous`` is the id of the
+    response that this response continued. ``end`` is the hash of the chat up to the end of this
+    response. ``size`` is in bytes.
     """
 
     response_id: str
@@ -70,20 +71,22 @@ class Rows(Protocol):
         """Return a tenant's response and all items of its chat; None for an unknown id."""
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the tenant's responses that have these items."""
+        """Return the ids of the tenant's responses that have any of these items."""
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a tenant's response, if there is one. Chats that continue from it go on."""
+        """Delete a tenant's response, if there is one. Chats that continue from the response can
+        still be continued.
+        """
 
 
 @dataclass(slots=True)
 class StoredResponse:
     """A response in memory, which may still be in progress.
 
-    ``at`` is the time when it began (seconds of the store's clock), and ``objects`` are vLLM's
-    objects for it, by kind. When the response is complete, ``whole`` is its JSON, ``items`` are all
-    items of its chat, ``own_items`` are the items that it added, and ``end`` is the hash of the
-    chat. Before that, ``edit`` converts vLLM's answers into the client's form.
+    ``at`` is the time when the response began (seconds of the store's clock), and ``objects`` are
+    vLLM's objects for the response, by kind. When the response is complete, ``whole`` is its JSON,
+    ``items`` are all items of its chat, ``own_items`` are the items that it added, and ``end`` is
+    the hash of the chat. Before that, ``edit`` converts vLLM's answers into the client's form.
     """
 
     at: float
@@ -192,7 +195,7 @@ class ResponseStore:
         return None if own is None else own.items.get(item_id)
 
     def get_or_create(self, tenant: str, response_id: str) -> StoredResponse:
-        """Return a tenant's response, and create it for an unknown id."""
+        """Return a tenant's response. An unknown id creates a response."""
         own = self._tenants.setdefault(tenant, _TenantResponses())
         if response_id not in own.kept:
             own.kept[response_id] = StoredResponse(self._clock(), CURRENT_REQUEST.get().model)

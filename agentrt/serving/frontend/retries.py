@@ -1,8 +1,8 @@
 """Retries: which earlier try of a request is cancelled when the client sends the request again.
 
-A client whose connection was cut sends its request again. The server sees most cuts, and aborts the
-call; but a proxy may keep its own connection open, and the call would run on beside the new
-request's call.
+A client whose connection was cut sends its request again. The server notices most cuts, and aborts
+the call; but a proxy may keep its own connection open, and the call would continue beside the call
+of the new request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ SEQUENTIAL = re.compile(rb"(codex|opencode)", re.IGNORECASE)
 at a time: a call that is the same as the call in flight is a retry.
 """
 SESSIONS = frozenset({b"session-id", b"session_id", b"x-session-affinity"})
-"""The headers in which these agents name their session."""
+"""The headers in which agents that do not count their retries name their session."""
 _MOST_COUNT = 100
 
 Client = tuple[Any, ...]
-"""Tenant, path, and the headers and address that distinguish the clients of one tenant."""
+"""A key that identifies a client: tenant, path, and the headers and the address in which clients of
+one tenant differ.
+"""
 
 
 class Superseding(Protocol):
@@ -133,7 +135,7 @@ class Tries:
             self._ages.append((now, try_key))
 
     def _follows_failed(self, own: Try, now: float) -> bool:
-        """Whether the try before this one is known to have failed."""
+        """Return whether the try before this one is known to have failed."""
         while self._ages and self._ages[0][0] < now - REMEMBERED_S:
             self._forget(self._ages.popleft()[1])
         assert own.count is not None
@@ -151,7 +153,7 @@ class Tries:
 
 
 def _is_sequential(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the client makes the calls of its session one at a time."""
+    """Return whether the client makes the calls of its session one at a time."""
     agent = headers.get(b"user-agent", b"")
     return SEQUENTIAL.match(agent) is not None and not SESSIONS.isdisjoint(headers)
 

@@ -23,8 +23,8 @@ from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
-"""Maximum number of model calls for one answer. After this many, the answer ends with `pause_turn`,
-and the client may continue it.
+"""Maximum number of model calls for one answer. After these calls, the answer ends with
+`pause_turn`, and the client may continue it.
 """
 _MOST_HITS = 50
 _OK = 200
@@ -46,7 +46,8 @@ RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
 class ServedTool:
     """A tool of this server in place of Anthropic's server tool ``kind``.
 
-    The model may use it ``max_uses`` times in one answer, or without limit if this is None.
+    The model may use the tool ``max_uses`` times in one answer, or without limit if ``max_uses`` is
+    None.
     """
 
     kind: str
@@ -105,7 +106,7 @@ class ToolLoop:
     # -- one round ---------------------------------------------------------------------
 
     def is_served(self, block: Mapping[str, Any]) -> bool:
-        """Whether a block is a call of a tool that this server runs."""
+        """Return whether a block is a call of a tool that this server runs."""
         return block.get("type") == "tool_use" and block.get("name") in self.served
 
     def shown(self, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +159,8 @@ class ToolLoop:
     ) -> dict[str, Any] | None:
         """Return the model request that continues an answer, or None if the answer has ended.
 
-        Sets the answer's ``stop_reason`` if a token limit or the limit of rounds ends it. After
-        the last round (``is_last``) the client may continue the answer.
+        Sets the answer's ``stop_reason`` if a token limit or the limit of rounds ends the answer.
+        After the last round (``is_last``) the client may continue the answer.
         """
         content = answer["content"]
         calls = [block for block in content if block.get("type") == "tool_use"]
@@ -432,7 +433,9 @@ def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
-    """Return the entries of a search result if all have an address; it may be JSON in a text."""
+    """Return the entries of a search result if all entries have an address. The result may be JSON
+    in a text.
+    """
     if isinstance(value, str):
         try:
             value = from_json(value)

@@ -1,13 +1,13 @@
 """The LangGraph API for graphs and programs, as ``langgraph_sdk`` and `RemoteGraph` call it.
 
-`api` is for a server without authentication hooks, and `api_with` for one with the hooks of a
+`api` opens this API without authentication hooks, and `api_with` opens it with the hooks of a
 ``langgraph.json``. Heavy modules are imported when the API opens.
 
 `database` has the connections, the tables, and the rows of threads and runs. `auth` calls the
-hooks. `assistants` has the graphs and their assistants, `store` the items that graphs keep. `runs`
-queues, executes and streams runs. `threads` handles requests about threads. `a2a`, `crons` and
-`protocol` start runs in other ways: from other agents, by a schedule, and by commands of the
-streaming protocol. `router` opens all of these with a common `tenant_state`.
+hooks. `assistants` has the graphs and their assistants, and `store` has the items that graphs keep.
+`runs` queues, executes and streams runs. `threads` handles requests about threads. `a2a`, `crons`
+and `protocol` start runs in other ways: from other agents, by a schedule, and by commands of the
+streaming protocol. `router` opens all these parts, which share one `tenant_state`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["api", "api_with"]
 
 
 def api_with(auth: Auth | None) -> Api:
-    """Return the API with the authentication hooks of ``auth``; None means without hooks.
+    """Return the API with the authentication hooks of ``auth``; None means no hooks.
 
     Opening the API raises `ConfigError` if its database cannot be opened or is in use by another
     server, and `ProgramLoadError` for a graph that cannot be made.

@@ -21,14 +21,14 @@ STRICT_RESUME = "__pregel_strict_resume"
 RESUME = "__resume__"
 INTERRUPT = "__interrupt__"
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""The task id under which a command is stored, with the answers that no task has taken yet."""
+"""The task id under which LangGraph stores a command and the answers that no task has taken yet."""
 
 # -- streams of messages ------------------------------------------------------------------
 
 
 def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
-    """Return the handlers that stream the messages of a node. There are none if no client requested
-    messages.
+    """Return the handlers that stream the messages of a node. The list is empty if no client
+    requested messages.
     """
     callbacks = config.get("callbacks")
     handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ()
@@ -40,12 +40,14 @@ def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
 
 
 def authenticate_hook(auth: Auth | None) -> Any:
-    """Return the hook that identifies the user of a request, or None."""
+    """Return the hook that identifies the user of a request, or None if there is no such hook."""
     return None if auth is None else auth._authenticate_handler
 
 
 def authorize_hook(auth: Auth | None, resource: str, action: str) -> Any:
-    """Return the most specific ``on`` hook for an action on a resource, or None."""
+    """Return the most specific ``on`` hook for an action on a resource, or None if there is no such
+    hook.
+    """
     if auth is None:
         return None
     for key in ((resource, action), (resource, "*"), ("*", action)):

@@ -1,4 +1,6 @@
-"""Pydantic models for the bodies of requests. Unknown fields are an error that names them."""
+"""Pydantic models for the bodies of requests. An unknown field is an error, which names the
+field.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ class PagedSearch(Body):
 
 
 class SortedPage(PagedSearch):
-    """A search that returns a page of its results in an order."""
+    """A search that returns a page of its sorted results."""
 
     sort_by: str = "created_at"
     sort_order: SortOrder = "desc"
@@ -171,7 +173,9 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 
 
 def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
-    """Check paths by their names, and return them. Raises `ValueError` for an invalid path."""
+    """Check paths, and return them unchanged. Each key of ``paths`` is the name of a path. Raises
+    `ValueError` for an invalid path.
+    """
     if len(paths) > MAX_PATHS:
         raise ValueError(f"{len(paths)} paths; at most {MAX_PATHS} are allowed")
     for path in paths.values():
@@ -184,7 +188,9 @@ def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def extracted(thread: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a thread at the paths, by the paths' names; None for a missing value."""
+    """Return the values of a thread at the paths, by the paths' names. A missing value becomes
+    None.
+    """
     return {name: _at(thread, path) for name, path in paths.items()}
 
 
@@ -257,7 +263,9 @@ class ThreadSearch(ThreadCount, SortedPage):
 
 
 class Prune(Body):
-    """Threads to delete, or whose checkpoints to delete except the latest, by ``strategy``."""
+    """Threads to prune. ``strategy`` says whether to delete the threads, or only their checkpoints
+    except the latest.
+    """
 
     thread_ids: list[UUID] = Field(max_length=MAX_LIMIT)
     strategy: PruneStrategy = "delete"
@@ -332,7 +340,7 @@ def in_snake_case(body: Any) -> Any:
 
 
 class SendTo(Body):
-    """A node to go to, and its input."""
+    """A node to run next, and the node's input."""
 
     node: str
     input: Any = None
@@ -342,7 +350,9 @@ Goto = str | SendTo | list[str | SendTo] | None
 
 
 class Command(Body):
-    """A command to a waiting thread: an answer, an update of the state, or nodes to go to."""
+    """A command to a waiting thread: an answer, an update of the state, or the next nodes to
+    run.
+    """
 
     resume: Any = None
     update: Object | list[tuple[str, Any]] | None = None
@@ -351,7 +361,7 @@ class Command(Body):
 
 
 class RunTerms(Body):
-    """The fields that a run has in common with the runs of a cron."""
+    """The fields that bodies of runs and bodies of crons have in common."""
 
     assistant_id: Label
     input: Any = None

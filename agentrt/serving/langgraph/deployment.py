@@ -45,8 +45,8 @@ _ABSENT: Mapping[str, str] = {
 class Finding:
     """The effect of a key of ``langgraph.json``, or of a graph, on this server.
 
-    ``served`` is False if the key has no effect here. It is None if that is harmless, because the
-    key is meant for another tool.
+    ``served`` is False if the key has no effect here. ``served`` is None if the missing effect is
+    harmless, because the key is meant for another tool.
     """
 
     subject: str
@@ -109,7 +109,7 @@ async def prepared(
     """Make the graphs that are the same for all runs, and try the factories of the others.
 
     Returns ``served`` with the graphs that were made, and findings about factories that failed in
-    the trial. ``stack`` keeps the graphs open. ``users`` is whether authentication hooks identify
+    the trial. ``stack`` keeps the graphs open. ``users`` says whether authentication hooks identify
     users. Raises `ProgramLoadError` for a graph that cannot be made for any run.
     """
     ready, findings = dict(served), []
@@ -124,8 +124,8 @@ async def prepared(
 
 
 async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
-    """Call a factory with an empty config, as if a client requested the graph's schemas, and if it
-    fails, as for a run.
+    """Call a factory with an empty config, as if a client requested the graph's schemas. If that
+    fails, call it again, as for a run.
 
     Returns "" if the factory succeeds the first time. If it succeeds only for a run, or fails after
     it has looked up keys of the config or the context that are absent, returns a sentence that says
@@ -150,8 +150,8 @@ async def _trial(name: str, served: ServedGraph, *, users: bool) -> str:
         if not missed:
             raise fault from None
         keys = ", ".join(dict.fromkeys(missed))
-        return f"the function that makes it fails unless the config or context of a run has {keys}"
-    return f"the function that makes it works only for runs; for its schemas it fails: {fault}"
+        return f"the graph's factory fails unless the config or context of a run has {keys}"
+    return f"the graph's factory works only for runs; for the graph's schemas it fails: {fault}"
 
 
 class _RecordingMapping(dict[str, Any]):

@@ -1,5 +1,5 @@
-"""Outages of the database: which errors are outages and how they are answered, whether its disk has
-room left, and the time limit for reads.
+"""Outages of the database: which errors count as outages, and how they are answered. Also the check
+of the free space on the database's disk, and the time limit for reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESERVE_BYTES = 64 * 2**20
 """Bytes of the database's disk that stay free, so that runs that have begun can store their ends.
 """
 RESERVE_SHARE = 0.02
-"""On a small disk, the share of the disk that stays free instead."""
+"""The share of a small disk that stays free, in place of `RESERVE_BYTES`."""
 _AWAY_STATUS, _FULL_STATUS = 503, 507
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _READ_ONLY = "25006"
@@ -36,8 +36,8 @@ _ENDING = ("cancel", "prune")
 
 def is_outage(error: BaseException) -> bool:
     """Return whether the database is at fault, and not the statement: the database is locked, full,
-    unreachable or read-only, or has no free connection. The drivers' error classes differ, but have
-    the same names.
+    unreachable or read-only, or has no free connection. The drivers have different error classes
+    with the same names.
     """
     if isinstance(error, HTTPException):  # the error has been turned into a response already
         return error.status_code in (_FULL_STATUS, _AWAY_STATUS)
@@ -86,7 +86,8 @@ class DiskRoom:
         )
 
     async def guard(self, request: Request) -> None:
-        """Raise 507 if the disk is nearly full and the request would write. A dependency of routes.
+        """Raise 507 if the disk is nearly full and the request would write. Routes have this method
+        as a dependency.
 
         Requests that only read, or that end runs or delete threads, pass.
         """
@@ -110,7 +111,9 @@ _CANCELED = "57014"
 """PostgreSQL's error code for a statement that exceeded its ``statement_timeout``."""
 
 READER: ContextVar[str | None] = ContextVar("agentrt_reader", default=None)
-"""The tenant for which the current task reads; None means the server itself, which has no limit."""
+"""The tenant for which the current task reads; None means the server itself, whose reads have no
+time limit.
+"""
 
 
 class TooSlowError(AgentrtError):

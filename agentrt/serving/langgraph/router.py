@@ -108,7 +108,7 @@ async def ok() -> JSON:
 
 
 async def info() -> JSON:
-    """Return the server's version, and which parts of the API it has."""
+    """Return the server's version, and say which parts of the API it has."""
     return JSON(
         {
             "version": __version__,

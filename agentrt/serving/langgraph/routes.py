@@ -33,8 +33,8 @@ def route(method: str, path: str, status: int | None = None) -> Callable[[Handle
 
 
 class Routes:
-    """A base class whose methods handle requests. A request is compared with the paths in the order
-    of the methods.
+    """A base class for classes whose methods handle requests. The router tries the methods in the
+    order of their definitions.
     """
 
     def add_to(self, router: APIRouter) -> None:
@@ -56,7 +56,9 @@ async def _path_thread(request: Request) -> UUID | None:
 
 
 PathThread = Annotated[UUID | None, Depends(_path_thread)]
-"""The thread id in the path; None if the path has none. For handlers of several paths."""
+"""The thread id in the path; None if the path has none. Handlers of several paths use this
+parameter.
+"""
 
 
 class Route(APIRoute):

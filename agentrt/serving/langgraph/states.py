@@ -18,8 +18,8 @@ async def last_state(
 ) -> StateSnapshot:
     """Return a thread's latest state, including the pending writes of its tasks.
 
-    If these writes conflict, for example because two tasks write a value that allows one writer,
-    return the state without the writes.
+    If these writes conflict, for example because two tasks write a value that allows only one
+    writer, return the state without the writes.
     """
     try:
         return await graph.aget_state(config, subgraphs=subgraphs)

@@ -62,8 +62,8 @@ class TenantState:
     ) -> sa.Row[Any]:
         """Return a thread after asking the hooks whether the caller may do ``action`` with it.
 
-        Hooks get ``about`` in addition to the thread's id. Raises 403 if a hook refuses, and 404
-        if the caller may not see the thread or it does not exist.
+        Hooks get the fields ``about`` in addition to the thread's id. Raises 403 if a hook refuses,
+        and 404 if the caller may not see the thread or it does not exist.
         """
         only = await caller.authorize("threads", action, {"thread_id": key, **(about or {})})
         return await self.threads.get(caller.tenant, key, only)
@@ -134,8 +134,8 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 async def sweeping(
     state: TenantState, expire: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Until the ``with`` block ends, run `TenantState.clear_away` in the background, keep the
-    database's clock, and call ``expire`` when a question's deadline passes.
+    """Until the ``with`` block ends, run `TenantState.clear_away` in the background, store the
+    readings of the database's clock, and call ``expire`` when a question's deadline passes.
     """
 
     async def clear_away() -> None:

@@ -67,8 +67,8 @@ class Webhooks:
     def note(
         self, record: RunRecord, began: float, values: Any, fault: Mapping[str, str] | None
     ) -> list[sa.Insert]:
-        """Return the statement that stores the webhook's body with the run's end; none without a
-        webhook. ``began`` is when the run began, in seconds since 1970.
+        """Return a list with the statement that stores the webhook's body with the run's end; an
+        empty list without a webhook. ``began`` is when the run began, in seconds since 1970.
         """
         if not record.kwargs.get("webhook"):
             return []
@@ -84,7 +84,7 @@ class Webhooks:
             self.begin(row.run_id)
 
     def begin(self, run_id: str) -> None:
-        """Start to call a run's webhook, unless the call is under way or `MOST` others are."""
+        """Start to call a run's webhook, unless this call, or `MOST` other calls, are under way."""
         if run_id in self._tasks or len(self._tasks) >= MOST:
             return
         with tracking.outside():
@@ -165,7 +165,7 @@ class Webhooks:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the IP addresses of a host. Raises `OSError` if it has none."""
+    """Return the IP addresses of a host. Raises `OSError` if the host has no address."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
     return [str(address[0]) for *_, address in infos]
 
@@ -183,7 +183,9 @@ def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.Async
 
 @asynccontextmanager
 async def open_webhooks(server: Server, database: Database) -> AsyncIterator[Webhooks]:
-    """Open the webhooks of ``server``, and call waiting ones until the ``with`` block ends."""
+    """Open the webhooks of ``server``, and call the waiting webhooks until the ``with``
+    block ends.
+    """
     async with new_client() as client:
         hooks = Webhooks(server, database, client)
         async with server.background.doing("webhooks", hooks.look, LOOK_S):

@@ -1,7 +1,7 @@
 """An MCP server at ``/mcp`` that offers the served programs and graphs as tools.
 
 It uses the official SDK, which the first request imports. `offers` has the tools, `calls` runs the
-tool calls of clients and takes questions to them, and `app` has the HTTP endpoint.
+tool calls of clients and asks the clients the questions of runs, and `app` has the HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrt.serving.server import Api, Server
 
 
 def is_installed() -> bool:
-    """Whether the MCP SDK is installed; it is an optional dependency."""
+    """Return whether the MCP SDK is installed; it is an optional dependency."""
     return find_spec("mcp") is not None
 
 

@@ -1,8 +1,8 @@
-"""An MCP server built with the SDK, and the tool calls of its clients. Its tools are the served
-programs and graphs.
+"""An MCP server built with the SDK, and the tool calls of the server's clients. The server's tools
+are the served programs and graphs.
 
-Each tool call starts a run. The call reports the run's progress, and takes its questions to the
-client.
+Each tool call starts a run. The call reports the run's progress, and asks the client the run's
+questions.
 
 In the protocol of 2026-07-28, the server cannot send a question in the middle of a call. So the
 call ends with the question, and the client's next request has the answer and continues the call.
@@ -68,9 +68,9 @@ _SIMPLE = ("string", "number", "integer", "boolean")
 class ToolRun:
     """A tool call: its run, and the state of its reports and questions to the client.
 
-    ``events`` are the run's events, and its questions as they open and close. ``nodes`` are the
-    nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts the
-    progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
+    ``events`` are the run's events, and the run's questions as they open and close. ``nodes`` are
+    the nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts
+    the progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
     question id. ``is_declined`` says that the client declined a question, which ends the run.
     """
 
@@ -198,7 +198,7 @@ class Calls:
                 await request.session.report_progress(done, None, about)
 
     async def _left(self, call: ToolRun, *, goes_on: bool) -> None:
-        """End a request. Cancel the run, unless another request will continue it."""
+        """End a request. Cancel the run, unless another request will continue the run."""
         if goes_on:
             return
         run = call.served_run.run
@@ -233,7 +233,7 @@ class Calls:
         call.asking[question.id] = asking
 
     def _ask_no_more(self, call: ToolRun, question: QuestionView) -> None:
-        """Stop asking the client: the question was answered elsewhere, or was closed."""
+        """Stop asking the client, because the question was answered elsewhere or was closed."""
         if (asking := call.asking.get(question.id)) is not None:
             asking.cancel()
 
@@ -276,7 +276,9 @@ def _about(node: Node) -> str:
 
 
 def _result(served_run: ServedRun) -> CallToolResult:
-    """Return the result of a run, with the run's id, by which the dashboard finds it."""
+    """Return the result of a run, with the run's id, by which a user finds the run in the
+    dashboard.
+    """
     run = served_run.run
     if run.state is not RunState.DONE:
         return _error(_why(served_run), {_RUN: run.id})
@@ -291,7 +293,10 @@ def _why(served_run: ServedRun) -> str:
     if run.error is not None:
         return f"{type(run.error).__name__}: {run.error}"
     if run.state is RunState.INTERRUPTED:
-        return "the run stopped at a breakpoint, and a tool call cannot resume it; use a thread"
+        return (
+            "the run stopped at a breakpoint, which a tool call cannot resume; use a thread of "
+            "the LangGraph API"
+        )
     return "the run was cancelled, or its question was declined"
 
 
@@ -313,7 +318,9 @@ def _error(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
 
 
 def _can_be_asked(client: ClientCapabilities | None) -> bool:
-    """Whether the client accepts forms. A client that names no mode of elicitation does."""
+    """Return whether the client accepts forms. A client that names no mode of elicitation accepts
+    forms.
+    """
     elicitation = None if client is None else client.elicitation
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
@@ -368,7 +375,9 @@ class Sessions:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ASGIApp]:
-        """Yield the ASGI application that answers requests. At the end, all sessions end."""
+        """Yield the ASGI application that answers requests. When the ``with`` block ends, all
+        sessions end.
+        """
         manager = StreamableHTTPSessionManager(self._sdk, max_request_body_size=self._body_bytes)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -104,8 +104,8 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of a graph's input: the JSON schema of a tool's arguments, and whether they are the
-    graph's input themselves (``is_whole``) or have it under a name.
+    """The form of a graph's input: the JSON schema of a tool's arguments, and whether the arguments
+    are the graph's input themselves (``is_whole``) or have the input under a name.
     """
 
     schema: Mapping[str, Any]
@@ -120,8 +120,8 @@ _Opener = Callable[[RunnableConfig, BaseStore, AsyncExitStack], Awaitable[Graph]
 async def _of_factory(name: str, served: ServedGraph, runtime: Runtime) -> Offer:
     """Return the tool of a graph that is made for each run.
 
-    A factory may work only with the config or the context of a run. If it fails here, the tool
-    takes any object.
+    A factory may work only with the config or the context of a run. If the factory fails here, the
+    tool takes any object.
     """
 
     async def opened(config: RunnableConfig, store: BaseStore, stack: AsyncExitStack) -> Graph:
@@ -210,7 +210,7 @@ class _Thread:
     async def _ask(self, ctx: Context, value: Any) -> Any:
         """Ask the question of an interrupt, and return the answer, which may be any JSON.
 
-        The interrupt has a node in the graph of the program already.
+        The question gets no node, because the interrupt has a node in the program's graph already.
         """
         tenant = self._runs[ctx.run_id].row.tenant
         text = value if isinstance(value, str) else str(to_json(value))

@@ -1,5 +1,5 @@
-"""The state of the engines, read from an executor's snapshot: which calls run, and which wait, and
-for what.
+"""The state of the engines, read from an executor's snapshot: which calls run, which calls wait,
+and for what they wait.
 
 Values that a snapshot does not have are unknown here. Times are seconds of the registry's clock; on
 the same machine, an engine has the same clock.
@@ -26,10 +26,10 @@ ONE_ENGINE = "engine"
 class EngineCall:
     """A call in an engine.
 
-    ``since`` is the time when the call last began to run or to wait. Before that time, it waited
-    for ``waited_s`` seconds and was served for ``served_s`` seconds. ``level`` is its priority
-    level, where 0 is the highest. A waiting call has the reason in ``why``, and after a preemption
-    the id of the program that took its place in ``preempted_by``.
+    ``since`` is the time when the call last began to run or to wait. Before that time, the call
+    waited for ``waited_s`` seconds and was served for ``served_s`` seconds. ``level`` is the call's
+    priority level, where 0 is the highest. A waiting call has the reason in ``why``, and after a
+    preemption the id of the program that took its place in ``preempted_by``.
     """
 
     call_id: str
@@ -47,7 +47,9 @@ class EngineCall:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """An engine: its state, its calls, its KV cache (blocks; 0 if unknown), and its work so far."""
+    """An engine: its state, its calls, the size of its KV cache (blocks; 0 if unknown), and its
+    work so far.
+    """
 
     name: str
     state: str = "ready"
@@ -110,7 +112,7 @@ class EnginesView:
         return moved
 
     def ready(self) -> bool:
-        """Whether at least one engine accepts calls."""
+        """Return whether at least one engine accepts calls."""
         return self.up and any(replica.state == "ready" for replica in self.replicas)
 
 
@@ -128,7 +130,7 @@ def queue_levels(
 
 
 class _EngineQueue:
-    """The queue of one engine, which says for each waiting call what it waits for."""
+    """The queue of one engine, with the reason why each waiting call waits."""
 
     def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
         self._engine = engine
@@ -221,7 +223,7 @@ class SnapshotPoller:
         self._asking = asyncio.Lock()
 
     def up(self) -> bool:
-        """Whether the engine is alive, as far as is known without sending it a request."""
+        """Return whether the engine is alive, as far as is known without sending it a request."""
         return self._executor.alive()
 
     async def fresh(self, age_s: float) -> EnginesView:

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters of programs and calls, and gauges of the current state.
 
-The registry's events update the counters. Counters of calls use the sums of the process table, so
-that they agree with the programs' reports.
+The registry's events update the counters. Counters of calls take their values from the process
+table, so that they agree with the programs' reports.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SUMS = {
     "cached_tokens": ("cached_tokens", "Prompt tokens found in the prefix cache."),
     "recomputed_tokens": (
         "recomputed_tokens",
-        "Tokens that were computed again.",
+        "Tokens that were computed again after a preemption.",
     ),
     "loaded_tokens": (
         "loaded_tokens",
         "Tokens loaded from host memory in place of being computed.",
     ),
-    "unused_loaded_tokens": ("unused_loaded_tokens", "Tokens loaded from host memory for nothing."),
-    "service_s": ("service_seconds", "Seconds of service in engines, over calls."),
-    "waiting_s": ("waiting_seconds", "Seconds in engines' queues, over calls."),
+    "unused_loaded_tokens": ("unused_loaded_tokens", "Loaded tokens that were never used."),
+    "service_s": ("service_seconds", "Seconds of service in engines, summed over calls."),
+    "waiting_s": ("waiting_seconds", "Seconds in engines' queues, summed over calls."),
     "interrupt_s": ("interrupt_seconds", "Seconds in tools and with humans."),
 }
 """Sums over a program's calls, each with the counter's name and description."""
@@ -66,8 +66,8 @@ class Labels:
     """The labels of tenants and program types, limited in number.
 
     Clients choose these names, which must not grow the metrics without limit. The first ``tenants``
-    tenants, and the first ``types`` program types of each, have labels of their own. All others
-    share the label `OTHER`.
+    tenants, and the first ``types`` program types of each tenant, have labels of their own. All
+    other tenants and types share the label `OTHER`.
     """
 
     def __init__(self, tenants: int = 50, types: int = 20) -> None:
@@ -142,8 +142,8 @@ class _Distribution:
 class Metrics(Collector):
     """The counters and histograms, in a Prometheus registry of their own.
 
-    They are kept as plain numbers, and become Prometheus' metrics when they are read: counting with
-    the classes of prometheus_client would take several times as long, for each call.
+    The values are kept as plain numbers, and become Prometheus' metrics when they are read:
+    counting with the classes of prometheus_client would take several times as long, for each call.
     """
 
     def __init__(self, labels: Labels | None = None) -> None:
@@ -210,7 +210,7 @@ class Metrics(Collector):
     def _labels_of(self, run: Run) -> tuple[str, str]:
         """Return a program's labels.
 
-        They are chosen at the first node, because a program's type may change until then.
+        The labels are chosen at the first node, because a program's type may change until then.
         """
         if run.id not in self._counted:
             self._counted[run.id] = self.labels.of(run.row.tenant, run.type), _NOTHING
@@ -267,7 +267,7 @@ _OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[EngineStatus], float]]]
     (
         CounterMetricFamily,
         "computed_tokens",
-        "Tokens computed, of prompts and outputs.",
+        "Computed tokens of prompts and outputs.",
         lambda r: r.computed_tokens or 0,
     ),
     (
@@ -282,7 +282,12 @@ _OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[EngineStatus], float]]]
         "1 while generation is paused, else 0.",
         lambda r: r.paused,
     ),
-    (CounterMetricFamily, "replica_deaths", "Times that the engine died.", lambda r: r.deaths),
+    (
+        CounterMetricFamily,
+        "replica_deaths",
+        "Number of times that the engine died.",
+        lambda r: r.deaths,
+    ),
 )
 
 
@@ -291,7 +296,7 @@ def gauges(
 ) -> Iterator[Metric]:
     """Yield gauges of the programs ``runs`` and of the engines at the time ``now``.
 
-    All readers get the state of the replicas, but the calls only of programs that they may see
+    All readers get the state of the replicas, but only the calls of programs that they may see
     (``sees``).
     """
     programs, waiting = collections.Counter[Sequence[str]](), collections.Counter[Sequence[str]]()
@@ -330,7 +335,9 @@ def gauges(
 
 
 def _nobody(program: str) -> str:
-    """Return the same label for all programs, whose names would grow the metrics without limit."""
+    """Return the same label for all programs, because their names would grow the metrics without
+    limit.
+    """
     return "another program"
 
 

@@ -1,5 +1,6 @@
 """The HTTP routes of the journal: list its programs, explain the time of a program, and compare two
-programs. They return the results of `agentrt journal why` and `agentrt journal diff` for a page.
+programs. The routes return the results of `agentrt journal why` and `agentrt journal diff` for a
+page.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _TEXT = r"^[^\x00]*$"  # PostgreSQL accepts no NUL in texts
 ProgramId = Annotated[str, Query(max_length=300, pattern=_TEXT)]
 
 MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
-"""Maximum number of nodes, and of characters in their requests, of a program that is read for a
-page. A program of this size takes two seconds of the server's time.
+"""Maximum number of nodes of a program that is read for a page, and maximum number of characters in
+the requests of these nodes. A program of this size takes two seconds of the server's time.
 """
 MOST_PIECES, MOST_DRAWN = 1000, 300
-"""Maximum number of pieces in a bar, and of nodes in a graph. A larger graph is shown from a few
-nodes before the first difference on.
+"""Maximum number of pieces in a bar, and of nodes in a graph. A page shows a larger graph only from
+a few nodes before the first difference on.
 """
 _BEFORE = 20
 _BLAMED, _MISSES, _DIFFERENCES = 5, 5, 100
@@ -129,7 +130,9 @@ class JournalRoutes:
 
 
 def _check(store: Store, tenant: str | None, program: str) -> None:
-    """Raise `HTTPException` for an unknown program, another tenant's, or one that is too large."""
+    """Raise `HTTPException` for a program that is unknown, belongs to another tenant, or is too
+    large.
+    """
     query = """SELECT p.tenant FROM agentrt_programs p JOIN agentrt_starts s
         ON s.program = p.id AND s.node = ? WHERE p.id = ?"""
     rows = store.query(query, (ROOT, program))

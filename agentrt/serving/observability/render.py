@@ -137,7 +137,7 @@ class Renderer:
         }
 
     def sees(self, program_id: str) -> bool:
-        """Whether the tenant may see a program."""
+        """Return whether the tenant may see a program."""
         if self._tenant is None:
             return True
         run = self._log.find(program_id)

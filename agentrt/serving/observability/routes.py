@@ -175,7 +175,9 @@ class Observability:
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
-        """Stream changes as server-sent events: of all programs, or all nodes of ``program``."""
+        """Stream changes as server-sent events: changes of all programs, or of all nodes of
+        ``program``.
+        """
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
             why = (

@@ -48,9 +48,9 @@ class Status:
     """The current status of a program.
 
     ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is the time (seconds)
-    that its calls have waited, without the waits that still last. ``waiting_calls``
-    is the number of calls that wait now; on average they have waited since ``waiting_since``.
-    ``level`` and ``replica`` belong to a running call, or else to the program's first open call.
+    that its calls have waited, without the waits that have not ended. ``waiting_calls`` is the
+    number of calls that wait now; on average they have waited since ``waiting_since``. ``level``
+    and ``replica`` belong to a running call, or else to the program's first open call.
     """
 
     state: Activity
@@ -68,7 +68,7 @@ clipped = partial(short, most=200)
 
 
 def why(run: Run, call: EngineCall | None, view: EnginesView, name: Name) -> str:
-    """Return what an open call that does not run waits for."""
+    """Return the reason why an open call waits."""
     if call is None and not view.ready():
         return "no engine is ready"
     if call is None:

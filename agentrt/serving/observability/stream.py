@@ -3,7 +3,8 @@
 The first event is a ``snapshot``. Each later ``change`` event has the programs and nodes that
 differ from the last event, each of them complete, so that a reader replaces its copies. A
 ``questions`` event says that a question to a human opened or closed, and the reader may request the
-list of questions. A reader that is too slow gets ``cut``, and may connect again for a new snapshot.
+list of questions. A reader that is too slow gets the event ``cut``, and may connect again for a new
+snapshot.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ in its queue.
 """
 
 _ALL_S = 5.0
-"""Seconds between comparisons of all live programs: a program becomes stale without any event."""
+"""Seconds between comparisons of all live programs, which find programs that became stale without
+an event.
+"""
 
 _BATCH_S = 0.1
 """Seconds for which changes are collected before they are sent together."""
@@ -60,7 +63,7 @@ class EventStream:
     sent_all_at: float = 0.0
 
     def wants(self, run: Run) -> bool:
-        """Whether a program belongs to the reader's stream."""
+        """Return whether a program belongs to the reader's stream."""
         if self.program is not None:
             return run is self.program
         return self.tenant is None or run.row.tenant == self.tenant
@@ -99,7 +102,7 @@ class EventStream:
             yield _event("cut", {"why": str(error)})
 
     def _over(self) -> bool:
-        """Whether the stream ends: the server drains, and no program is live any more."""
+        """Return whether the stream ends: the server drains, and no program is live any more."""
         return self.server.draining and not self.log.live
 
     # -- messages ----------------------------------------------------------------------
@@ -132,8 +135,8 @@ class EventStream:
         return (*self.log.ended.values(), *self.log.live.values())
 
     def _nodes(self, programs: list[Run]) -> Iterable[tuple[Run, Node]]:
-        """Yield all nodes of the stream's program; of several programs, the open nodes and the
-        recently ended calls.
+        """Yield all nodes of the stream's program. For several programs, yield their open nodes and
+        their recently ended calls.
         """
         if self.program is not None:
             yield from ((self.program, node) for node in self.program.dag.nodes())

@@ -1,7 +1,7 @@
 """The HTTP routes of clients' runs and of served programs, and the background tasks behind them.
 
-A client starts a run of a served ``@program`` function, and then waits for its result, streams its
-events, or asks for its state.
+A client starts a run of a served ``@program`` function, and then waits for the run's result,
+streams the run's events, or asks for the run's state.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def add_runs(
 
         With ``stream``, the answer is a stream of events: a ``node`` event when a node of the run
         begins, changes or ends, a ``question`` event when a question to a human opens or closes,
-        and at the end the ``run`` event. With ``wait`` false, the answer is the run as it begins.
-        A client that disconnects while it waits or streams cancels the run.
+        and at the end the ``run`` event. With ``wait`` false, the answer is the state of the run at
+        its beginning. A client that disconnects while it waits or streams cancels the run.
         """
         program = _program(server, name)
         accepted = accept_input(program, body.input)
@@ -149,7 +149,7 @@ def _program(server: Server, name: str) -> Program:
 def accept_input(program: Program, input_value: Any) -> Any:
     """Return the input of a program, converted to the type that the program expects.
 
-    Raises `ApiError` if the input is missing or has a wrong type, or if the program takes none.
+    Raises `ApiError` if the input is missing or has a wrong type, or if the program takes no input.
     """
     if program.needs_input and input_value is None:
         text = f"program {program.name!r} needs an input; send the field 'input'"
@@ -190,7 +190,9 @@ async def _end_of(run: Run) -> None:
 
 
 async def _is_gone_before(request: Request, run: Run) -> bool:
-    """Wait until the run ends or its client disconnects. Return whether the client was first."""
+    """Wait until the run ends or its client disconnects. Return whether the client disconnected
+    first.
+    """
     assert run.task is not None
     gone = asyncio.create_task(_gone(request))
     try:
@@ -420,7 +422,9 @@ class ReleaseRequest(Strict):
 def _add_release(router: APIRouter, server: Server) -> None:
     @router.post("/programs/release", response_model=None)
     async def release_program(request: Request, body: ReleaseRequest) -> Response:
-        """End the program that a client's calls name. ``released`` is false if it has ended."""
+        """End the program that a client's calls name. ``released`` is false if that program has
+        ended already or is unknown.
+        """
         program = server.programs.get(tenant_of(request), body.program_id)
         if program is not None:
             server.programs.end(program)

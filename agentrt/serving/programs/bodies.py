@@ -16,7 +16,7 @@ class Strict(BaseModel):
 
 
 class RunRequest(Strict):
-    """``POST /v1/programs/{name}/runs``: ``deadline`` is in seconds from now."""
+    """The body of ``POST /v1/programs/{name}/runs``. ``deadline`` is in seconds from now."""
 
     input: Any = None
     stream: bool = False

@@ -25,9 +25,9 @@ MOST_CALLS = 10_000
 MOST_TOOLS = 4096
 """Maximum number of tools of one program whose order is kept."""
 _ESTABLISHED = 16
-"""Number of requests, after its first, from which a program with a name may be idle for the whole
-``silent_idle_s`` before it is ended to make room for a new program. A program with fewer requests
-may be idle for less, because a client can invent names at no cost.
+"""Number of requests, after the first request, with which a program that has a name may be idle for
+``silent_idle_s`` before it is ended to make room for a new program. After fewer requests, the
+program may be idle for a shorter time, because a client can invent names at no cost.
 """
 
 
@@ -94,7 +94,7 @@ class ClientProgram:
 
 
 def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
-    """Whether a program ends now that its last open request has ended.
+    """Return whether a program ends now that its last open request has ended.
 
     ``is_cut`` says that the client disconnected before any part of the reply.
     """
@@ -104,7 +104,9 @@ def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
 
 
 def _tool_name(tool: Any) -> str:
-    """Return a key by which the tools of one request are told apart, for a tool of any API."""
+    """Return a key that distinguishes a tool from the other tools of its request, for a tool of any
+    API.
+    """
     if not isinstance(tool, dict):
         return ""
     function = tool.get("function")
@@ -196,9 +198,10 @@ class ClientPrograms:
     def enter(self, tenant: str, claim: Claim, hashes: Sequence[bytes]) -> RequestEntry:
         """Begin a request, and return its entry in its program; `leave` ends the request.
 
-        The program is the one that ``claim`` names, or else the one whose chat the request's
-        ``hashes`` continue, or a new program. Raises `BusyError` if the tenant has too many
-        programs, and `ApiError` if the program has passed its deadline or its limit of calls.
+        The program is the program that ``claim`` names, or else the program whose chat the
+        request's ``hashes`` continue, or else a new program. Raises `BusyError` if the tenant has
+        too many programs, and `ApiError` if the program has passed its deadline or its limit of
+        calls.
         """
         own = self._tenants.setdefault(tenant, _TenantPrograms())
         end = own.conversations.find(hashes)
@@ -233,13 +236,13 @@ class ClientPrograms:
         ``replies`` are the hashes of the request's chat with each reply. ``summary`` is the hash of
         a reply that summarizes the chat; a later chat may begin with this reply alone.
 
-        ``tools`` are the names of the tools that the first reply calls. They count as running until
-        the chat continues, unless the client names its calls: then it also names the nodes between
-        them.
+        ``tools`` are the names of the tools that the first reply calls. These tools count as
+        running until the chat continues, unless the client names its calls: then the client also
+        names the nodes between the calls.
 
         ``is_cut`` says that the client disconnected before any part of a reply. If the program has
-        no name and no other request, it ends, because a retry of the client begins a new program. A
-        program also ends if it has made no call, or if this was its last request.
+        no name and no other request, the program ends, because a retry of the client begins a new
+        program. A program also ends if it has made no call, or if this was its last request.
         """
         program = entry.program
         program.open -= 1
@@ -311,11 +314,11 @@ class ClientPrograms:
     def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
         """End an idle program to make room for a new program.
 
-        The first of these that exists is ended: the oldest program that has made a single request;
-        the program without a name that has been idle for the longest time; a program with a name
-        that has been idle for longer than `_silence` allows. If the client does not begin the new
-        program explicitly (``by_hand``), an explicitly begun program without calls is ended as
-        well. Raises `BusyError` if no program can be ended.
+        The first of these programs that exists is ended: the oldest program that has made a single
+        request; the program without a name that has been idle for the longest time; a program with
+        a name that has been idle for longer than `_silence` allows. Unless the client begins the
+        new program explicitly (``by_hand``), an explicitly begun program without calls may be
+        ended, too. Raises `BusyError` if no program can be ended.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:
@@ -334,7 +337,7 @@ class ClientPrograms:
         self._end(min(room, key=lambda program: (program.name is not None, program.seen_at)))
 
     def _silence(self, program: ClientProgram) -> float:
-        """Return how long a program may be idle (seconds) before it must make room for another."""
+        """Return how long a program may be idle (seconds) before it may be ended to make room."""
         if program.name is None:
             return 0.0
         if program.is_explicit and not program.requests:
@@ -392,7 +395,7 @@ class ClientPrograms:
     # -- programs that a client begins and ends explicitly ---------------------------------
 
     def begin(self, tenant: str, claim: Claim) -> ClientProgram:
-        """Begin a program explicitly for a client, which has to end it by `end`.
+        """Begin a program explicitly for a client, which has to end the program explicitly, too.
 
         Raises `BusyError` if the tenant has too many programs.
         """
@@ -420,7 +423,9 @@ class ClientPrograms:
     # -- ends --------------------------------------------------------------------------
 
     def sweep(self, *, all_idle: bool = False) -> int:
-        """End programs that have been idle for too long, or all idle programs. Return how many."""
+        """End programs that have been idle for too long, or with ``all_idle`` all idle programs.
+        Return the number of programs that were ended.
+        """
         now = math.inf if all_idle else self._runtime.now()
         every = [program for own in self._tenants.values() for program in own.all]
         stale = [
@@ -438,7 +443,7 @@ class ClientPrograms:
         return self._silent_idle_s if program.name is None else self._idle_s
 
     def end_all(self) -> None:
-        """End all programs: the server closes."""
+        """End all programs, because the server closes."""
         for own in list(self._tenants.values()):
             for program in list(own.all):
                 self._end(program)

@@ -1,9 +1,9 @@
 """Recognise which earlier call a chat continues, for clients that send no session headers.
 
 Every chat has a chain of hashes. Each message has one hash, which covers all messages up to and
-including this message. After a call, two hashes are stored: that of the call's chat, and that of
-the chat with the reply. A later chat that begins with the same messages continues that call. The
-number of stored hashes is bounded; the least recently used hashes are removed first.
+including this message. After a call, two hashes are stored: the hash of the call's chat, and the
+hash of the chat with the reply. A later chat that begins with the same messages continues that
+call. The number of stored hashes is bounded; the least recently used hashes are removed first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _BYTES = 16
 
 
 def chain(messages: Iterable[Mapping[str, Any]], before: bytes = b"") -> list[bytes]:
-    """Return the hash after each message of a chat; ``before`` is the hash of the chat before."""
+    """Return the hash after each message of a chat; ``before`` is the hash of the chat before these
+    messages.
+    """
     hashes: list[bytes] = []
     for message in messages:
         before = hashlib.blake2b(before + _canonical(message), digest_size=_BYTES).digest()
@@ -64,7 +66,9 @@ class Conversations(Generic[T]):
         return len(self._left)
 
     def find(self, hashes: Sequence[bytes]) -> T | None:
-        """Return the value at the longest stored beginning of a chat, without its last message."""
+        """Return the value at the longest stored beginning of a chat. The whole chat, with its last
+        message, does not count as a beginning.
+        """
         for at in reversed(hashes[:-1]):
             value = self._left.get(at)
             if value is not None:

@@ -1,6 +1,7 @@
-"""Read from the headers of a request which program it belongs to, and where in its graph.
+"""Read from the headers of a request which program the request belongs to, and where in the
+program's graph.
 
-If the headers do not name a program, it is recognised by its conversation
+If the headers do not name a program, the program is recognised by the request's conversation
 (`agentrt.serving.programs.conversation`).
 """
 
@@ -55,7 +56,7 @@ _LONGEST_TYPE = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a client claims about a request; None where the client does not say.
+    """What a client claims about a request; A field is None if the client does not say.
 
     ``call`` is the client's name for the call, and ``parents`` are the names of the calls that it
     depends on. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says that

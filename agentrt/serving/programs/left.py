@@ -49,8 +49,8 @@ async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:
     """Return the unfinished runs of these program types that this server can resume.
 
     A run whose client waited for its result is not resumed: the client has disconnected, which
-    cancels the run. A run is not resumed either if the journal does not have its full content. Runs
-    of batches are not returned: their batches resume them.
+    cancels the run. A run is also not resumed if the journal does not have the run's full content.
+    Runs of batches are not returned, because the batches resume them.
     """
     open_runs = []
     for row in await journal.open_programs():

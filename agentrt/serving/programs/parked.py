@@ -83,7 +83,7 @@ class Parking:
     async def _bring_back(self) -> float:
         """Resume the parked runs whose time has come, and return when the next run is due.
 
-        Times are seconds of the journal's clock; infinity if no run waits for a time.
+        Times are seconds of the journal's clock. The result is infinity if no run waits for a time.
         """
         due_programs, left, due = [(0.0, "")], _AT_ONCE, math.inf
         while due_programs := await self._waits.first_due(
@@ -107,7 +107,7 @@ class Parking:
             self._park(run)
 
     def _can_park(self, run: Run, after_s: float) -> bool:
-        """Whether a run has waited for ``after_s`` seconds and will wait as long again.
+        """Return whether a run has waited for ``after_s`` seconds and will wait as long again.
 
         Only runs that wait for nothing but humans and times can be parked.
         """
@@ -177,7 +177,9 @@ class Parking:
         return rows[0] if rows else None
 
     async def _left(self, row: RecordedProgram) -> LeftRun | None:
-        """Return how a parked run is resumed. End a run that cannot be resumed, or is too late."""
+        """Return how a parked run is resumed. A run that cannot be resumed, or that has passed its
+        deadline, ends.
+        """
         try:
             left = left_run(self._journal, row)
         except UnkeptError as error:

@@ -31,7 +31,9 @@ _KEPT = 1000
 _KEPT_S = 3600.0
 """Seconds for which the result of an ended run can be retrieved."""
 _AHEAD = 1024
-"""Events that wait for a slow reader. The reader misses further node events, but not the end."""
+"""Maximum number of events that wait for a slow reader. The reader misses further node events, but
+not the end.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +65,9 @@ class ServedRun:
         return box
 
     def publish(self, event: Event | QuestionView) -> None:
-        """Put an event into all watchers' queues. A full queue misses it, unless it is the end."""
+        """Put an event into all watchers' queues. A full queue misses the event, unless the event
+        is the run's end.
+        """
         for box in self.watchers:
             if not box.full() or isinstance(event, RunEnded):
                 if box.full():
@@ -72,7 +76,9 @@ class ServedRun:
 
 
 RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
-"""Answers the request that started a run: with a stream, the result, or the run as it begins."""
+"""Answers the request that started a run: with a stream of events, with the run's result, or with
+the run's state at its beginning.
+"""
 
 
 class ProgramRuns:
@@ -163,7 +169,9 @@ class ProgramRuns:
         self.refuse(event, f"run {run.id} {why}", run.type, run.row.tenant)
 
     def refuse(self, event: HappenedEvent, why: str, program: str, tenant: str) -> None:
-        """Record that an event started no run, or that its run failed, so that people see it."""
+        """Record that an event started no run, or that its run failed, so that people see the
+        failure.
+        """
         sending = self._runtime.events.refuse(event, why, program, tenant)
         with tracking.outside():
             task = asyncio.ensure_future(sending)
@@ -171,7 +179,7 @@ class ProgramRuns:
         task.add_done_callback(self._refusals.discard)
 
     def has(self, run_id: str) -> bool:
-        """Whether the run is in memory: running or recently ended, and not parked."""
+        """Return whether the run is in memory: running or recently ended, and not parked."""
         return run_id in self._runs and not self._runs[run_id].run.parked
 
     def live(self, run_id: str) -> ServedRun | None:
@@ -227,8 +235,8 @@ class ProgramRuns:
         served_run.run.cancel()
 
     def _listen(self) -> None:
-        """Listen to events from the first run on. The events of all programs come here, so that a
-        server without served runs would pay for each call of its clients.
+        """Listen to events, from the first run on. The events of all programs come here, so earlier
+        listening would slow the calls of a server's clients even if nobody starts a run.
         """
         if not self._is_listening:
             self._is_listening = True

@@ -1,4 +1,4 @@
-"""The questions of a server to humans, of its programs and of other sources, as a common list."""
+"""A server's list of questions to humans, from its programs and from other sources."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Viewer:
     request: Request | None = None
 
     def sees(self, tenant: str) -> bool:
-        """Whether the person may see and answer the questions of a tenant."""
+        """Return whether the person may see and answer the questions of a tenant."""
         return self.tenant is None or self.tenant == tenant
 
 
@@ -100,7 +100,7 @@ class QuestionSource(Protocol):
 
 
 class ProgramQuestions:
-    """The questions of a runtime's programs. A `QuestionSource`."""
+    """A `QuestionSource` of the questions of a runtime's programs."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -168,7 +168,7 @@ class ServerQuestions:
         ]
 
     async def answer_of(self, tenant: str, question_id: str, value: Any) -> dict[str, Any]:
-        """Answer a question in a tenant's name.
+        """Answer a question on behalf of a tenant.
 
         Raises the errors of `answer`, and `QuestionClosedError` for an unknown question.
         """
@@ -188,7 +188,9 @@ class ServerQuestions:
         ]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """Return an open or closed question; None if it is unknown or the viewer may not see it."""
+        """Return an open or closed question; None if the question is unknown or the viewer may not
+        see it.
+        """
         return (await self._find(viewer, question_id))[1]
 
     async def answer(self, viewer: Viewer, question_id: str, value: Any) -> dict[str, Any] | None:

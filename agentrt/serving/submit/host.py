@@ -20,7 +20,7 @@ from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
 """Maximum number of token ids in all of a program's contexts. A fork shares its token ids with its
-original, so they are counted once.
+original, so the shared ids are counted once.
 """
 _MOST_LIKELY = 64
 _OPTIONS = (
@@ -82,7 +82,7 @@ class HostCalls:
         raise ConfigError(f"a submitted program has no operation {operation!r}")
 
     def close(self) -> None:
-        """Drop the program's contexts: the program has ended."""
+        """Drop the program's contexts, because the program has ended."""
         for context in self._contexts:
             context.drop()
 
@@ -297,7 +297,8 @@ def constraint(named: Any) -> Constraint:
     """Read a constraint from the sandbox's choices(), json_schema(), regex() or ebnf().
 
     ``named`` has the constraint's value under the name of its kind, such as ``{"regex": "x+"}``.
-    Raises `ConfigError` for another value, or for one beyond the limits of an HTTP request.
+    Raises `ConfigError` for any other value, or for a constraint beyond the limits of an HTTP
+    request.
     """
     kind, value = next(iter(named.items())) if isinstance(named, Mapping) and named else ("", None)
     if kind not in _CONSTRAINTS or len(named) > 1:
@@ -342,7 +343,7 @@ def checked(function: str, options: Mapping[str, Any], known: Iterable[str]) -> 
 
 
 def token_limit(wanted: Any) -> int:
-    """Return the value of ``max_tokens``; no limit for None. Raises `ConfigError` unless it is a
+    """Return the value of ``max_tokens``; None means no limit. Raises `ConfigError` unless it is a
     whole number above 0.
     """
     if wanted is None:

@@ -1,10 +1,10 @@
 """Run untrusted programs in processes of Monty, an interpreter for a subset of Python that has no
 files, no network and no imports from the host. ADR 17 has the reasons for Monty.
 
-The pool's own asyncio interface is not used, because its threads outlive the pool and sometimes
-abort a process that exits. Instead, for each turn of a program, a thread of this module waits for
-the Monty process that computes the turn. A turn is the computation of a program between two waits,
-and has a time limit.
+The asyncio interface of Monty's pool of processes is not used, because its threads outlive the pool
+and sometimes abort a process that exits. Instead, for each turn of a program, a thread of this
+module waits for the Monty process that computes the turn. A turn is the computation of a program
+between two waits, and has a time limit.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Steps:
         return at
 
     def _paused(self, began: float) -> bool:
-        """Whether other programs should get a turn before this turn continues."""
+        """Return whether other programs should get a turn before this turn continues."""
         return len(self._requests) >= _MOST_ASKED or time.monotonic() - began > _LONGEST_S
 
     def _answered(self, at: Any) -> Any:
@@ -145,7 +145,9 @@ def _wants(at: Any, name: str) -> bool:
 
 
 async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
-    """Wait until one of the calls has ended, and return the answers of all that have ended."""
+    """Wait until one of the calls has ended, and return the answers of all calls that have
+    ended.
+    """
     await asyncio.wait([calls[call_id] for call_id in waited], return_when=asyncio.FIRST_COMPLETED)
     return {
         call_id: _outcome(calls.pop(call_id).result) for call_id in waited if calls[call_id].done()
@@ -192,7 +194,7 @@ _PRELUDE_FILE, _SOURCE_FILE = "<python-input-0>", "<python-input-1>"
 
 
 class Sandbox:
-    """The processes that run submitted programs. An async context manager."""
+    """The processes that run submitted programs. Use it as an async context manager."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_MOST_TURNS, "agentrt-sandbox")
@@ -214,7 +216,7 @@ class Sandbox:
     ) -> Any:
         """Run ``async def main(ctx, …)`` of ``source``, and return its result as plain data.
 
-        ``arguments`` are those after ``ctx``. Programs of one ``tenant`` take turns. Raises
+        ``arguments`` are the arguments after ``ctx``. Programs of one ``tenant`` take turns. Raises
         `SubmittedProgramError` if the program fails or exceeds one of its ``limits``.
         """
         host = HostCalls(ctx, TokenBudget(limits.submitted_tokens))
@@ -256,7 +258,7 @@ class Sandbox:
 
 
 def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramError:
-    """Convert an error of the interpreter to one with the line of the program's source."""
+    """Convert an error of the interpreter to an error with the line of the program's source."""
     if not isinstance(error, MontyRuntimeError | MontySyntaxError):
         return SubmittedProgramError(str(error))
     frames = [frame for frame in error.traceback() if frame.filename == _SOURCE_FILE]
@@ -288,7 +290,9 @@ _PROGRAMS_OF_A_PROCESS = 256
 """Maximum number of programs that a process runs, one after another, each in a new interpreter."""
 _STUCK_S = 60.0
 _NICE = 19
-"""The processes' niceness. It has no effect on some machines, so `_SHARE` limits them as well."""
+"""The processes' niceness. It has no effect on some machines, so `_SHARE` limits the processes as
+well.
+"""
 _SHARE = 0.05
 """The share of each core's time for the programs of one tenant."""
 _BURST_S = 1.0
@@ -306,7 +310,7 @@ class TenantTurns:
         self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
 
     async def take(self, in_thread: InThread[T], function: Callable[[], T]) -> T:
-        """Call ``function`` with ``in_thread`` when the tenant may have a turn."""
+        """Call ``function`` by means of ``in_thread`` when the tenant may have a turn."""
         async with self._lock:
             await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
             took = 0.0
@@ -354,7 +358,7 @@ class Workers:
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread.
 
-        A cancelled caller still waits for the end of the call, which uses a session.
+        A cancelled caller still waits for the end of the call, because the call uses a session.
         """
         call = asyncio.get_running_loop().run_in_executor(self._threads, function)
         try:

@@ -1,8 +1,8 @@
 """The admission controller: it admits calls to the engine in the order of `FairQueue`.
 
 Admission control runs in front of the engines and not in their schedulers, because it needs a
-tenant's share over all replicas, which no engine core knows. It admits more calls than a batch has
-room for, so the engine's own policy still chooses among the admitted calls, and preempts them.
+tenant's share over all replicas, which no engine core knows. It admits more calls than fit into a
+batch, so the engine's own policy still chooses among the admitted calls, and preempts them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Tenants
 
 IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
-"""Whether the current task makes calls for a batch of OpenAI's API. They are admitted after all
-other waiting calls of the same tenant.
+"""Whether the current task makes calls for a batch of OpenAI's API. Such calls are admitted after
+all other waiting calls of the same tenant.
 """
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
@@ -34,7 +34,7 @@ _EXPECTED_OUTPUT = 128
 
 
 class AdmissionController(ForwardingExecutor):
-    """An `Executor` in front of another executor that admits calls by their tenants' shares.
+    """An `Executor` that admits calls to another executor by their tenants' shares.
 
     With ``is_shared`` off, calls are queued only if their tenant has a limit of concurrency or of
     tokens per minute. With ``isolate``, the prefix cache is salted with the tenant's name, so that
@@ -124,7 +124,7 @@ class AdmissionController(ForwardingExecutor):
         self._admit()
 
     def _admit(self) -> None:
-        """Admit the calls that there is room for now."""
+        """Admit the calls for which there is room now."""
         while self._waiting and (ticket := self._queue.pop(self._clock())) is not None:
             entered = self._waiting.pop(ticket.number)
             if not entered.done():

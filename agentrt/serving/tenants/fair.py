@@ -3,8 +3,8 @@ among the calls of one tenant.
 
 This is the algorithm of virtual token counters (VTC, Sheng et al., OSDI 2024) with weights. The
 next call comes from the waiting tenant that was served least in relation to its weight. When a
-tenant becomes active again, its counter is raised to that of the least served active tenant, so
-that idle time does not earn service. The code has no side effects; the caller passes the time
+tenant becomes active again, its counter is raised to the counter of the least served active tenant,
+so that idle time does not earn service. The code has no side effects; the caller passes the time
 (seconds).
 """
 
@@ -48,8 +48,9 @@ class _TenantQueue:
     served: float
     """The use of the tenant's ended calls, divided by the tenant's weight."""
     reserved: float = 0.0
-    """The expected use of the tenant's admitted calls. It counts in the order of tenants, but not
-    in the counter from which other tenants start, because it is an estimate."""
+    """The expected use of the tenant's admitted calls. This use counts in the order of tenants, but
+    not in the counter from which other tenants start, because it is an estimate.
+    """
     inside: int = 0
     called_at: float = 0.0
     waiting: OrderedDict[int, Ticket] = field(default_factory=OrderedDict)
@@ -156,7 +157,7 @@ class FairQueue:
         return len(self._tenants)
 
     def _may_enter(self, name: str, state: _TenantQueue, least: int) -> bool:
-        """Whether a tenant's next call may be admitted.
+        """Return whether a tenant's next call may be admitted.
 
         ``least`` is the smallest number of admitted calls of any recently active tenant.
         """
@@ -170,7 +171,9 @@ class FairQueue:
         )
 
     def _is_recent(self, state: _TenantQueue) -> bool:
-        """Whether a tenant is active, or is expected to call soon (only if slots are limited)."""
+        """Return whether a tenant is active, or is expected to call soon (only if slots are
+        limited).
+        """
         return not state.is_idle or (
             self.slots is not None and self._now - state.called_at < RECENT_S
         )
@@ -194,7 +197,7 @@ class FairQueue:
         return self._floor
 
     def _forget_idle(self) -> None:
-        """Forget idle tenants whose counter is no higher than that of a new tenant."""
+        """Forget idle tenants whose counter is no higher than the counter of a new tenant."""
         floor = self._least_counter()
         every = self._tenants.items()
         for name in [n for n, t in every if t.served <= floor and not self._is_recent(t)]:
@@ -202,5 +205,5 @@ class FairQueue:
 
 
 def _unreserved(slots: int) -> int:
-    """Return how many of these slots are open to every tenant: at least 1."""
+    """Return how many of ``slots`` are open to every tenant: at least 1."""
     return max(1, slots - -(-slots // KEPT_OF))

@@ -1,7 +1,8 @@
 """API keys in a file that has the keys' hashes, and each tenant's keys and limits.
 
-A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that its salted SHA-256
-cannot be reversed by trying; a slow hash would make each request slower without a benefit.
+A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that nobody can find it
+from its salted SHA-256 by trying all values; a slow hash would make each request slower without a
+benefit.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class KeyRing:
         return tenant if is_right else None
 
     def is_operator(self, tenant: str) -> bool:
-        """Whether the file has ``"operator": true`` for this tenant."""
+        """Return whether the file has ``"operator": true`` for this tenant."""
         return tenant in self._tenants and self._tenants[tenant].operator
 
     def _look_again(self) -> None:

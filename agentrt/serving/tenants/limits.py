@@ -97,7 +97,9 @@ class Bucket:
         self._level, self._at = size, now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until ``amount`` is available, or ``size``, if that is less."""
+        """Return the seconds until ``amount`` is available; if ``size`` is less than ``amount``,
+        until the bucket is full.
+        """
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
@@ -149,7 +151,7 @@ class Tenants:
     def enter(self, tenant: str, calls: int = 1) -> None:
         """Count a request of ``tenant`` that begins ``calls`` calls. `leave` ends the calls.
 
-        Raises `BusyError` if this would exceed a limit; then nothing is counted.
+        Raises `BusyError` and counts nothing if the request would exceed a limit.
         """
         use = self._use(tenant)
         if use.calls + calls > use.limits.calls:
@@ -171,9 +173,9 @@ class Tenants:
         return 0 if use is None else use.calls
 
     def ask(self, tenant: str, requests: int = 1) -> None:
-        """Count ``requests`` new requests of ``tenant``. They need no `leave`.
+        """Count ``requests`` new requests of ``tenant``. No call of `leave` is needed for them.
 
-        Raises `BusyError` if a rate of the tenant is used up; then nothing is counted.
+        Raises `BusyError` and counts nothing if a rate of the tenant is used up.
         """
         self._ask(tenant, self._use(tenant), requests)
 

@@ -1,6 +1,6 @@
 """The HTTP routes that update the weights of the engines, and pause and resume generation.
 
-Their names and query parameters are those of vLLM's own server. Only operators may use them.
+The routes have the names and query parameters of vLLM's own server. Only operators may use them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agentrt.serving.server import Server
 
 
 class UpdateRequest(Strict):
-    """``POST /update_weights``: the arguments of `Runtime.update_weights`. ``path`` is a folder of
-    safetensors on the machines of the engines.
+    """The body of ``POST /update_weights``: the arguments of `Runtime.update_weights`. ``path`` is
+    a folder of safetensors on the machines of the engines.
     """
 
     path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
@@ -57,7 +57,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         }
 
     async def update_weights(body: UpdateRequest) -> JSONResponse:
-        """Replace the weights of all engines while calls and programs go on, and answer when all
+        """Replace the weights of all engines while calls and programs continue, and answer when all
         engines have the new weights. After an error, all engines have their old weights.
         """
         options = body.model_dump(exclude={"path"})

@@ -177,8 +177,8 @@ async def test_an_empty_file_fails_and_at_most_100_errors_are_listed(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"endpoint": "/v1/moderations"}, "endpoint: this server has no batches for"),
-        ({"endpoint": "/v1/programs/x/runs"}, "endpoint: this server has no batches for"),
+        ({"endpoint": "/v1/moderations"}, "endpoint: batches on this server cannot use"),
+        ({"endpoint": "/v1/programs/x/runs"}, "endpoint: batches on this server cannot use"),
         ({"completion_window": "soon"}, "completion_window must be a time from 1m to 30d"),
         ({"completion_window": "0h"}, "completion_window must be a time from 1m to 30d"),
         ({"completion_window": "31d"}, "completion_window must be a time from 1m to 30d"),

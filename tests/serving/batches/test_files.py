@@ -135,7 +135,7 @@ async def test_files_have_bounds(tmp_path: Path) -> None:
 @sqlite_only
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(ConfigError, match="files and batches cannot be kept there"):
+    with pytest.raises(ConfigError, match="cannot store files and batches"):
         FolderStorage(tmp_path / "taken")
 
 

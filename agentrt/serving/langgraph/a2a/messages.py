@@ -1,5 +1,5 @@
-"""Converts messages of the Agent2Agent protocol to inputs of graphs, and values of runs to parts of
-tasks; and finds tasks.
+"""Converts messages of the Agent2Agent protocol to inputs of graphs, converts values of runs to
+parts of tasks, and finds tasks.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def input_of(message: Message) -> dict[str, Any]:
 
 
 def answer_in(message: Message) -> Any:
-    """Return the answer in a message: the ``resume`` of its first data part, else that data part,
-    else its text.
+    """Return the answer in a message: ``resume`` in its first data part, or the whole data part if
+    it has no ``resume``, or the message's text if it has no data part.
     """
     for data in map(_narrowed, get_data_parts(message.parts)):
         return data["resume"] if isinstance(data, dict) and "resume" in data else data
@@ -79,8 +79,9 @@ def answer_in(message: Message) -> Any:
 
 
 def question_of(resume: Any, questions: Sequence[str]) -> str:
-    """Return the id of one of the open ``questions`` that ``resume`` answers. The run with the
-    answer must claim this question, so that a second answer is refused.
+    """Return the id of an open question that ``resume`` answers; ``questions`` are the ids of all
+    open questions. The run with the answer must claim this question, so that a second answer is
+    refused.
 
     Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which
     question it answers.
@@ -90,8 +91,8 @@ def question_of(resume: Any, questions: Sequence[str]) -> str:
     if len(questions) > 1:
         ids = ", ".join(questions)
         raise InvalidParamsError(
-            f"the task has {len(questions)} open questions; send resume as an object with the "
-            f"answers by the ids {ids}"
+            f"the task has {len(questions)} open questions; send resume as an object that "
+            f"has the answers under the ids {ids}"
         )
     return questions[0]
 
@@ -121,7 +122,7 @@ def _narrowed(value: Any) -> Any:
 
 
 def state_of(status: str, *, waits: bool) -> TaskState:
-    """Return the state of a task whose last run has this status. ``waits`` is whether the task
+    """Return the state of a task whose last run has this status. ``waits`` says whether the task
     waits for an answer.
     """
     return _INPUT_REQUIRED if waits else _STATES.get(status, _FAILED)
@@ -130,7 +131,7 @@ def state_of(status: str, *, waits: bool) -> TaskState:
 def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | None = None) -> Task:
     """Return the task with the id ``key``, from the ``row`` of its last run.
 
-    ``waits`` is whether the task waits for an answer. ``history`` is the maximum number of
+    ``waits`` says whether the task waits for an answer. ``history`` is the maximum number of
     messages; None means the server's limit.
     """
     context, values = row["thread_id"], None
@@ -162,7 +163,7 @@ def task_of(key: str, row: Mapping[str, Any], *, waits: bool, history: int | Non
 
 
 def artifact_of(run: str, parts: Iterable[Part]) -> Artifact:
-    """Return the artifact with a run's result, or with a piece of it."""
+    """Return the artifact that carries a run's result, or a piece of that result."""
     description = "the agent's last message, or all values of its graph"
     key = str(uuid5(UUID(run), "artifact"))
     return Artifact(
@@ -177,8 +178,8 @@ def parts_of(content: Any) -> list[Part]:
 
 
 def piece_of(event: str, data: bytes) -> list[Part]:
-    """Return the parts of an agent's message that an event of its run's stream carries; empty if it
-    carries none.
+    """Return the parts of an agent's message that an event of the run's stream carries. The list is
+    empty if the event carries no message.
     """
     if event != "messages":
         return []
@@ -198,8 +199,8 @@ def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
 
 
 def _output(values: Any) -> list[Part]:
-    """Return the parts of the agent's last message; for a graph without messages, of all its
-    values.
+    """Return the parts of the agent's last message, or of all values if the graph has no
+    messages.
     """
     if isinstance(values, dict):
         for message in reversed(_listed(values)):

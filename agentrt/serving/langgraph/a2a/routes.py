@@ -55,9 +55,9 @@ class AgentRoutes(Routes):
     async def request(self, assistant_id: str, request: Request) -> Response:
         """Handle a JSON-RPC request.
 
-        A message whose answer takes long is answered early: a newline every few seconds keeps its
-        connection open. Each answer has status 200, also an error, and JSON may begin with
-        newlines.
+        If the answer to a message takes long, the response begins early, and a newline every few
+        seconds keeps the connection open: JSON may begin with newlines. All responses have status
+        200, errors too.
         """
         dispatcher = await self._dispatcher()
         interval_s = self._state.server.keep_alive_s
@@ -89,8 +89,8 @@ class AgentRoutes(Routes):
         served = self._state.server.served
         if assistant_id is None and len(served) != 1:
             raise invalid(
-                f"the server has {len(served)} graphs, so the path must name an assistant: "
-                f"/a2a/NAME with one of {', '.join(served)}"
+                f"the server has {len(served)} graphs, so the path must name an assistant; "
+                f"NAME in /a2a/NAME is one of {', '.join(served)}"
             )
         name = assistant_id or next(iter(served))
         assistant = await self._state.assistants.runnable(caller, name)
@@ -122,7 +122,7 @@ class AgentRoutes(Routes):
 
 
 async def _is_whole(request: Request) -> bool:
-    """Return whether a request is answered in one piece, and not as a stream."""
+    """Return whether the answer to a request is sent in one piece, and not as a stream."""
     try:
         body = await request.json()
     except ValueError:  # which the SDK reports
@@ -133,7 +133,7 @@ async def _is_whole(request: Request) -> bool:
 async def _kept_alive(
     answering: asyncio.Future[Response], interval_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield newlines until the answer is there, and then its body."""
+    """Yield newlines until the answer is ready, and then yield the answer's body."""
     try:
         while not answering.done():
             yield b"\n"

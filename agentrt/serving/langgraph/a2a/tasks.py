@@ -264,7 +264,7 @@ def _uuid(field: str, text: str) -> UUID:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Raise errors as errors of the protocol."""
+    """Convert errors that the ``with`` block raises to errors of the protocol."""
     try:
         yield
     except A2AError:

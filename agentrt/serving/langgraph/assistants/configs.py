@@ -1,7 +1,9 @@
-"""The config and the context of a run's graph: those of the run, merged with the assistant's.
+"""The config and the context of a run's graph: the run's config and context, merged with the config
+and the context of the run's assistant.
 
 As with LangGraph's own server, keys that a client sends in the config's ``configurable`` are also
-in the context, and the other way round, so that clients need not know which of them a graph reads.
+in the context, and the other way round, so that clients need not know which of the two a graph
+reads.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _PLACE = ("thread_id", "checkpoint_id")
 
 
 def in_both(config: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[Object, Object]:
-    """Return a config and a context. Keys that only the config has are added to the context, and
-    the other way round.
+    """Return the config with the keys that only the context has, and the context with the keys that
+    only the config has.
     """
     own = config.get("configurable") or {}
     of_context = {k: value for k, value in context.items() if is_free(k) and k not in _PLACE}
@@ -43,7 +45,9 @@ def in_both(config: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[Obje
 def merged(
     config: Mapping[str, Any], context: Mapping[str, Any] | None, assistant: Mapping[str, Any]
 ) -> tuple[Object, Object]:
-    """Return the config and the context of a run, merged with those of its assistant."""
+    """Return the config and the context of a run, merged with the config and context of its
+    assistant.
+    """
     base, base_context = in_both(assistant["config"], assistant["context"])
     own, own_context = in_both(config, context or {})
     # langchain_core's merge_configs would sort the tags.
@@ -58,7 +62,7 @@ def merged(
 
 
 CONFIGS = "LANGGRAPH_CONFIG"
-"""The environment variable with the configs of graphs, as for LangGraph's own server."""
+"""The environment variable with the configs of graphs, as in LangGraph's own server."""
 
 
 def graph_configs(text: str | None) -> dict[str, Object]:
@@ -81,8 +85,8 @@ def graph_configs(text: str | None) -> dict[str, Object]:
 def context_for(graph: Graph, context: Mapping[str, Any] | None) -> Any:
     """Return a run's context with only the keys that the context schema of ``graph`` has.
 
-    An empty context becomes None, except for a model or a dataclass, which LangGraph must create
-    with its defaults.
+    An empty context becomes None, unless the schema is a Pydantic model or a dataclass, of which
+    LangGraph must create an instance with the default values.
     """
     schema, context = graph.context_schema, context or {}
     if not isinstance(schema, type):
@@ -105,7 +109,7 @@ def _names(schema: type) -> set[str] | None:
 
 
 def run_config(record: RunRecord) -> RunnableConfig:
-    """Return the config of a run's graph. The server's own keys override those of clients."""
+    """Return the config of a run's graph. The server's own keys override the keys of clients."""
     config: Object = dict(record.kwargs.get("config") or {})
     about = {
         "run_id": record.run_id,
@@ -142,8 +146,8 @@ def run_access(record: RunRecord, purpose: Purpose = "threads.create_run") -> Ac
 
 
 def caller_access(caller: Requester, purpose: Purpose, config: Mapping[str, Any]) -> Access:
-    """Return the arguments for a factory that makes a graph for a request about an object with this
-    config.
+    """Return the arguments for a factory that makes a graph for a request that is not a run, such
+    as a request about an assistant with this ``config``.
     """
     configurable = {**(config.get("configurable") or {}), **caller.config()}
     whole = {**config, "configurable": configurable}

@@ -5,8 +5,8 @@ for each request for the graph's schemas or a thread's state. All other graphs a
 
 A native program (``@program``) becomes a graph with a single node. Its calls stream their tokens to
 clients that request messages. `Context.human` becomes an interrupt of LangGraph: the run ends with
-the question, and the run that answers it calls the function again from its beginning, as LangGraph
-does with a node.
+the question, and the run that answers the question calls the function again from its beginning, as
+LangGraph does with a node.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def native_input(value: Any) -> dict[str, Any]:
 
 
 class _GraphEmitter(ForwardingEmitter):
-    """An emitter that asks humans by LangGraph's interrupts, and streams the ``tokens``
-    of calls.
+    """An emitter that asks humans through LangGraph's interrupts, and streams the ``tokens`` of
+    calls.
     """
 
     def __init__(self, inner: Emitter, tokens: TokenStream, clock: SteadyClock) -> None:
@@ -121,7 +121,7 @@ class _GraphEmitter(ForwardingEmitter):
         return answer if form.schema is None else form.accept(answer)
 
     async def questions(self) -> list[Interrupt]:
-        """Return all questions that the program has asked and that are not answered."""
+        """Return the questions that the program has asked and nobody has answered."""
         results = await asyncio.gather(*self._asking, return_exceptions=True)
         interrupts = [result for result in results if isinstance(result, GraphInterrupt)]
         return [each for interrupted in interrupts for each in interrupted.args[0]]
@@ -226,9 +226,10 @@ class Graphs:
 
     @asynccontextmanager
     async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
-        """Open the graph ``name`` with the store of ``tenant``, until the ``with`` block ends.
+        """Open the graph ``name`` with the store of ``tenant``. The graph closes when the ``with``
+        block ends.
 
-        Raises 404 if the graph is not served, and `ProgramLoadError` if it cannot be made.
+        Raises 404 if the graph is not served, and `ProgramLoadError` if the graph cannot be made.
         """
         if name not in self:
             raise not_found("graph", name)
@@ -289,9 +290,9 @@ async def opened_graph(
 ) -> Graph:
     """Open the graph or program that is served under ``name``, as a graph.
 
-    ``stack`` closes it. A factory is called as for a request for the graph's schemas. The questions
-    of a program expire by ``clock``, by default the runtime's. Raises `ProgramLoadError` for a
-    graph that cannot be made.
+    ``stack`` closes the graph. A factory gets the same arguments as for a request for the graph's
+    schemas. The questions of a program expire by ``clock``, by default the runtime's. Raises
+    `ProgramLoadError` for a graph that cannot be made.
     """
     if isinstance(served, ServedProgram):
         return as_graph(served.program, runtime, clock or runtime.steady)
@@ -309,8 +310,8 @@ def varies(name: str, served: ServedGraph) -> bool:
 
 
 async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Access) -> Graph:
-    """Make the graph that is served under ``name``; ``stack`` closes it. Raises `ProgramLoadError`
-    if it cannot be made.
+    """Make the graph that is served under ``name``; ``stack`` closes the graph. Raises
+    `ProgramLoadError` if the graph cannot be made.
     """
     try:
         return await open_graph(served.value, stack, access)
@@ -326,8 +327,8 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
 
 
 def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
-    """Return the JSON schemas of a graph; None for a type without a schema. The schema of the
-    config's ``configurable`` is that of the context.
+    """Return the JSON schemas of a graph; a type without a schema has None. The config's
+    ``configurable`` has the same schema as the context.
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {

@@ -1,5 +1,5 @@
-"""Assistants, which are graphs with a config and a context, in versions: their rows and their
-routes.
+"""Assistants: their rows, their versions and their routes. An assistant is a graph with a config
+and a context.
 
 Each graph has a default assistant, whose id follows from the graph's name.
 """
@@ -58,9 +58,9 @@ _FIND = sa.select(assistants).where(
 class Assistants(Routes):
     """The assistants of all tenants, and the routes for them and their graphs.
 
-    ``configs`` are the configs of default assistants, by their graphs. ``forget_threads`` deletes
-    the threads of an assistant that a caller may delete; it is set later, because threads need this
-    object.
+    ``configs`` has the config of each graph's default assistant. ``forget_threads`` deletes those
+    threads of an assistant that a caller may delete. It is assigned later, because the routes of
+    threads are made with this object.
     """
 
     forget_threads: Callable[[Requester, str], Awaitable[None]]
@@ -131,7 +131,7 @@ class Assistants(Routes):
     async def patch(
         self, assistant_id: UUID, body: bodies.AssistantPatch, caller: CallerDep
     ) -> JSON:
-        """Change an assistant, which makes a new version of it."""
+        """Change an assistant. The change makes a new version of the assistant."""
         value = _for_hooks(assistant_id, body, name=body.name)
         only = await caller.authorize("assistants", "update", value)
         tenant, key = caller.tenant, str(assistant_id)
@@ -162,8 +162,8 @@ class Assistants(Routes):
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Delete an assistant with its versions and crons, and with ``delete_threads``
-        its threads.
+        """Delete an assistant with its versions and crons. With ``delete_threads``, delete its
+        threads, too.
         """
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)
@@ -183,8 +183,8 @@ class Assistants(Routes):
 
     @route("GET", f"{_A}/graph")
     async def graph(self, assistant_id: str, caller: CallerDep, xray: bool | int = False) -> JSON:
-        """Return the nodes and edges of an assistant's graph, and with ``xray`` of its
-        subgraphs.
+        """Return the nodes and edges of an assistant's graph. With ``xray``, add the nodes and
+        edges of its subgraphs.
         """
         if not isinstance(xray, bool) and not 0 <= xray <= 32:
             raise invalid(f"xray {xray}: use true, false, or a depth from 0 to 32")
@@ -202,8 +202,8 @@ class Assistants(Routes):
             return JSON({"graph_id": name, **self._graphs.schemas(name, graph)})
 
     async def inputs(self, caller: Requester, name: str) -> list[str]:
-        """Return the names of the input fields of an assistant's graph. Raises as
-        `runnable` does.
+        """Return the names of the input fields of an assistant's graph. Raises the same errors as
+        `runnable`.
         """
         async with self._graph_of(caller, await self.runnable(caller, name)) as (_, graph):
             schema = input_schema_of(graph) or {}
@@ -247,7 +247,7 @@ class Assistants(Routes):
             this = matching(versions, tenant, {"assistant_id": key, "version": body.version})
             row = (await connection.execute(sa.select(versions).where(*this))).first()
             if row is None:
-                raise not_found(f"version of assistant {key}", body.version)
+                raise not_found(f"assistant {key}: version", body.version)
             content = {name: row._mapping[name] for name in (*_CONTENT, "version")}
             await connection.execute(set_latest(tenant, key, content))
         return JSON(await self.find(tenant, key))
@@ -273,7 +273,7 @@ class Assistants(Routes):
         """Return the assistant with the id ``name``, or the default assistant of the graph
         ``name``.
 
-        Raises 404 if it does not exist or ``only`` does not allow it.
+        Raises 404 if the assistant does not exist or the filter ``only`` hides it.
         """
         key = self._id_of(name)
         await self._add_defaults(tenant)
@@ -283,7 +283,8 @@ class Assistants(Routes):
         return assistant
 
     async def runnable(self, caller: Requester, name: str) -> dict[str, Any]:
-        """Return the assistant with the id or of the graph ``name``, for a run of the caller.
+        """Return the assistant with the id ``name``, or the default assistant of the graph
+        ``name``, for a run of the caller.
 
         Everybody may run default assistants, as on LangGraph's own server. For all other
         assistants, hooks decide whether the caller may read them. Raises 403 if a hook refuses, and
@@ -294,10 +295,12 @@ class Assistants(Routes):
         return await self._read(caller, name)
 
     async def _first(self, tenant: str, key: str, only: Filter | None) -> dict[str, Any] | None:
-        """Return an assistant that ``only`` allows, or None.
+        """Return the assistant with the id ``key``, or None if it does not exist or the filter
+        ``only`` hides it.
 
-        Each run needs its assistant, so those that were read are kept until an assistant changes.
-        No other server changes them, because only one server at a time uses a database.
+        Each run needs its assistant, so assistants are kept in memory after they were read, until
+        any assistant changes. No other server changes assistants, because only one server at a time
+        uses a database.
         """
         stored = self._read_rows.get((tenant, key))
         if stored is None:
@@ -325,8 +328,8 @@ class Assistants(Routes):
             self._read_rows.clear()
 
     def _id_of(self, name: str) -> str:
-        """Return the id of the assistant ``name``, which is a graph's name or an id. Raises 422 if
-        it is neither.
+        """Return an assistant's id. ``name`` is this id or the name of a graph; raises 422 if it is
+        neither.
         """
         if name in self._graphs:
             return default_assistant(name)

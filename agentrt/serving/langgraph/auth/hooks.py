@@ -3,7 +3,7 @@
     {"graphs": {"agent": "./agent.py:graph"}, "auth": {"path": "./auth.py:auth"}}
 
 The authenticate hook identifies the user of a request. The most specific of the ``on`` hooks
-decides whether the user may do the request, and which objects the user sees. Users never see
+decides whether the user may make the request, and which objects the user sees. Users never see
 objects of a tenant other than the tenant of the request's API key.
 """
 
@@ -68,7 +68,7 @@ class User:
 
     @property
     def permissions(self) -> Sequence[str]:
-        """The user's permissions, in the words of the project's hooks."""
+        """The user's permissions, as the project's hooks name them."""
         return list(self._get("permissions") or ())
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +89,7 @@ class User:
         return iter(self._user if isinstance(self._user, Mapping) else vars(self._user))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the user as a graph gets it in its config."""
+        """Return the user in the form that a graph gets in its config."""
         known = {key: self[key] for key in self if key in self}
         return {**known, "identity": self.identity, "permissions": list(self.permissions)}
 
@@ -119,10 +119,10 @@ class Requester:
         """Ask the hooks whether the user may do ``action``, and return the filter for the objects
         that the user sees, or None for all objects.
 
-        ``value`` describes the request in the form of LangGraph's own server. A hook may change
-        the metadata of an object that is created or changed (`metadata_after`), and all fields of
-        an operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, 500
-        for an unknown filter, and the error that a hook raises as the SDK's `HTTPException`.
+        ``value`` describes the request in the form of LangGraph's own server. A hook may change the
+        metadata of an object that is created or changed (`metadata_after`), and all fields of an
+        operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, 500 if
+        it returns an unknown filter, and the error that it raises as the SDK's `HTTPException`.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
@@ -158,13 +158,13 @@ class Requester:
         try:
             plain = {} if metadata is None else plain_json(metadata)
         except (TypeError, ValueError) as error:
-            raise hook_fault(hook, f"set metadata that cannot be JSON: {error}") from error
+            raise hook_fault(hook, f"set metadata that has no JSON form: {error}") from error
         if not isinstance(plain, dict):
             raise hook_fault(hook, f"set metadata to {metadata!r}; use a dict")
         return plain
 
     def config(self) -> dict[str, Any]:
-        """Return the configurable keys of a run that identify its user."""
+        """Return the configurable keys that identify this user in the config of a run."""
         if self.user is None:
             return {}
         return {
@@ -197,7 +197,7 @@ async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Request
 
 
 async def _call(hook: Any, **arguments: Any) -> Any:
-    """Call a hook, and raise the SDK's `HTTPException` as FastAPI's."""
+    """Call a hook, and convert the SDK's `HTTPException` to FastAPI's."""
     try:
         return await hook(**arguments)
     except HookHTTPException as error:
@@ -223,7 +223,9 @@ def hook_fault(hook: str, fault: str) -> HTTPException:
 
 
 async def _facts(request: Request) -> dict[str, Any]:
-    """Return the arguments that an authenticate hook may have, by name."""
+    """Return the values of all parameters that an authenticate hook may have, by the parameters'
+    names.
+    """
     try:
         body = await request.json() if await request.body() else {}
     except ValueError:
@@ -255,7 +257,7 @@ def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     )
     if unknown:
         raise ConfigError(
-            f"the authenticate hook has the unknown parameters {', '.join(unknown)}; it may have "
+            f"the authenticate hook has the unknown parameters {', '.join(unknown)}; allowed are "
             f"{', '.join(facts)}"
         )
     return {name: facts[name] for name in parameters if name in facts}
@@ -265,10 +267,11 @@ def _arguments(hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_auth(project: Path) -> Auth | None:
-    """Load the `Auth` object that the ``langgraph.json`` at ``project`` names; None if it names
-    none.
+    """Load the `Auth` object that the ``langgraph.json`` at ``project`` names; None if the file
+    names no `Auth` object.
 
-    Raises `ProgramLoadError` if it cannot be loaded or is not an `Auth`, and for unknown settings.
+    Raises `ProgramLoadError` if the object cannot be loaded or is not an `Auth`, and for unknown
+    settings.
     """
     section = read_json(project).get("auth")
     if section is None:

@@ -1,8 +1,8 @@
 """Starts the runs of crons when they are due.
 
 A run is stored in the same transaction that sets its cron's next time, so that each time has at
-most one run, even if the server is killed. For all times that pass while no server runs, a cron has
-a single run.
+most one run, even if the server is killed. For all times that pass while no server runs, a cron
+starts a single run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.tenants import BusyError
 
 LOOK_S = 1.0
-"""Seconds between searches for crons that are due. A run that had no room is tried again then."""
+"""Seconds between searches for crons that are due. A run for which the queue had no room is tried
+again at the next search.
+"""
 _NO_ROOM = (429, 503, 507)
 
 _log = logging.getLogger(__name__)
@@ -48,14 +50,14 @@ class CronClock:
         await self.start_due(self._crons.clock())
 
     async def start_due(self, now: float) -> bool:
-        """Start a run of each cron that is due at ``now`` (seconds since 1970). Returns False if a
-        run had no room.
+        """Start a run of each cron that is due at ``now`` (seconds since 1970). Returns False if
+        the queue had no room for a run.
         """
         started = [await self._start(key, now) for key in await self.due(now)]
         return all(started)
 
     async def due(self, now: float) -> list[str]:
-        """Return the ids of the crons that are due, those with the earliest time first."""
+        """Return the ids of the crons that are due, in the order of their times."""
         c = crons.c
         query = sa.select(c.cron_id).where(c.enabled, c.next_run_date <= now)
         return [row[0] for row in await self._database.rows(query.order_by(c.next_run_date))]
@@ -92,8 +94,9 @@ class CronClock:
         return True
 
     async def _waits(self, cron: sa.Row[Any]) -> bool:
-        """Return whether a run of the cron is still waiting. Then no further run is started,
-        because runs would pile up if they take longer than the time between them.
+        """Return whether a run of the cron is still waiting. In that case no further run is
+        started, because waiting runs would accumulate if a run takes longer than the time between
+        two runs.
         """
         c = runs.c
         own = (c.tenant == cron.tenant, c.kwargs.contains(cron.cron_id, autoescape=True))
@@ -102,7 +105,7 @@ class CronClock:
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     """Return the update that sets a cron's next time, and that changes no row if another server has
-    done so already.
+    set this time already.
     """
     following = None
     with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time

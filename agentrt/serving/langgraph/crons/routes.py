@@ -37,10 +37,10 @@ def next_time(
     """Return when ``schedule`` is next due after ``after``, or None if that is later than ``end``.
     All times are in seconds since 1970.
 
-    A time of day that the change to winter time repeats is due only once, at its first occurrence.
-    A time of day that the change to summer time skips is due right after the change. A schedule
-    with every hour (``*``) is due in each hour that passes. Raises `ValueError` for an invalid cron
-    expression, and for one that is never due.
+    If the change to winter time repeats a time of day, the schedule is due only at the first
+    occurrence. If the change to summer time skips a time of day, the schedule is due right after
+    the change. A schedule with every hour (``*``) is due in each hour that passes. Raises
+    `ValueError` for an invalid cron expression, and for an expression that is never due.
     """
     zone = ZoneInfo(timezone or "UTC")
     times = croniter(schedule, datetime.fromtimestamp(after, zone))
@@ -114,8 +114,8 @@ _CHANGEABLE = set(CronBody.model_fields) - {
 
 
 def changed(payload: Object, changes: Object) -> CronBody:
-    """Return a cron's body with a client's changes; metadata are merged. Raises 422 for invalid
-    changes.
+    """Return a cron's body with a client's changes. New metadata are merged with the old metadata.
+    Raises 422 for invalid changes.
     """
     if unknown := sorted(changes.keys() - _CHANGEABLE):
         raise invalid(f"{', '.join(unknown)}: not supported here")
@@ -229,7 +229,7 @@ class Crons(Routes):
     async def patch(
         self, cron_id: UUID, changes: Annotated[Object, RequestBody()], caller: CallerDep
     ) -> JSON:
-        """Change a cron. Its next time is computed from now."""
+        """Change a cron. The time of its next run is computed anew from the current time."""
         if not changes:
             raise HTTPException(400, "the body is empty; send the fields to change")
         settings_of = ("schedule", "end_time", "enabled", "on_run_completed")
@@ -285,7 +285,9 @@ class Crons(Routes):
         return await self.get(caller.tenant, key)
 
     async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
-        """Return a cron's row. Raises 404 if it does not exist or ``only`` does not allow it."""
+        """Return a cron's row. Raises 404 if the cron does not exist or the filter ``only`` hides
+        it.
+        """
         row = await self._database.first(sa.select(crons).where(*_is(tenant, key, only)))
         if row is None:
             raise not_found("cron", key)
@@ -338,7 +340,7 @@ class Crons(Routes):
     def _check_time_is_left(self, body: CronBody) -> None:
         if body.next_time(self.clock()) is None:
             raise invalid(
-                f"end_time {body.end_time}: no run would start before this time; set a later one"
+                f"end_time {body.end_time}: no run would start before this time; set a later time"
             )
 
 

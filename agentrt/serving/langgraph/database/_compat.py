@@ -1,8 +1,8 @@
 """The tables of LangGraph's checkpointers and stores that we read and change directly.
 
 A checkpointer's interface can neither delete single checkpoints nor change their pending writes, so
-rollback and recovery work on the tables. ``tests/serving/langgraph/test_compat.py`` names the
-tested versions, and fails when a part that is used here has changed or disappeared.
+rollback and recovery change the tables themselves. ``tests/serving/langgraph/test_compat.py`` names
+the tested versions, and fails when a part that is used here has changed or disappeared.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ async def writes_since(
 
 
 async def last_checkpoints(connection: AsyncConnection, thread: str) -> tuple[str, str]:
-    """Return the ids of the latest checkpoint of a thread, and of the latest that is not of a
-    subgraph; "" if there is none.
+    """Return the id of a thread's latest checkpoint, and the id of the latest checkpoint of the
+    graph itself, without its subgraphs. An id is "" if there is no such checkpoint.
     """
     latest, own = (await connection.execute(_LATEST, {"thread": thread})).one()
     return latest or "", own or ""
@@ -255,7 +255,9 @@ programs can still write to the database.
 
 
 def rising_clock() -> Callable[[], str]:
-    """Return a function that returns the time now in UTC, later with each call."""
+    """Return a function that returns the current time in UTC; each call returns a later time than
+    the call before.
+    """
     last = datetime.fromtimestamp(0, UTC)
 
     def now() -> str:

@@ -23,12 +23,12 @@ _CHUNK = 64
 _SAVEPOINT = "agentrt_turn"
 _LARGEST_DIRECT = 64 * 2**10
 """Maximum size of a statement's values, in bytes, for execution in the event loop's thread."""
-_UNDONE = "the transaction was undone because another one of its group failed"
+_UNDONE = "the transaction was undone because another transaction of its group failed"
 
 
 class SqliteConnection(aiosqlite.Connection):
     """A connection for reads. It passes calls to its thread only if they may wait for the disk,
-    because each way to the thread and back costs a turn of the event loop.
+    because each way to the thread and back costs an iteration of the event loop.
 
     While ``direct`` is True, it executes statements in the event loop's thread. This is meant for
     statements about single rows.
@@ -85,9 +85,9 @@ class CommitGroups:
     Transactions take turns, each in a savepoint. Transactions that arrive while others are being
     committed form the next group, which has a single commit and so waits for the disk once. A
     transaction is stored when its group is stored (`CommitGroup.stored`); other connections do not
-    see it earlier. A transaction that fails is undone alone. If SQLite undoes everything that is
-    not committed, for example because the disk is full, all transactions of the group get the
-    error.
+    see it earlier. A transaction that fails is undone without the others. But if SQLite undoes
+    everything that is not committed, for example because the disk is full, all transactions of the
+    group get the error.
 
     ``prepare`` is called with each new connection. ``timeout`` is how many seconds to wait for
     another process's write.
@@ -129,8 +129,8 @@ class CommitGroups:
                 await connection.close()
 
     async def begin(self) -> CommitGroup:
-        """Wait for this transaction's turn, begin it, and return its group. Unless this raises,
-        `end` or `abandon` must follow.
+        """Wait for this transaction's turn, begin it, and return its group. Unless this method
+        raises, the caller must call `end` or `abandon` later.
         """
         await self._turns.acquire()
         try:
@@ -154,8 +154,8 @@ class CommitGroups:
         self._pass_on()
 
     def abandon(self) -> asyncio.Future[None]:
-        """Undo the transaction after its current statement, and return a future that is
-        done then.
+        """Undo the transaction after its current statement, and return a future that completes when
+        the transaction is undone.
         """
         loop = asyncio.get_running_loop()
         undone: asyncio.Future[None] = loop.create_future()
@@ -207,8 +207,8 @@ class CommitGroups:
                 self._do(f"RELEASE {_SAVEPOINT}")
 
     def _pass_on(self) -> None:
-        """Let the next transaction begin. The group is committed after the transactions that wait
-        now.
+        """Let the next transaction begin. The group is committed after the turns of all
+        transactions that wait now.
         """
         group = self._group
         assert group is not None
@@ -308,8 +308,8 @@ class WritingConnection:
 
 
 class TransactionTurns:
-    """A replacement for the lock of LangGraph's checkpointer. Each block is a transaction of
-    ``connection``, which is stored at the block's end.
+    """A replacement for the lock of LangGraph's checkpointer. Each ``with`` block is a transaction
+    of ``connection``, and is stored at the block's end.
     """
 
     def __init__(self, connection: WritingConnection) -> None:

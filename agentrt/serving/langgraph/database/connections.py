@@ -63,8 +63,8 @@ TIMEOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The database that ``--database`` names: an SQLite ``file``, or with ``file`` None a
-    PostgreSQL ``url``.
+    """The database that ``--database`` names: an SQLite ``file``, or a PostgreSQL ``url`` if
+    ``file`` is None.
     """
 
     file: Path | None
@@ -162,8 +162,8 @@ def _sqlite_reads(address: Address) -> AsyncEngine:
 
 
 def _add_functions(connection: Any, check: Callable[[], None] = lambda: None) -> None:
-    """Add the SQL functions of our queries to a connection of SQLite. They call ``check``, which
-    raises to stop a slow query.
+    """Add the SQL functions of our queries to a connection of SQLite. The functions call ``check``,
+    which raises an error to stop a slow query.
     """
     functions = (
         (CONTAINS, 2, json_contains),
@@ -221,10 +221,11 @@ _LOCK_TRIES = 20
 
 
 class Database:
-    """Access to the tables.
+    """The database of the LangGraph API: its connections, its clock and its lock.
 
-    SQLite has a single connection for writes, and several for reads. PostgreSQL has a ``lock``.
-    Deadlines and start times are by the ``clock``, whose last reading is stored in the database.
+    SQLite has a single connection for writes, and several for reads. For PostgreSQL, ``lock``
+    excludes other servers. Deadlines and start times are times of ``clock``, whose last reading is
+    stored in the database.
     """
 
     def __init__(
@@ -287,8 +288,8 @@ class Database:
         *,
         quick: bool = False,
     ) -> sa.Row[Any] | None:
-        """Return the first row of a query, or None. ``quick`` is for a small row that is found by
-        its key.
+        """Return the first row of a query, or None. ``quick`` says that the row is small and is
+        found by its key.
         """
         async with self.reading(rows=quick) as connection:
             row: sa.Row[Any] | None = (await connection.execute(query, parameters)).first()
@@ -310,9 +311,10 @@ class Database:
         """Return a page of rows, and headers for the response.
 
         ``page`` is the body of a search; rows that are equal in its order are ordered by the column
-        ``key``. The rows have these ``columns``; None means all. The header ``X-Pagination-Next``
-        is the offset of the next page, if there is one. ``X-Pagination-Total`` is the number of
-        rows up to the end of this page, plus 1 if there is a next page.
+        ``key``. The rows have these ``columns``; None means all columns. The header
+        ``X-Pagination-Next`` is the offset of the next page, if there is one.
+        ``X-Pagination-Total`` is the number of rows up to the end of this page, plus 1 if there is
+        a next page.
         """
         column = table.c[page.sort_by]
         order = column.asc() if page.sort_order == "asc" else column.desc()
@@ -337,7 +339,7 @@ class Database:
                 await connection.execute(statement)
 
     async def keep_clock(self, after_s: float = KEEP_S) -> None:
-        """Store the clock's reading if the time of day was set, or if the stored reading is older
+        """Store the clock's reading if the system clock was set, or if the stored reading is older
         than ``after_s`` seconds.
         """
         reading, last = self.clock.reading(), self._kept
@@ -429,7 +431,7 @@ async def reserved(address: Address) -> AsyncIterator[None]:
 
     An SQLite file stays locked; `open_database` in the block locks it again for this process. A
     PostgreSQL database is only checked, and is locked when it is opened. Raises `ConfigError` if
-    another server uses the database, or if it cannot be reached.
+    another server uses the database, or if the database cannot be reached.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -482,7 +484,9 @@ class AdvisoryLock:
         raise _in_use(str(self._address))
 
     async def keep(self) -> None:
-        """Take the lock again if its connection has broken, which loses the lock."""
+        """Take the lock again if its connection has broken, because the lock is lost with the
+        connection.
+        """
         try:
             assert self._connection is not None
             await self._connection.execute(sa.select(1))

@@ -9,11 +9,11 @@ of allowing or refusing all items.
 Each filter works in two ways: as an SQL condition for rows of our tables, and as a Python function
 for other items.
 
-PostgreSQL has operators that compare JSON. SQLite has none, so it would call a Python function for
-each row. The conditions at the end of this module use SQLite's own functions in place of Python,
-for values that these functions compare in the same way: texts, integers, true, false, null, and
-objects of such values. Before SQLite parses a row's JSON, the conditions check whether the row's
-text can contain the value at all.
+PostgreSQL has operators that compare JSON. SQLite has no such operators, so it would call a Python
+function for each row. The conditions at the end of this module use SQLite's own functions instead
+of Python, for values that these functions compare in the same way: texts, integers, true, false,
+null, and objects of such values. Before SQLite parses a row's JSON, the conditions check whether
+the row's text can contain the value at all.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HasAll:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A filter for items that all of several filters allow."""
+    """A filter for items that pass all of several filters."""
 
     parts: tuple[Filter, ...]
 
@@ -116,7 +116,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """A filter for items that at least one of several filters allows."""
+    """A filter for items that pass at least one of several filters."""
 
     parts: tuple[Filter, ...]
 
@@ -131,7 +131,7 @@ class Either:
     def implied(self, identity: str) -> dict[str, Any]:
         """Return the values that a new item needs so that the user ``identity`` may see it.
 
-        They are the values of the first part that names the user, because another part, such as
+        The values are those of the first part that names the user, because another part, such as
         ``{"shared": True}``, could show the item to other users. Without such a part, return {}.
         """
         for part in self.parts:
@@ -145,8 +145,8 @@ Filter = Equals | HasAll | Every | Either
 
 
 def visible(column: Any, only: Filter | None) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions for the rows whose JSON in ``column`` the filter ``only`` allows; None
-    allows all rows.
+    """Return the conditions for the rows whose JSON in ``column`` passes the filter ``only``. If
+    ``only`` is None, all rows pass.
     """
     return [] if only is None else [only.condition(column)]
 
@@ -161,7 +161,9 @@ def stamped(metadata: Mapping[str, Any], only: Filter | None, identity: str) -> 
 
 
 def required_texts(only: Filter) -> Iterator[tuple[str, str]]:
-    """Yield keys and texts that every allowed item has. Further conditions may exist."""
+    """Yield keys and the texts that an item must have under these keys to pass the filter ``only``.
+    The filter may have further conditions.
+    """
     match only:
         case Equals(key, str(value)):
             yield key, value
@@ -285,8 +287,8 @@ class json_equals(GenericFunction[bool]):  # noqa: N801  # read as an SQL functi
 
 
 class json_has_all(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """The condition that the value at a key of a JSON column is a list with certain elements. These
-    are passed as a JSON list.
+    """The condition that the value at a key of a JSON column is a list with certain elements. The
+    elements are passed as a JSON list.
     """
 
     type = sa.Boolean()
@@ -339,13 +341,13 @@ _PLAIN_KEY = re.compile(r"[ !#-\[\]-~]+")
 _PLAIN_TEXT = re.compile(r"[ !#-\[\]-~]{1,200}")
 """Texts that every JSON encoder writes without escapes."""
 _WILDCARD = re.compile(r"[*?\[]")
-"""The characters with a meaning of their own in SQLite's GLOB."""
+"""The characters with a special meaning in SQLite's GLOB."""
 _EXACT = range(-(10**15), 10**15)
 """Integers that have the same digits when they are written as integers and as floats."""
 
 
 class on_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """A condition that is evaluated only by SQLite. Elsewhere it is true."""
+    """A condition that only SQLite evaluates. In other databases it is true."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -353,7 +355,7 @@ class on_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
 
 
 class off_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL function
-    """A condition that is evaluated only by other databases than SQLite. In SQLite it is true."""
+    """A condition that only databases other than SQLite evaluate. In SQLite it is true."""
 
     type = sa.Boolean()
     inherit_cache = True
@@ -361,7 +363,7 @@ class off_sqlite(GenericFunction[bool]):  # noqa: N801  # read as an SQL functio
 
 
 class json_text(GenericFunction[str]):  # noqa: N801  # read as an SQL function
-    """The text of a JSON column, without parsing it."""
+    """The text of a JSON column, which the database does not parse."""
 
     type = sa.Text()
     inherit_cache = True
@@ -396,11 +398,11 @@ def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
     """Return conditions that select the rows with ``value`` at ``path`` in the JSON of ``column``,
-    and whether the conditions are exact. If they are not exact, they also select other rows.
+    and whether the conditions are exact. Conditions that are not exact also select other rows.
 
-    SQLite evaluates the conditions without calling Python. Other databases ignore them. An object
-    in the column matches if it has all keys of ``value`` with the same values; it may have further
-    keys.
+    SQLite evaluates the conditions without calling Python. Other databases ignore these conditions.
+    An object in the column matches if it has all keys of ``value`` with the same values; it may
+    have further keys.
     """
     column, sufficient = _text_of(column), True
     conditions: list[sa.ColumnElement[bool]] = []
@@ -422,7 +424,7 @@ def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
 
 
 def _text_of(column: Any) -> sa.ColumnElement[str]:
-    """Return the JSON of a column as text. LangGraph's store has JSON as bytes."""
+    """Return the JSON of a column as text. LangGraph's store keeps JSON as bytes."""
     is_json = isinstance(column.type, sa.JSON)
     return sa.type_coerce(column, sa.Text) if is_json else sa.cast(column, sa.Text)
 
@@ -438,7 +440,9 @@ def _leaves(path: Sequence[str], value: Any) -> Iterator[tuple[Sequence[str], An
 def _leaf(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """Return the conditions for a value without nested objects, and whether they are sufficient."""
+    """Return the conditions for a value without nested objects, and whether the conditions are
+    exact, as in `same_in_sqlite`.
+    """
     if not path or any(_PLAIN_KEY.fullmatch(key) is None for key in path):
         return [], False
     where = "$" + "".join(f'."{key}"' for key in path)
@@ -465,7 +469,7 @@ def _leaf(
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Yield texts that the JSON text of any value that contains ``value`` must contain."""
+    """Yield texts that occur in the JSON text of each value that contains ``value``."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _texts_in(key)
@@ -480,7 +484,8 @@ def _texts_in(value: Any) -> Iterator[str]:
 def _has(column: Any, text: str) -> sa.ColumnElement[bool]:
     """Return the condition that the JSON text contains ``text``.
 
-    GLOB takes a third of LIKE's time, which ignores case, and a seventh of instr's.
+    GLOB takes a third of the time of LIKE, which also ignores case, and a seventh of the time of
+    instr.
     """
     escaped = _WILDCARD.sub(r"[\g<0>]", text)
     matches: sa.ColumnElement[bool] = column.op("GLOB", is_comparison=True)(f"*{escaped}*")

@@ -14,8 +14,8 @@ from typing import Any
 from agentrt.steady import SteadyClock
 
 INTERRUPT_ID = re.compile("[0-9a-f]{32}")
-"""The form of an interrupt's id. LangGraph takes a dict whose keys all have this form as a map from
-interrupts to answers.
+"""The form of an interrupt's id. If all keys of a dict have this form, LangGraph treats the dict as
+a map from interrupts to answers.
 """
 EXPIRED = {"agentrt": "expired"}
 """The answer that a program's question gets when its deadline passes."""
@@ -27,7 +27,7 @@ def is_answer_map(resume: Any) -> bool:
 
 
 def interrupts_in(by_task: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the interrupts of a thread's row, where they are stored by task."""
+    """Yield the interrupts of a thread's row, which stores them by task."""
     for interrupts in (by_task or {}).values():
         yield from interrupts
 
@@ -56,9 +56,9 @@ def _closes(kwargs: Mapping[str, Any], interrupt_id: str) -> bool:
 def deadline_for(seconds: float, clock: SteadyClock) -> dict[str, float]:
     """Return the fields of a question that expires ``seconds`` from now.
 
-    ``expires_at`` is the deadline in seconds since 1970, by the time of day as it is set now.
-    ``clock_shift`` says how many seconds the time of day is ahead of ``clock``; it is left out
-    if they agree.
+    ``expires_at`` is the deadline in seconds since 1970, as the system clock is set now.
+    ``clock_shift`` says how many seconds the system clock is ahead of ``clock``; the field is left
+    out if the two agree.
     """
     fields = {"expires_at": clock.time_of_day(clock.now() + seconds)}
     return {**fields, "clock_shift": clock.shift} if clock.shift else fields

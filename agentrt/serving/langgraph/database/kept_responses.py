@@ -1,8 +1,8 @@
 """Stored responses of the Responses API, so that chats can continue after a restart.
 
 A row has the items that its response added to the chat, and the id of the previous response. A row
-is deleted when it is old, or when its tenant has too many, but not while a newer response continues
-its chat.
+is deleted when it is old, or when its tenant has too many rows, but not while a newer response
+continues its chat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrt.serving.langgraph.database.tables import response_items, responses
 from agentrt.serving.langgraph.outages import first_line
 
 _MOST_DELETED = 16
-"""Maximum number of responses that one save deletes because the tenant has too many."""
+"""Maximum number of responses that one save deletes because the tenant has too many responses."""
 _MOST_ITEMS = 1000
 """Maximum number of items of a response whose ids are stored."""
 _LONGEST_ID = 255
@@ -72,8 +72,8 @@ class KeptResponses:
             )
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
-        """Return a tenant's response and all items of its chat; None if it is not stored, is too
-        old, or misses an earlier response of its chat.
+        """Return a tenant's response and all items of its chat; None if the response is not stored
+        or is too old, or if an earlier response of its chat is missing.
 
         Raises `ApiError` if the database cannot be read.
         """
@@ -105,8 +105,8 @@ class KeptResponses:
         return {str(row.response_id) for row in await self._rows(query)}
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a tenant's response, if there is one. If a chat continues from it, its items stay,
-        for that chat alone.
+        """Delete a tenant's response, if there is one. If a chat continues from the response, the
+        response's items stay, but only for that chat.
 
         Raises `ApiError` if the database cannot be written.
         """
@@ -150,7 +150,9 @@ def _is_id(name: object) -> bool:
 
 
 def _chain(rows: Mapping[str, Row], response_id: str) -> list[Row]:
-    """Return a response and the responses before it, the oldest first; empty if one is missing."""
+    """Return a response and the responses before it, the oldest first. The list is empty if one of
+    them is missing.
+    """
     chain: list[Row] = []
     left = dict(rows)
     name: str | None = response_id
@@ -207,7 +209,7 @@ def _item_rows(tenant: str, finished: Finished) -> list[dict[str, Any]]:
 
 
 async def _make_room(connection: AsyncConnection, tenant: str, new: str, now: float) -> None:
-    """Delete the tenant's expired responses, and its oldest ones while it has too many."""
+    """Delete the tenant's expired responses, and its oldest responses while it has too many."""
     of_tenant = responses.c.tenant == tenant
     later = responses.alias("later")
     goes_on = sa.exists().where(

@@ -17,13 +17,13 @@ from agentrt.serving.server import Server
 
 _COUNT_AGAIN_S = 10.0
 _LIMITS = {threads.name: "threads", assistants.name: "assistants", crons.name: "crons"}
-"""The name of the tenant's limit for the number of its rows, by table."""
+"""The name of a tenant's limit on the number of its rows in each table."""
 
 
 @dataclass(slots=True)
 class _Stored:
-    """The size of a tenant's items in the store, in characters: the sum at the last count, and the
-    items that were written since then.
+    """The size of a tenant's items in the store, in characters: the size at the last count plus the
+    size of the items that were written since then.
     """
 
     size: int
@@ -39,13 +39,13 @@ class Quotas:
 
     @property
     def lifetime(self) -> ThreadTtl | None:
-        """The default lifetime of threads; None has no limit."""
+        """The default lifetime of threads; None means no limit."""
         return self._server.lifetimes.threads
 
     async def added(self, connection: AsyncConnection, table: sa.Table, tenant: str) -> None:
-        """Check a tenant's number of rows after adding one to ``table`` in this transaction.
+        """Check a tenant's number of rows after this transaction has added a row to ``table``.
 
-        Raises 507 if there are too many; the transaction must then be rolled back.
+        Raises 507 if the tenant has too many rows; the caller must then roll the transaction back.
         """
         limit = _LIMITS[table.name]
         most = self._most(tenant, limit)
@@ -59,8 +59,8 @@ class Quotas:
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
         """Check the size of a tenant's items before adding an item of ``size`` characters.
 
-        The tenant's items are those in namespaces that begin with the label ``root``. Raises 507 if
-        the item does not fit.
+        The namespaces of the tenant's items begin with the label ``root``. Raises 507 if the item
+        does not fit.
         """
         most = self._most(tenant, "store_mib")
         if most is None:

@@ -34,8 +34,8 @@ from agentrt.serving.langgraph.database.threads import change_thread, find_threa
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 
 _UNSEEN = (
-    "the filter of the authorization hook for threads.create_run hides the thread that this run "
-    "would create from its user; create the thread first, or set its metadata in the hook"
+    "the authorization hook for threads.create_run returned a filter that hides this run's new "
+    "thread from the user; create the thread first, or set its metadata in the hook"
 )
 Fields = Mapping[str, Any]
 Body = TypeVar("Body", bound=RunBody)
@@ -45,7 +45,8 @@ _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "gra
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run as a client requested it. ``kwargs`` is the request's body; times are in seconds since
-    1970, and ``start_at`` is by the database's clock. ``number`` rises in the order of arrival.
+    1970, and ``start_at`` is a time of the database's clock. ``number`` rises in the order of
+    arrival.
 
     ``origin`` describes the thread before the run's first start
     (`agentrt.serving.langgraph.runs.recovery`). ``attempt`` counts the starts so far.
@@ -161,10 +162,10 @@ class Runs:
     async def enter(self, new: NewRun, only: Filter | None) -> tuple[sa.Row[Any], list[str]]:
         """Insert a pending run, and return its row and the ids of the thread's other active runs.
 
-        Raises 404 if the thread does not exist or ``only`` does not allow it, and 403 if ``only``
-        would not allow the thread that the run creates. Raises 409 if the thread has an active run
-        and the strategy is ``reject``, if the interrupt was answered already, or if another server
-        has started the run already. Raises 507 if the tenant may have no further thread.
+        Raises 404 if the thread does not exist or the filter ``only`` hides it, and 403 if ``only``
+        would hide the thread that the run creates. Raises 409 if the thread has an active run and
+        the strategy is ``reject``, if the interrupt was answered already, or if another server has
+        started the run already. Raises 507 if the tenant has reached its limit of threads.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         row = {
@@ -204,9 +205,9 @@ class Runs:
     async def _prepare_thread(
         self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter | None
     ) -> sa.Row[Any]:
-        """Create the run's thread if the run wants that, set its status to busy, and return the row
-        that it had before. A new thread gets metadata that ``only`` allows, because the user will
-        request the thread later.
+        """Create the run's thread if the run wants that, set the thread's status to busy, and
+        return the thread's previous row. A new thread gets metadata that pass the filter ``only``,
+        because the user will request the thread later.
         """
         tenant, metadata = new.columns["tenant"], stamped(new.columns["metadata"], only, new.user)
         quotas = self._quotas
@@ -259,7 +260,7 @@ class Runs:
     async def since(
         self, thread: str, number: int, most: int, ended_after: float = 0.0
     ) -> list[RunRecord]:
-        """Return the thread's runs with at least this ``number``, the oldest first.
+        """Return the thread's runs whose numbers are at least ``number``, the oldest first.
 
         Leaves out runs that ended before ``ended_after`` (seconds since 1970), and returns at most
         the newest ``most``.
@@ -291,7 +292,7 @@ class Runs:
         return None if row is None else str(row.run_id)
 
     async def statuses(self, thread: str, most: int) -> Sequence[sa.Row[Any]]:
-        """Return the newest ``most`` runs of a thread, the newest first, with their status, but
+        """Return up to ``most`` of a thread's newest runs, the newest first, with their status, but
         without their requests and results.
         """
         names = ("run_id", "assistant_id", "metadata", "status", "updated_at")
@@ -301,8 +302,8 @@ class Runs:
     async def ids(
         self, tenant: str, statuses: Sequence[str], only: Filter | None = None
     ) -> list[str]:
-        """Return the ids of a tenant's runs with these statuses, in threads that ``only``
-        allows.
+        """Return the ids of a tenant's runs with these statuses, in threads that pass the filter
+        ``only``.
         """
         query = sa.select(runs.c.run_id).where(runs.c.tenant == tenant, runs.c.status.in_(statuses))
         if only is not None:
@@ -311,7 +312,9 @@ class Runs:
         return [row[0] for row in await self._database.rows(query)]
 
     async def began(self, record: RunRecord) -> None:
-        """Store that a run is running, and the attempt and the origin of its ``record``."""
+        """Store that a run is running, together with the attempt and the origin in its
+        ``record``.
+        """
         assert record.origin is not None
         origin = record.origin.model_dump_json()
         await self._database.write_rows(
@@ -330,8 +333,9 @@ class Runs:
         )
 
     async def forget_streams(self, before: float) -> None:
-        """Delete the events of runs that had ended by ``before`` (seconds since 1970). Events that
-        ask questions and lifecycle events stay until the thread's questions are answered.
+        """Delete the events of runs that ended before the time ``before`` (seconds since 1970).
+        Lifecycle events, and events that ask questions, stay until the thread's questions are
+        answered.
         """
         ended = sa.select(runs.c.run_id).where(
             runs.c.status.not_in(ACTIVE), runs.c.updated_at < before

@@ -61,7 +61,7 @@ class RevokedRuns:
         self._writing: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def revoke(self, run_id: str) -> None:
-        """Refuse a run's writes from now on, and wait for its writes that have begun."""
+        """Refuse new writes of a run from now on, and wait for the run's writes that have begun."""
         self._revoked[run_id] = None
         if len(self._revoked) > _REMEMBERED:
             self._revoked.popitem(last=False)
@@ -87,8 +87,8 @@ class RevocableSaver(BaseCheckpointSaver[str]):
     """A base class for checkpointers that ignores the writes of revoked runs.
 
     A stopped run may still write: LangGraph passes the writes of cancelled tasks to the
-    checkpointer without waiting for it, and a node that runs in a thread cannot be stopped. Such
-    writes must not change a thread that has been rolled back.
+    checkpointer without waiting for their end, and a node that runs in a thread cannot be stopped.
+    Such writes must not change a thread that has been rolled back.
     """
 
     revoked: RevokedRuns

@@ -1,4 +1,4 @@
-"""The tables of the LangGraph API, and queries by what their JSON columns contain.
+"""The tables of the LangGraph API, and conditions on the contents of their JSON columns.
 
 The same database has the tables of LangGraph's own checkpointer and store. Times are times of day,
 in seconds since 1970. Columns that clients search have the type JSON. JSON that is only returned is
@@ -27,7 +27,7 @@ from agentrt.serving.langgraph.database.filters import (
 )
 
 VERSION = 1
-"""The version of these tables. A database with another version is refused."""
+"""The version of these tables. The server refuses a database with another version."""
 LONGEST_TENANT = 255
 """Maximum number of characters in a tenant's name."""
 ACTIVE = ("pending", "running")
@@ -286,8 +286,8 @@ def dumps(value: Any) -> str:
 
 
 def json_contains(column: str | None, value: str, check: Callable[[], None] = lambda: None) -> bool:
-    """Return whether the JSON text ``column`` contains the JSON text ``value``. An SQL function for
-    SQLite.
+    """Return whether the JSON text ``column`` contains the JSON text ``value``. SQLite calls this
+    function in queries.
 
     ``check`` is called regularly, and raises when the query takes too long.
     """
@@ -300,7 +300,9 @@ _wanted = lru_cache(64)(json.loads)
 
 
 def is_within(part: Any, whole: Any, check: Callable[[], None] = lambda: None) -> bool:
-    """Return whether JSON ``whole`` contains ``part``: objects key by key, lists as sets."""
+    """Return whether JSON ``whole`` contains ``part``: objects are compared key by key, and lists
+    as sets.
+    """
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(
             key in whole and is_within(value, whole[key], check) for key, value in part.items()

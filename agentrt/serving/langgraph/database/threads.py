@@ -1,5 +1,5 @@
-"""The rows of threads, which last over several runs, without limit or for a lifetime. The states of
-threads are LangGraph's checkpoints.
+"""The rows of threads. A thread outlives its runs; it stays without limit, or for a lifetime. The
+states of threads are LangGraph's checkpoints.
 """
 
 from __future__ import annotations
@@ -61,17 +61,20 @@ class Threads:
         self._deadlines = deadlines
 
     async def get(self, tenant: str, key: UUID, only: Filter | None = None) -> sa.Row[Any]:
-        """Return a thread that ``only`` allows. Raises 404 if there is none."""
+        """Return a thread. Raises 404 if the thread does not exist or the filter ``only``
+        hides it.
+        """
         async with self._database.reading() as connection:
             return await find_thread(connection, tenant, key, only)
 
     async def create(
         self, tenant: str, body: bodies.ThreadCreate, only: Filter | None = None
     ) -> tuple[dict[str, Any], bool]:
-        """Create a thread, and return it and whether it is new.
+        """Create a thread unless it exists, and return the thread and whether it is new.
 
-        If a thread with this id exists, the body's ``if_exists`` may allow that, and ``only`` must
-        allow the existing thread. Otherwise raises 409, and 404 if the thread is another tenant's.
+        If the thread exists, raises 409 unless the body's ``if_exists`` allows that and the thread
+        passes the filter ``only``. Raises 404 if ``if_exists`` allows an existing thread, but the
+        thread belongs to another tenant.
         """
         key = body.thread_id or uuid4()
         try:
@@ -97,7 +100,8 @@ class Threads:
         only: Filter | None,
     ) -> dict[str, Any]:
         """Merge ``metadata`` into a thread's metadata, set its lifetime to ``ttl`` if that is not
-        None, and return the thread. Raises 404 if ``only`` does not allow it.
+        None, and return the thread. Raises 404 if the thread does not exist or the filter ``only``
+        hides it.
         """
         async with self._database.writing(rows=True) as connection:
             row = await find_thread(connection, tenant, key, only, lock=True)
@@ -136,8 +140,8 @@ class Threads:
         self._asks()
 
     async def left_over(self, before: float) -> list[str]:
-        """Return the ids of temporary threads whose last run had ended by ``before`` (seconds since
-        1970).
+        """Return the ids of temporary threads whose last run ended before the time ``before``
+        (seconds since 1970).
         """
         c = threads.c
         old = (c.temporary, c.updated_at < before, c.thread_id.not_in(in_use()))
@@ -161,7 +165,8 @@ _BEFORE = sa.select(_IS_BUSY, threads.c.interrupts).where(threads.c.thread_id ==
 async def find_thread(
     connection: AsyncConnection, tenant: str, key: UUID, only: Filter | None, *, lock: bool = False
 ) -> sa.Row[Any]:
-    """Return the row of a thread that ``only`` allows. Raises 404 if there is none.
+    """Return the row of a thread. Raises 404 if the thread does not exist or the filter ``only``
+    hides it.
 
     ``lock`` keeps other transactions from changing the thread until this transaction's end.
     """
@@ -264,7 +269,9 @@ async def set_lifetime(connection: AsyncConnection, thread: str, ttl: ThreadTtl 
 
 
 async def lifetime_json(database: Database, row: sa.Row[Any]) -> dict[str, Any] | None:
-    """Return the lifetime of a thread in the form that clients get; None if it has no limit."""
+    """Return the lifetime of a thread in the form that clients get; None means that the thread has
+    no limit.
+    """
     query = sa.select(lifetimes).where(lifetimes.c.thread_id == row.thread_id)
     lifetime = await database.first(query)
     if lifetime is None:
@@ -309,7 +316,7 @@ def _over(now: float) -> sa.Select[Any]:
 
 
 async def _claim(database: Database, thread: str, now: float, *, deletes: bool) -> bool:
-    """Delete an expired thread, or mark it as swept. Returns False if it has been used
+    """Delete an expired thread, or mark it as swept. Returns False if the thread has been used
     meanwhile.
     """
     async with database.writing() as connection:

@@ -51,7 +51,9 @@ class Answer(Body):
 
 
 class Respond(Body):
-    """The parameters of ``input.respond``: answers to questions, and changes of the run."""
+    """The parameters of ``input.respond``: answers to questions, and other fields of the run that
+    the command starts.
+    """
 
     namespace: list[str] = Field(default_factory=list)
     interrupt_id: str | None = None
@@ -63,8 +65,8 @@ class Respond(Body):
     metadata: Object = Field(default_factory=dict)
 
     def answers(self) -> dict[str, Any]:
-        """Return the answers by the ids of their questions. Raises `_ProtocolError` if there are
-        none.
+        """Return the answers by the ids of their questions. Raises `_ProtocolError` if there are no
+        answers.
         """
         if self.responses is not None:
             return {answer.interrupt_id: answer.response for answer in self.responses}
@@ -266,7 +268,9 @@ class ProtocolCommands:
     # -- the state ---------------------------------------------------------------------
 
     async def _values(self, caller: Requester, thread: UUID, params: Object) -> _Done:
-        """Carry out ``state.get``: return a thread's values, or those that ``keys`` selects."""
+        """Carry out ``state.get``: return a thread's values, or only the values that ``keys``
+        selects.
+        """
         get = StateGet.model_validate(in_snake_case(params))
         state = await self._state_at(caller, thread, _place(get.namespace))
         if get.namespace and state["created_at"] is None:
@@ -313,8 +317,8 @@ def _summary(state: Object) -> Object:
 
 
 def _started(run: Row[Any]) -> _Done:
-    """Return the result of a command that started ``run``, and the number before the
-    run's events.
+    """Return the result of a command that started ``run``, and the last number before the numbers
+    of the run's events.
     """
     return {"run_id": run._mapping["run_id"]}, seq_of(run._mapping["number"], 0)
 

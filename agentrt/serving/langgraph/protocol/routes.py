@@ -42,7 +42,7 @@ EVENTS = "/threads/{thread_id}/stream/events"
 _MOST_RUNS = 1000
 """Maximum number of a thread's newest runs whose events are replayed."""
 _OUTDATED = (b'{"method":"input.requested"', b'{"method":"lifecycle"')
-"""The beginnings of events that would mislead a client once they are outdated."""
+"""The beginnings of the JSON of events that would mislead a client when they are outdated."""
 _WATCHED = {"lifecycle", "input"}
 """The channels of the stream on which LangGraph's Python client watches for questions, separately
 from the stream of values.
@@ -60,7 +60,9 @@ connects, the end of the earlier run, and questions that have been answered by t
 
 
 _QuestionEvents = Sequence[tuple[ThreadEvent, str | None]]
-"""Stored events, each with the id of the question that it asks, or None if it asks none."""
+"""Stored events, each with the id of the question that the event asks, or None if it asks no
+question.
+"""
 
 
 class ProtocolRoutes(Routes):
@@ -98,7 +100,7 @@ class ProtocolRoutes(Routes):
     async def events(
         self, thread_id: UUID, body: EventsBody, caller: CallerDep
     ) -> EventSourceResponse:
-        """Stream the events of a thread's runs, first the past ones and then the new ones. The
+        """Stream the events of a thread's runs: first the past events, then the new events. The
         thread may be created later, by a command.
         """
         await caller.authorize("threads", "read", {"thread_id": thread_id})
@@ -210,8 +212,8 @@ class ProtocolRoutes(Routes):
         return event.run_id == last.run_id and not self._queue.live_in(row.thread_id)
 
     async def _question_events(self, row: sa.Row[Any]) -> _QuestionEvents:
-        """Return the stored events of a thread that ask questions, and the lifecycle events. Return
-        none if the thread has no open questions.
+        """Return the stored events of a thread that ask questions, and the lifecycle events. The
+        result is empty if the thread has no open questions.
         """
         if not any(interrupts_in(row.interrupts)):
             return []
@@ -252,8 +254,8 @@ class ProtocolRoutes(Routes):
     def _open(self, row: sa.Row[Any], asker: str | None = None) -> dict[str, Mapping[str, Any]]:
         """Return the open questions in a thread's row by their ids.
 
-        While a live run has a stream of protocol events, return none, because that run's events ask
-        the questions that stay open. The run ``asker`` is not considered.
+        While a live run other than the run ``asker`` has a stream of protocol events, the result is
+        empty, because the events of that run ask the questions that stay open.
         """
         ids = [key for key in self._queue.live_in(row.thread_id) if key != asker]
         runs = [self._queue.get(key) for key in ids]
@@ -262,7 +264,7 @@ class ProtocolRoutes(Routes):
         return {each["id"]: each for each in interrupts_in(row.interrupts)}
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
-        """Return whether a run has not begun: it waits in the queue, or is stored and not queued
+        """Return whether a run has not begun: it waits in the queue, or is stored but not queued
         yet.
         """
         if live is not None:
@@ -282,7 +284,7 @@ class ProtocolRoutes(Routes):
         self, record: RunRecord, live: LiveRun | None, after: int
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of a run after number ``after``; for a live run, also None after its
-        past events. Events that were deleted, because the run has very many, are skipped.
+        past events. Events that were deleted, because the run has too many events, are skipped.
         """
         if not record.kwargs.get("protocol"):
             return

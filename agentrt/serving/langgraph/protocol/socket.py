@@ -29,7 +29,7 @@ _GOING_AWAY, _GONE, _BROKEN = 1001, 1006, 1011
 _CLOSING_STATUSES = (401, 403)
 """Statuses that close the connection, because they refuse the client and not only a command."""
 REPLAYED = "replayed"
-"""The comment in a stream of events between the past events and the new ones."""
+"""The comment in a stream of events between the past events and the new events."""
 _REPLAYED_LINE = f": {REPLAYED}".encode()
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type")
 
@@ -74,8 +74,8 @@ class ProtocolSocket:
     # -- messages ----------------------------------------------------------------------
 
     async def _take(self, body: bytes) -> None:
-        """Carry out a message. A large message can only be a command, so it is parsed by the
-        request for it.
+        """Carry out a message. A large message can only be a command, so only the request that
+        carries out the command parses it.
         """
         message: Any = None
         if len(body) <= LONG:
@@ -163,8 +163,8 @@ class ProtocolSocket:
         """Make a request to ``path`` of the thread, and return the status and the body of the
         response.
 
-        If ``put`` is set, it gets the body of a successful response piece by piece, as the pieces
-        arrive. The first piece is empty, and shows that the request was accepted.
+        If ``put`` is set, the callback gets each piece of a successful response's body, as the
+        pieces arrive. The first piece is empty, and shows that the request was accepted.
         """
         whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
         status, parts = 0, []
@@ -202,9 +202,7 @@ class ProtocolSocket:
         await self._send(orjson.dumps(answer))
 
     async def _send(self, message: bytes) -> None:
-        """Send a message. Raises `WebSocketDisconnect`, also if this side has closed the
-        connection.
-        """
+        """Send a message. Raises `WebSocketDisconnect` if either side has closed the connection."""
         try:
             await self._socket.send_text(message.decode())
         except RuntimeError as error:

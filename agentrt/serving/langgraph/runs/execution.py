@@ -230,8 +230,8 @@ class Execution:
             await self._store("success", encode(self._stream.result), state)
 
     async def _fail(self, error: Exception, state: Mapping[str, Any]) -> None:
-        """Store that the run ended with an error. ``state`` is what is known of the
-        thread's state.
+        """Store that the run ended with an error. ``state`` has the known part of the thread's
+        state.
         """
         fault = error_json(error)
         if self._ignored:  # probably the cause
@@ -271,8 +271,8 @@ class Execution:
         self._live.result = encode(state.get("values") or {})
 
     async def _thread_state(self) -> dict[str, Any]:
-        """Return the thread's state now. If the graph cannot be made, return only the status
-        ``idle``, so that the stored values stay.
+        """Return the thread's current state. If the graph cannot be made, return only the status
+        ``idle``, so that the stored values stay unchanged.
         """
         try:
             graph = self._graph or await self._open("threads.read")
@@ -281,7 +281,7 @@ class Execution:
         return await thread_state(graph, self._record.thread_id)
 
     async def _open(self, purpose: Purpose) -> Graph:
-        """Open the run's graph until the run's end."""
+        """Open the run's graph, which closes at the run's end."""
         record, graphs = self._record, self._state.graphs
         opening = graphs.opened(record.graph_id, record.tenant, run_access(record, purpose))
         return await self._opened.enter_async_context(opening)

@@ -5,15 +5,15 @@
     values, updates, custom, tasks, checkpoints, debug    as in LangGraph
     messages-tuple    LangGraph's mode "messages": a token's chunk and its metadata
     messages          messages as they grow: messages/metadata, messages/partial, messages/complete
-    events            LangChain's events, without those of the graph itself
+    events            LangChain's events, without the events of the graph itself
 
 The name of an event of a subgraph ends with "|" and the subgraph's namespace.
 
 `ProtocolAdapter` makes events of the streaming protocol, for runs that were started by a command of
-that protocol. LangGraph makes most of them (``astream_events(version="v3")``). The adapter adds the
-beginning and the end of the root graph, and the questions that the graph asks. The number of an
-event in its thread is computed from the number of its run and its number in the run, so that it
-rises with time and means the same event after a restart.
+that protocol. LangGraph makes most of these events (``astream_events(version="v3")``). The adapter
+adds the beginning and the end of the root graph, and the questions that the graph asks. The number
+of an event in its thread is computed from the number of its run and its number in the run, so that
+it rises with time and means the same event after a restart.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _CHANNELS = {
     *("input", "checkpoints", "tasks", "custom"),
 }
 _PER_RUN = 10_000_000
-"""The distance of two runs' numbers in a thread: more than the events of any run."""
+"""The difference between the event numbers of two successive runs of a thread; no run has as many
+events.
+"""
 _TRANSFORMERS: tuple[Any, ...] = (
     *(CheckpointsTransformer, CustomTransformer, UpdatesTransformer),
     ToolCallTransformer,
@@ -74,7 +76,9 @@ class ProtocolAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come, except those of `end`."""
+        """Run ``graph`` on ``input``, and yield its events as they come, except the events of
+        `end`.
+        """
         if answered := _answered(input):
             yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
         yield self._lifecycle("running")
@@ -93,10 +97,10 @@ class ProtocolAdapter:
             await stream.abort()
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
-        """Return the questions that the graph asks, and the end of the root graph.
+        """Return the events of the questions that the graph asks, and of the end of the root graph.
 
-        They are sent after the run's end is stored, because a client may answer a question at once.
-        ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
+        These events are sent after the run's end is stored, because a client may answer a question
+        at once. ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
         """
         if fault is not None:
             return [self._lifecycle("failed", error=fault["message"])]
@@ -156,7 +160,7 @@ def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_in(event: Mapping[str, Any]) -> str | None:
-    """Return the id of the question that an event asks, or None if it asks none."""
+    """Return the id of the question that an event asks, or None if the event asks no question."""
     if event["method"] != "input.requested":
         return None
     return str(event["params"]["data"]["interrupt_id"])
@@ -178,7 +182,7 @@ def questions_of(
     their run.
 
     ``run`` is the run's number. The events' numbers come after all numbers that the run itself may
-    use. ``time_s`` is their time in seconds since 1970.
+    use. ``time_s`` is the time of the events in seconds since 1970.
     """
     data = [("input.requested", _question(each["id"], each["value"])) for each in interrupts]
     data.append(("lifecycle", {"event": "interrupted", "graph_name": graph_id}))
@@ -301,8 +305,8 @@ def _known(channels: list[str]) -> list[str]:
 
 
 class EventsBody(Body):
-    """The events of a thread that a client requests: their channels, the namespaces below which
-    they are, and the number (``since``) after which they come.
+    """The events of a thread that a client requests: the channels of the events, the namespaces
+    that contain them, and the number (``since``) after which they begin.
     """
 
     channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]

@@ -1,7 +1,7 @@
-"""The queue of unfinished runs: which runs wait, which are running, and which starts next.
+"""The queue of unfinished runs: which runs wait, which runs are running, and which run starts next.
 
 A thread has at most one running run; its other runs wait in the order of their arrival. All runs
-are stored in the database, and a server resumes the unfinished ones when it starts.
+are stored in the database, and a server resumes the unfinished runs when it starts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from agentrt.steady import EARLY_S
 MAX_RUNS = 10_000
 """Maximum number of unfinished runs of a server; further runs are refused with 429."""
 MAX_RUNNING = 512
-"""Maximum number of runs that run at the same time. It bounds memory; which call waits is decided
-by the engine.
+"""Maximum number of runs that run at the same time. The limit bounds memory; the engine decides
+which calls wait.
 """
 SETTLE_S = 5.0
-"""Seconds that a new run waits at most to see whether a running run asks a question, as on
+"""Maximum time in seconds that a new run waits to see whether a running run asks a question, as on
 LangGraph's own server.
 """
 _FULL_RETRY_S = 1.0
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunQueue:
-    """The live runs of a server: those that wait, and those that run."""
+    """The live runs of a server: runs that wait, and runs that run."""
 
     def __init__(self, state: TenantState) -> None:
         self._state = state
@@ -74,7 +74,7 @@ class RunQueue:
             raise later(429, f"the server has {MAX_RUNS} unfinished runs already; try again later")
         if self._count(tenant) + runs > most:
             raise BusyError(
-                f"tenant {tenant!r} may have {most} live programs; end one", _FULL_RETRY_S
+                f"tenant {tenant!r} may have {most} live programs; end one first", _FULL_RETRY_S
             )
         entering = Counter({tenant: runs})
         self._entering += entering
@@ -99,7 +99,7 @@ class RunQueue:
         return row, live
 
     async def resume(self) -> None:
-        """Queue the unfinished runs in the database, and start those that may run."""
+        """Queue the unfinished runs in the database, and start the runs that may run."""
         for record in await self._state.runs.active():
             self._add(record)
         self._dispatch()
@@ -125,7 +125,7 @@ class RunQueue:
 
     async def settled(self, thread: str) -> bool:
         """Wait until the thread has no running run, but no longer than `SETTLE_S`. Return whether
-        it has none.
+        the thread then has no running run.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
@@ -153,9 +153,9 @@ class RunQueue:
         return on_leave
 
     async def stop_all(self, run_ids: Iterable[str], action: Action) -> None:
-        """Stop those of the runs that are live, and wait for their ends.
+        """Stop the live runs among ``run_ids``, and wait for their ends.
 
-        Raises the database's error if it cannot store an end now.
+        Raises the database's error if the database cannot store an end now.
         """
         stopped = [live for run_id in run_ids if (live := self.get(run_id)) is not None]
         for live in stopped:
@@ -206,7 +206,8 @@ class RunQueue:
         """Start the runs that may run now: in each thread without a running run, the first run
         whose start time has come.
 
-        ``changed`` is the only thread whose runs may have become able to run; None means all.
+        ``changed`` is the only thread in which a run may have become able to start; None means any
+        thread.
         """
         now = self._clock.now() + EARLY_S
         waiting = self._waiting if changed is None else self._waiting_in.get(changed, {})

@@ -1,17 +1,18 @@
-"""The origin of a run's thread, for a rollback, and where a run resumes after a crash.
+"""Finds the state of a thread before a run, for a rollback, and where a run resumes after a crash.
 
-Before its first attempt, each run stores its thread's origin. A run adds checkpoints to the graph
-and to its subgraphs, and its tasks add pending writes to earlier checkpoints. The ids of all these
-checkpoints rise with time, so an id separates the checkpoints before the run from those of the run.
-A pending write is a row that belongs to a checkpoint. The rows with a task's question, with the
-answers that the task has taken, and with its error are replaced by later attempts of the task, so
-the origin has their values. Other rows are never replaced, so the origin only has their keys.
+Before its first attempt, each run stores that state as its thread's origin. A run adds checkpoints
+to the graph and to its subgraphs, and its tasks add pending writes to earlier checkpoints. The ids
+of all these checkpoints rise with time, so an id separates the checkpoints before the run from the
+checkpoints of the run. A pending write is a row that belongs to a checkpoint. The rows with a
+task's question, with the answers that the task has taken, and with its error are replaced by later
+attempts of the task, so the origin has their values. Other rows are never replaced, so the origin
+only has their keys.
 
 A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
 itself, and not only a subgraph, has added a checkpoint since the run's start. The checkpoint has
 the run's input. Otherwise, the run starts again as it was requested, but without the answers that
-tasks have taken, because LangGraph would give these to the next questions. An answer counts as
-taken when the task that asked has written something afterwards. Such a task often belongs to a
+tasks have taken, because LangGraph would give these answers to the next questions. An answer counts
+as taken when the task that asked has written something afterwards. Such a task often belongs to a
 subgraph, which may have added checkpoints meanwhile.
 """
 
@@ -47,11 +48,11 @@ from agentrt.serving.langgraph.database.storage import Storage
 async def origin_of(storage: Storage, record: RunRecord) -> Origin:
     """Return the origin of a run: the state of its thread before the run's first start.
 
-    At the first start, the origin is read from the thread; later it is the one that was stored
-    then. The origin has the pending writes that the run can change: the writes of the thread's
-    latest checkpoint and, for a run that answers questions, the writes of the checkpoints from
-    which the request says that the run starts. Any other run from an earlier checkpoint begins with
-    a new checkpoint, and changes no earlier writes.
+    At the first start, the origin is read from the thread. At later starts, it is the origin that
+    was stored at the first start. The origin has the pending writes that the run can change: the
+    writes of the thread's latest checkpoint and, for a run that answers questions, the writes of
+    the checkpoints from which the request says that the run starts. Any other run from an earlier
+    checkpoint begins with a new checkpoint, and changes no earlier writes.
     """
     if record.origin is not None:
         return record.origin
@@ -97,7 +98,7 @@ async def _roll_back_command(
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How a run starts. If it ``resumes``, it starts at the thread's latest checkpoint without
-    input, otherwise as it was requested. In both cases it may have a command.
+    input, otherwise as it was requested. In both cases the run may have a command.
     """
 
     resumes: bool
@@ -105,7 +106,9 @@ class Entry:
 
 
 async def entry(storage: Storage, record: RunRecord) -> Entry:
-    """Return how a run starts now, and undo what an earlier attempt must not leave behind."""
+    """Return how a run starts now, and undo those writes of an earlier attempt that must not
+    stay.
+    """
     as_requested, origin = Entry(False, record.kwargs.get("command")), record.origin
     if origin is None:
         return as_requested
@@ -160,7 +163,7 @@ async def _remaining(storage: Storage, record: RunRecord, origin: Origin) -> Ent
 
 @dataclass(frozen=True, slots=True)
 class _QuestionProgress:
-    """What has happened to the questions that were open at a run's start."""
+    """The progress of the questions that were open at a run's start."""
 
     askers: Mapping[str, set[Task]]  # the tasks that asked each question, by the question's id
     moved: set[Task]  # the askers that have written something since

@@ -95,7 +95,7 @@ class RunRoutes(Routes):
 
     @route("DELETE", _RUN, 204)
     async def delete(self, thread_id: UUID, run_id: UUID, caller: CallerDep) -> Response:
-        """Stop a run if it has not ended, and delete it. Its changes to the thread stay."""
+        """Stop a run if it has not ended, and delete it. The run's changes to the thread stay."""
         await self._row(caller, thread_id, run_id, "delete", {"run_id": run_id})
         await self._queue.stop_all([str(run_id)], "interrupt")
         await self._all.remove(str(run_id))
@@ -158,7 +158,7 @@ class RunRoutes(Routes):
         wait: bool = False,
         action: CancelAction = "interrupt",
     ) -> Response:
-        """Stop a run. The action ``rollback`` also undoes its changes and deletes it.
+        """Stop a run. The action ``rollback`` also undoes the run's changes and deletes the run.
 
         If the run has not begun, it has ended when this request returns. If it has begun, ``wait``
         waits for its end.

@@ -118,10 +118,10 @@ class StartRoutes(Routes):
         """Start a run in ``thread``, or in a new thread if that is None.
 
         ``answers`` is the id of the interrupt that the run answers, which must be open. ``claim``
-        is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the
-        hooks do not allow the run. Raises 429 if the queue is full, 503 if the server is shutting
-        down, 507 if the tenant may have no further thread, and `BusyError` if the tenant has
-        reached another limit.
+        is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the hooks do not
+        allow the run. Raises 429 if the queue is full, 503 if the server is shutting down, 507 if
+        the tenant has reached its limit of threads, and `BusyError` if the tenant has reached
+        another limit.
         """
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
@@ -175,8 +175,8 @@ async def _new_run(
     assistant: Mapping[str, Any],
     clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """Return the run to create, after asking the hooks, and the hooks' filter for its thread. Its
-    start time is by the ``clock``.
+    """Return the run to create, after asking the hooks, and the hooks' filter for its thread. The
+    run's start time is a time of ``clock``.
     """
     run_id = uuid4()
     kwargs = _kwargs(body, assistant)

@@ -22,8 +22,8 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
-"""Maximum number of events of a run's stream in memory, and of the bytes of these events. A
-listener that falls further behind is disconnected.
+"""Maximum number of events of a run's stream in memory, and their maximum size in bytes. A listener
+that falls further behind is disconnected.
 """
 MAX_STORED = 100_000
 """Maximum number of stored events of a resumable run; older events are deleted."""
@@ -77,7 +77,7 @@ class EventLog:
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Number new events after the events that an earlier attempt of the run has stored."""
+        """Continue the numbers of the events that an earlier attempt of the run has stored."""
         if self.resumable:
             last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
             row = await self._database.first(last)
@@ -104,10 +104,9 @@ class EventLog:
     async def follow(self, after: int, *, may_skip: bool = False) -> AsyncIterator[StreamEvent]:
         """Yield the events after the event number ``after``, until the run ends.
 
-        Raises `FellBehindError` if the next event is no longer available: of a run that is not
-        resumable, because it is no longer in memory; of a resumable run, because only the last
-        `MAX_STORED` events are stored. With ``may_skip``, deleted events of a resumable run are
-        skipped.
+        Raises `FellBehindError` if the next event is no longer available: a resumable run stores
+        only its last `MAX_STORED` events, and any other run has only its latest events in memory.
+        With ``may_skip``, deleted events of a resumable run are skipped.
         """
         at = after
         while True:

@@ -25,8 +25,7 @@ from langgraph.store.base import (
 class TenantStore(BaseStore):
     """A store that shows a tenant only its own items, which are in a namespace of the tenant.
 
-    LangGraph's stores compare some filters differently, so items are compared here where the stores
-    would disagree.
+    LangGraph's stores evaluate some filters differently. This class evaluates those filters itself.
     """
 
     supports_ttl = True
@@ -49,7 +48,9 @@ class TenantStore(BaseStore):
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
-        """Return a page of the items that a search finds and whose values ``only`` allows."""
+        """Return a page of the items that a search finds and whose values the function ``only``
+        accepts.
+        """
         page = _Page(op, only)
         while (search := page.next()) is not None:
             page.take((await self.abatch([search]))[0])
@@ -88,7 +89,8 @@ class TenantStore(BaseStore):
         return op._replace(match_conditions=tuple(prefixed), max_depth=depth)
 
     def _outside(self, op: Op, result: Result) -> Any:
-        """Return the result of ``op`` in the form for the tenant, without its namespace's label.
+        """Return the result of ``op`` in the form for the tenant, without the label of the tenant's
+        namespace.
 
         Leaves out items outside the tenant's namespace, because old versions of LangGraph's stores
         return the items of ("docs-2",) for the prefix ("docs",).
@@ -111,12 +113,12 @@ Allows = Callable[[Mapping[str, Any]], bool]
 _KEY = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 """The form of keys that all of LangGraph's stores compare in the same way."""
 _SCANNED = 100
-"""Number of items that are read at once to compare them here."""
+"""Number of items that are read at once when this module evaluates the filter."""
 
 
 class _Page:
-    """A page of a search that compares items here. The store is only sent those conditions of the
-    filter that all stores compare alike.
+    """A page of a search whose filter this class evaluates. The store only gets those conditions of
+    the filter that all stores evaluate alike.
     """
 
     def __init__(self, op: SearchOp, only: Allows | None) -> None:
@@ -148,8 +150,8 @@ class _Page:
         self._ended = len(items) < _SCANNED
 
     def refreshed(self) -> list[Op]:
-        """Return the operations that refresh the lifetimes of the page's items, if the search wants
-        that.
+        """Return the operations that refresh the lifetimes of the page's items, if the search asks
+        for that.
         """
         return [
             GetOp(item.namespace, item.key, True) for item in self.items if self._op.refresh_ttl
@@ -165,11 +167,11 @@ def _is_compared_here(op: Op) -> TypeGuard[SearchOp]:
 
 
 def _is_simple(key: str, wanted: Any) -> bool:
-    """Return whether all of LangGraph's stores compare a key with a value of a filter alike.
+    """Return whether all of LangGraph's stores evaluate a condition of a filter alike.
 
-    They do not for operators: SQLite compares a text and a number, PostgreSQL compares numbers as
-    texts (10 is less than 9), and for neither does an item without the key differ from a value.
-    Nor do they for null, which an item without the key may equal, and for lists, which SQLite
+    The result is False for operators: SQLite compares a text with a number, PostgreSQL compares
+    numbers as texts (10 is less than 9), and in neither does ``$ne`` match an item without the key.
+    The result is also False for null, which may equal a missing key, and for lists, which SQLite
     compares as texts.
     """
     is_plain = isinstance(wanted, str | bool | int | float)
@@ -177,8 +179,8 @@ def _is_simple(key: str, wanted: Any) -> bool:
 
 
 def _narrowed(key: str, wanted: Any) -> Any:
-    """Return a value that the store can compare beforehand, because each item that matches has it;
-    None if there is no such value.
+    """Return the value that each matching item has under ``key``, so that the store can select by
+    it; None if there is no such value.
     """
     text = wanted.get("$eq") if isinstance(wanted, dict) else wanted
     is_sure = _is_simple(key, text) and (isinstance(text, str) or text is wanted)
@@ -187,7 +189,7 @@ def _narrowed(key: str, wanted: Any) -> Any:
 
 def _checked(ops: Iterable[Op]) -> list[Op]:
     """Return the operations. Raises `ValueError` for a search whose filter has an unknown operator,
-    whichever items there are.
+    even if there are no items to compare.
     """
     listed = list(ops)
     for op in listed:

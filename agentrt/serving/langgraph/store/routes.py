@@ -1,4 +1,4 @@
-"""The routes of the store: items by namespace and key, for the users who may see them."""
+"""The routes of the store: items by namespace and key, each for the users who may see it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Search(PagedSearch):
 
 
 class ListNamespaces(PagedSearch):
-    """A list of namespaces."""
+    """A request for a list of namespaces."""
 
     namespace: Labels | None
     suffix: Labels | None
@@ -134,8 +134,8 @@ Operation = TypeVar("Operation", Put, Get, Delete, Search, ListNamespaces)
 class StoreRoutes(Routes):
     """The routes of the store.
 
-    The filter of a hook applies to the items' values. Items that it does not allow are not found,
-    replaced or deleted, and their namespaces are not listed.
+    The filter of a hook applies to the items' values. Items that the filter does not allow are not
+    found, replaced or deleted, and their namespaces are not listed.
     """
 
     def __init__(self, storage: Storage, quotas: Quotas) -> None:
@@ -240,7 +240,9 @@ class StoreRoutes(Routes):
     # -- filters of hooks ----------------------------------------------------------------
 
     async def _may_touch(self, caller: Requester, op: Get | Put | Delete, only: Filter) -> bool:
-        """Return whether the filter allows the existing item, or there is no item."""
+        """Return whether the caller may do the operation: the filter allows the existing item, or
+        there is no item.
+        """
         item = await self._store(caller).aget(op.namespace, op.key, refresh_ttl=False)
         return item is None or only.allows(item.value)
 
@@ -267,8 +269,8 @@ class StoreRoutes(Routes):
     async def _check_put(
         self, caller: Requester, op: Put, value: Object, only: Filter | None
     ) -> None:
-        """Raise 403 if the filter does not allow the new value, or the item that it would
-        replace.
+        """Raise 403 if the filter does not allow the new value, or the item that the new value
+        would replace.
         """
         if only is None:
             return
@@ -289,7 +291,9 @@ class StoreRoutes(Routes):
     async def _namespaces_of(
         self, caller: Requester, op: ListNamespaces, only: Filter
     ) -> list[tuple[str, ...]]:
-        """Return one page of the namespaces that contain at least one item that ``only`` allows."""
+        """Return one page of the namespaces that contain at least one item that passes the filter
+        ``only``.
+        """
         c = items_table.c
         query = sa.select(c.prefix).distinct()
         query = query.where(within(c.prefix, root_of(caller.tenant)), *visible(c["value"], only))
@@ -330,7 +334,7 @@ def _faults_in(error: ValidationError) -> str:
 
 
 async def _search(store: TenantStore, op: Search, only: Filter | None) -> Sequence[SearchItem]:
-    """Return a page of the items that meet the operation's filter, and that ``only`` allows."""
+    """Return a page of the items that pass the operation's filter and the filter ``only``."""
     page: Any = {"limit": op.limit, "offset": op.offset, "refresh_ttl": op.refresh_ttl}
     if only is None:
         return await store.asearch(op.namespace, filter=op.filter, **page)

@@ -49,7 +49,7 @@ _CONFLICT = 409
 
 
 class ThreadQuestions:
-    """A `QuestionSource` of the questions that the threads in the database ask.
+    """A `QuestionSource` of the questions that the threads of the database ask.
 
     A question's id consists of the ids of the thread and the interrupt, because a copy of a thread
     has the same interrupts. Nothing is kept in memory, so that questions survive a restart.
@@ -120,8 +120,8 @@ class ThreadQuestions:
     async def _questions(
         self, conditions: Sequence[sa.ColumnElement[bool]], most: int | None = None
     ) -> list[QuestionView]:
-        """Return the questions of the threads that meet ``conditions``, the thread that changed
-        last first, and of at most ``most`` threads.
+        """Return the questions of the threads that meet ``conditions``, of at most ``most``
+        threads. The questions of the thread that changed last come first.
         """
         query = sa.select(*_COLUMNS).where(*conditions)
         query = query.order_by(threads.c.state_updated_at.desc()).limit(most)

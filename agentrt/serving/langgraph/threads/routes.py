@@ -110,7 +110,7 @@ class ThreadRoutes(Routes):
 
     @route("GET", _T)
     async def get(self, thread_id: UUID, caller: CallerDep, include: str | None = None) -> JSON:
-        """Return a thread, and with ``include=ttl`` its lifetime."""
+        """Return a thread. With ``include=ttl``, also return its lifetime."""
         if include not in (None, "ttl"):
             raise invalid(f"include: unknown value {include!r}; the only value is ttl")
         row = await self._state.thread(caller, thread_id, "read")

@@ -174,8 +174,8 @@ class StateRoutes(Routes):
     async def _graph(
         self, caller: Requester, thread_id: UUID, action: Literal["read", "update"]
     ) -> AsyncIterator[tuple[str, Graph] | None]:
-        """Open the graph of a thread, and yield the graph's name and the graph; None if the thread
-        has no graph that is served.
+        """Open the graph of a thread, and yield the graph's name and the graph; yield None if the
+        thread has no graph that this server serves.
         """
         row = await self._state.thread(caller, thread_id, action)
         name = row._mapping["metadata"].get("graph_id")
