@@ -93,7 +93,7 @@ class Stepper:
             await stream.aclose()
 
     async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
-        """If any result has media, add to all results which types of parts the model supports."""
+        """If any result has media, set in all results which types of parts the model takes."""
         ordered = tuple(results)
         if not any(result.has_media for result in ordered):
             return ordered
@@ -135,8 +135,8 @@ class Stepper:
 
 
 def _complete(text: str) -> dict[str, Any] | None:
-    """Return the arguments if ``text`` is a complete JSON object; else None. No text can follow a
-    complete object.
+    """Return the arguments if ``text`` is a complete JSON object; else None. A complete object is
+    the end of the arguments, because no text can follow it.
     """
     if not text.rstrip().endswith("}"):
         return None
