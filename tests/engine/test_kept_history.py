@@ -111,7 +111,7 @@ async def test_a_broken_file_is_one_warning(
     with caplog.at_level(logging.WARNING, logger="agentrt"):
         await run_on(VLLMEngine(EngineOptions(model, 2, flags=FLAGS)))
     [warning] = [one for one in caplog.records if one.name.startswith("agentrt")]
-    assert "what earlier runs learned cannot be read" in warning.getMessage()
+    assert "the statistics of earlier runs cannot be read" in warning.getMessage()
     assert ended(path) == PROGRAMS
 
 

@@ -151,7 +151,7 @@ class EngineActor:
         await self._engine.end_program(program_id, totals)
 
     async def know(self, learned: Mapping[str, Any]) -> bool:
-        """Replace what the engine has learned of programs."""
+        """Replace the statistics that the engine has learned of programs."""
         return await self._engine.know(learned)
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
@@ -171,7 +171,7 @@ class EngineActor:
         await self._engine.resume_generation()
 
     async def check_weights(self, folder: str) -> str:
-        """Check a checkpoint on the engine's node, and return its mark."""
+        """Check a checkpoint on the engine's node, and return the fingerprint of its files."""
         return await self._engine.check_weights(folder)
 
     async def load_weights(self, weights: Weights, clear_cache: bool) -> None:

@@ -241,8 +241,8 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
         return "allowed= is empty; it needs at least one token id"
     if spec.max_tokens < 1 or spec.temperature < 0:
         return (
-            f"max_tokens is {spec.max_tokens} and temperature {spec.temperature:g}; they must be "
-            "at least 1 and at least 0"
+            f"max_tokens is {spec.max_tokens} and must be at least 1; temperature is "
+            f"{spec.temperature:g} and must be at least 0"
         )
     if not isinstance(sampling.attention, Attention | None):
         return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"

@@ -286,7 +286,8 @@ def check_model(model: str) -> None:
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     """Convert an error of vLLM's configuration to an error of agentrt's.
 
-    The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is.
+    The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is
+    wrong.
     """
     why = _refusal(error)
     if _needs_hub(model):
@@ -321,7 +322,7 @@ def _closed_cache(error: BaseException | None) -> str | None:
 
 
 def _refusal(error: Exception) -> str:
-    """Return in one line why vLLM refuses its options: fields and reasons, without the rest."""
+    """Return in one line why vLLM refuses its options: only the fields and the reasons."""
     if not isinstance(error, ValidationError):
         return _shorten(str(error))
     reasons = []

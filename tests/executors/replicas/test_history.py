@@ -138,7 +138,7 @@ async def test_a_file_that_cannot_be_written_costs_what_was_learned_only(
     await live(replicas, "p")
     await replicas.close()
     assert len(notices) == 1
-    assert "what was learned of programs is not saved" in notices[0]
+    assert "the learned statistics of programs are not saved" in notices[0]
     assert cast.latest(0).closed
 
 
@@ -222,4 +222,4 @@ async def test_a_folder_that_cannot_be_written_is_one_notice(opened: Open, folde
     await live(replicas, "p")
     await replicas.close()
     assert len(notices) == 1
-    assert "what is learned of programs is not kept" in notices[0]
+    assert "the learned statistics of programs are not kept" in notices[0]

@@ -4,9 +4,9 @@ Each module covers one part of vLLM. Put a new use into the module of its part. 
 must be installed before vLLM runs, such as a replaced method, is installed at one of three places.
 The place depends on the process in which the use must take effect.
 
-In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
-`agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them before its
-scheduler):
+`ProgramScheduler.__init__` installs the replacements of the engine core (`core` and `batches` are
+installed when `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them
+before its scheduler):
 
 - `core`: the engine core and its client: utility methods, the reader of outputs, the process.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's

@@ -42,7 +42,7 @@ class Batches:
         """Queue a message for the batch of this pass. Raises `EngineDeadError` if the engine is
         dead.
 
-        The result is already done when it is returned: it does not wait until the message is sent.
+        The returned future is already done: it does not wait until the message is sent.
         """
         self._client.ensure_alive()
         loop = asyncio.get_running_loop()

@@ -58,7 +58,7 @@ _RECENT = 32
 _LONGEST = 64
 """Maximum number of characters of the mark that begins a tool call."""
 _FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
-"""Parsers that extract the text of an answer from markup, too, and not only calls."""
+"""Parsers that extract not only calls from markup, but also the text of an answer."""
 _ANSWERS_AT_ONCE: dict[str, Any] = {
     "KimiK3ReasoningParser": regex.compile(r"\s*<\|open\|>\s*(?:response|tools)\s*<\|sep\|>"),
 }
@@ -458,7 +458,7 @@ def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
 
 
 def _mean_the_same(calls: Sequence[FunctionCall], others: Sequence[FunctionCall]) -> bool:
-    """Return whether two lists of calls are the same but for the form of their arguments' JSON."""
+    """Return whether two lists of calls differ at most in the form of their arguments' JSON."""
     return [(call.name, _value_of(call)) for call in calls] == [
         (call.name, _value_of(call)) for call in others
     ]

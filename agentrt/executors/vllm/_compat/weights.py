@@ -64,7 +64,7 @@ def _leave_unfinished_load(model: Any) -> None:
 
 
 def _pack_tied_heads(model: Any) -> None:
-    """Pack the weights of output heads again that share them with the embeddings.
+    """Pack the weights of output heads again if the heads share their weights with the embeddings.
 
     On a CPU, layers compute with a packed copy of their weights. vLLM makes the copy when it loads
     the layer, and it loads tied weights for one of the two layers only.

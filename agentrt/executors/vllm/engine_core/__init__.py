@@ -1,4 +1,6 @@
-"""Code of the engine core's process: agentrt's scheduler, and what translates for it.
+"""The code of the engine core's process: agentrt's scheduler, and the modules that connect it with
+vLLM.
 
-The room above holds the code of the user's process: the engine, its options, and its calls.
+The package `agentrt.executors.vllm` has the code of the user's process: the engine, its options,
+and its calls.
 """

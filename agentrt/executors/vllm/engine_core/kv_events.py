@@ -61,7 +61,9 @@ class KVEventLog:
             changed.clear()
 
     def take(self) -> dict[str, Any] | None:
-        """Return a note of all changes since the last note, as plain values; None if none."""
+        """Return a note of all changes since the last note, as plain values; None if nothing has
+        changed.
+        """
         if self._cleared:
             return self.snapshot()
         if not self._changed:
