@@ -167,16 +167,17 @@ class Context:
         """Run a tool as an interrupt: while it runs, the program is outside the engine.
 
         An async function is awaited, and any other function runs in a thread. A `Tool` runs on its
-        transport, after its arguments are checked. A string is the name of a tool that `tools`
-        lists.
+        transport, after its arguments are checked. If ``tool`` is a text, it is the name of a tool
+        that `tools` lists.
 
         ``timeout`` limits each attempt, in seconds, and replaces the tool's own timeout. The first
         attempt includes the time to look up a tool by its name. An attempt that takes longer fails
         with `InterruptExpiredError`, which is a `TimeoutError`.
 
-        Raises the function's own errors, or another `ToolError` if the tool runs in another
-        process. If a tool has a parameter named ``after`` or ``timeout``, passing it here raises
-        `AmbiguousOptionError`; use `call_tool` instead.
+        Raises the error of the tool's function, or `ToolFailedError` if this error cannot be sent
+        from another process. Raises other errors of the class `ToolError` if the tool could not
+        run, or if its result is lost or invalid. If a tool has a parameter named ``after`` or
+        ``timeout``, passing it here raises `AmbiguousOptionError`; use `call_tool` instead.
         """
         chosen = await self._resolve(tool, None if timeout is _UNSET else timeout)
         for name, value in (("after", after), ("timeout", timeout)):
