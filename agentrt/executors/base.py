@@ -122,9 +122,10 @@ class Notification(NamedTuple):
     """A notification of what a program does while it has no call in the engine.
 
     With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
-    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can then keep
-    the program's context for its next call. With ``dropped``, the program will not use again what
-    its call with the id ``name`` has computed after its first ``tokens`` tokens.
+    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can use these
+    notifications to keep the program's context in its cache for the next call. With ``dropped``,
+    the program will not use again what its call with the id ``name`` has computed after its first
+    ``tokens`` tokens.
     """
 
     program_id: str
@@ -149,7 +150,9 @@ class FrontSetup:
 
 
 class Executor(ABC):
-    """Runs LLM calls. All methods must be called from the same event loop."""
+    """The interface of executors, which run LLM calls. All methods must be called from the same
+    event loop.
+    """
 
     @property
     def info(self) -> ExecutorInfo:

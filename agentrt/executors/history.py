@@ -266,8 +266,8 @@ def _durations(rows: list[_DurationsRow]) -> Durations:
 
 
 def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
-    """Replace the means of all program types. Their other fields stay as they are, because these
-    describe the present state.
+    """Replace the means of all program types. The other fields of the program types stay as they
+    are, because they describe the present state.
     """
     for _, usual in learned.usuals():
         for name in _means(usual):

@@ -99,7 +99,8 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         warn(
-            f"the learned statistics of programs are not kept: {data_folder() / _FOLDER}: {reason}; "
+            "the learned statistics of programs are not kept: "
+            f"{data_folder() / _FOLDER}: {reason}; "
             f"set {FOLDER_VARIABLE} to a writable folder, or {VARIABLE}={NONE} to turn this off"
         )
         return None

@@ -1,8 +1,8 @@
 """The tokens of a run, which the engine read and wrote, as sequences for training.
 
 The token ids and log probabilities come from the engine's calls; no text is tokenized again. If the
-prompt of a call begins with a whole sequence, the call extends that sequence. Any other call, such
-as the second call of two branches or a call after the chat was shortened, begins a new sequence.
+prompt of a call begins with a whole sequence, the call extends that sequence. Any other call begins
+a new sequence, for example the call of a second branch, or a call after the chat was shortened.
 Each token that the model wrote is marked in exactly one sequence.
 """
 

@@ -26,8 +26,8 @@ class OutputText:
     """Converts tokens to pieces of text. Text that may be the beginning of a stop string is held
     back.
 
-    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, which needs no
-    stop strings, all text is returned at the end.
+    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, all text is
+    returned at the end; this requires that there are no stop strings.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], *, whole: bool = False) -> None:
@@ -181,7 +181,9 @@ class Decoding:
             yield self.prompt[border:]
 
     def _rows(self, before: list[int], chunk: list[int]) -> int:
-        """Return how many of a chunk's logits are needed: the last, and those for scored tokens."""
+        """Return how many rows of a chunk's logits are needed: the last row, and the rows for
+        scored tokens.
+        """
         first = self.sampling.score_from
         end = len(before) + len(chunk)
         return 1 if first is None else max(1, min(len(chunk), end - first + 1))

@@ -6,8 +6,9 @@ tenant's slow grammars would delay all others. `GrammarThreads` replaces the poo
 take turns.
 
 For each token of a structured output, a step computes the mask of allowed tokens, and all calls in
-the batch wait for it. A pattern of 30 characters can take a second. Therefore a grammar is first
-tested in the thread that compiles it, and a request ends if one of its masks takes too long later.
+the batch wait for it. The mask for a pattern of 30 characters can take a second. Therefore a
+grammar is first tested in the thread that compiles it, and a request ends if one of its masks takes
+too long later.
 
 `grammars` checks a constraint in the engine's client before its call is submitted.
 """

@@ -1,5 +1,5 @@
 """Splits a stream's pieces into the text of each token, and joins the deltas that are read from
-them.
+these texts.
 
 Most of vLLM's parsers are written for one token at a time. When the machine is busy or the client
 reads slowly, several tokens arrive at once, and such a parser loses parts of the output.
