@@ -74,7 +74,9 @@ class _WithheldEnd(NamedTuple):
 
 
 class Sink(Protocol):
-    """The interface to which a record is written; `agentrt.journal.journal.Journal` has it."""
+    """The interface to which a record is written. `agentrt.journal.journal.Journal` is the
+    implementation.
+    """
 
     @property
     def name(self) -> str: ...
@@ -345,7 +347,7 @@ class ProgramRecord:
 
     def text_of(self, value: Any, without: object = None) -> str:
         """Return a result in its recorded form; "" if the journal records no content. Raises
-        `UnkeptError`.
+        `UnkeptError` for a result that cannot be recorded.
         """
         return dumps(value, without, label="result") if self._sink.content == "full" else ""
 

@@ -93,7 +93,7 @@ class _Prompt(ABC):
 
     @abstractmethod
     def part(self, begin: int, end: int) -> str:
-        """Return a part of the prompt and its answer, for people."""
+        """Return a part of the prompt and its answer, as text for people."""
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:
@@ -271,7 +271,7 @@ def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int
 
 
 def array_of(ids: array[int]) -> array[int]:
-    """Return token ids unchanged."""
+    """Keep token ids as an array. This is a converter for `RecordedRequests.whole`."""
     return ids
 
 
