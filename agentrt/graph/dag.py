@@ -1,4 +1,5 @@
-"""The live execution DAG of a program: for each call and interrupt, which nodes had to end before.
+"""The live execution DAG of a program, which shows for each node which other nodes had to end
+before.
 
 Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
 adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.

@@ -18,8 +18,8 @@ from agentrt.graph.node import NodeKind
 
 
 class Frontier:
-    """The frontier of one thread: the ended nodes that will be the parents of its next node. Not
-    thread-safe.
+    """The frontier of one thread: the ended nodes that will be the parents of its next node. The
+    class is not thread-safe.
 
     Each thread remembers its *base*: the frontier that it got when it was forked. If a thread joins
     only threads that it has forked itself, its new frontier is computed by set operations on the
