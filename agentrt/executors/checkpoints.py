@@ -158,7 +158,7 @@ class TensorStore:
         writing takes time.
 
         ``tensors`` is a mapping of names to torch tensors, or an iterable of (name, tensor) pairs.
-        The names are those of the model's checkpoint, as in ``state_dict()`` of transformers.
+        The names are the same as in the model's checkpoint and in ``state_dict()`` of transformers.
         Raises `ConfigError` for anything else, and `WeightsError` if there is not enough space.
         """
         if self._root is None:

@@ -332,7 +332,9 @@ def _merged_means(
 
 
 def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> list[float]:
-    """Return the mean of ``base``'s samples and those that each side added: [samples, value]."""
+    """Return the mean of ``base``'s samples and of the samples that each side added: [samples,
+    value].
+    """
     if ours == base:
         return theirs
     if theirs == base:

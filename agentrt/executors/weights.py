@@ -61,10 +61,10 @@ async def update_engines(
 ) -> Weights:
     """Replace the weights of all ``engines``, and return the new weights.
 
-    Engines that are paused already stay paused. An engine that dies meanwhile is left out; the code
-    that starts it again must load the weights. Raises `WeightsError` if the engines cannot use the
-    folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no engine is
-    left. After an error, all living engines have their old weights.
+    Engines that were paused before the update stay paused. An engine that dies meanwhile is left
+    out; the code that starts it again must load the weights. Raises `WeightsError` if the engines
+    cannot use the folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no
+    engine is left. After an error, all living engines have their old weights.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))

@@ -72,8 +72,8 @@ class Program:
 
         An object whose only key is the parameter's name stands for the value of that key, unless
         the object itself has the type. The input stays as it is if the function has no annotation,
-        or if pydantic does not know the type. None stands for no input, and stays None. Raises
-        `ConfigError` for a wrong type.
+        or if pydantic does not know the type. None means that there is no input, and is not
+        converted. Raises `ConfigError` for a wrong type.
         """
         if value is None or self._input_type is None:
             return value

@@ -252,10 +252,10 @@ class Runtime:
         prefix cache is emptied, and calls that continue compute their tokens again under the new
         weights.
 
-        ``max_staleness`` is the maximum number of versions that may lie between the weights with
-        which a program began and the new ones. ``on_stale`` says what happens to older programs:
-        with ``wait`` the update waits until these programs have ended, with ``end`` they are ended
-        with `StaleWeightsError`, and with ``restart`` they run again from their beginning.
+        ``max_staleness`` is the maximum number of versions between the weights with which a program
+        began and the new weights. ``on_stale`` says what happens to older programs: with ``wait``
+        the update waits until these programs have ended, with ``end`` they are ended with
+        `StaleWeightsError`, and with ``restart`` they run again from their beginning.
 
         All engines get the weights, or none. Raises `WeightsError` for weights that are missing,
         incomplete or of another shape, `EngineError` if an engine could not load them, and

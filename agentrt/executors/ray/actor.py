@@ -69,11 +69,11 @@ def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """A call's id, and a piece of its output, its error, or None for its end.
 
-Events of the engine's prefix cache have `KV_EVENTS` in place of a call's id.
+Events of the engine's prefix cache have `KV_EVENTS` instead of a call's id.
 """
 
 PROGRESS = ""
-"""Stands in place of a call's id with messages about the progress of the engine's start."""
+"""Replaces a call's id in messages about the progress of the engine's start."""
 
 
 class EngineActor:

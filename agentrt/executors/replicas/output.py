@@ -1,4 +1,4 @@
-"""Tracks the output of a call, so that a retry on another engine yields only what is new."""
+"""Tracks the output of a call, so that a retry on another engine yields only the new part."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ class Decoding:
     def steps(self) -> Generator[StepOutput, None, None]:
         """Compute the call, one forward pass of the model in each step.
 
-        At the end, what was computed is cached for later calls.
+        At the end, the computed keys and values are cached for later calls if all layers of the
+        model attend to the whole text.
         """
         # Tokens that are scored must be computed, and so must the last token of the prompt.
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1

@@ -35,7 +35,7 @@ _HUB_TIMEOUT_S = 5.0
 
 
 def default_model(progress: Progress) -> str:
-    """Return the model to run when none is named: a hub name, or the embedded model's folder."""
+    """Return the model that runs by default: a hub name, or the embedded model's folder."""
     if not _has_gpu():
         return str(embedded_model(progress))
     progress(f"looking for {HUB_MODEL}")

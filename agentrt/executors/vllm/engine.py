@@ -174,7 +174,7 @@ class VLLMEngine(CoreClient):
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
         """Return vLLM's arguments and its configuration. If vLLM refuses the size of host memory
-        that was chosen automatically, the engine goes on without host memory.
+        that was chosen automatically, the engine starts without host memory.
         """
         args = engine_args(self.options, self.model, on_gpu=on_gpu)
         try:
@@ -485,7 +485,7 @@ class LiveCall:
 
 @contextlib.contextmanager
 def _dying(when: str) -> Iterator[None]:
-    """Raise `EngineDiedError` in place of vLLM's error for a dead engine. ``when`` says what the
+    """Raise `EngineDiedError` instead of vLLM's error for a dead engine. ``when`` says what the
     engine did, such as "it paused".
     """
     from vllm.v1.engine.exceptions import EngineDeadError

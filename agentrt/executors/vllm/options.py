@@ -109,8 +109,8 @@ class EngineOptions:
 
 
 def reports_logprobs(options: EngineOptions) -> bool:
-    """Return whether the engine's log probabilities are those of the model itself. The flag
-    ``--logprobs-mode`` of `vllm serve` can change them.
+    """Return whether the engine's log probabilities are the model's own, before sampling changes
+    them. The flag ``--logprobs-mode`` of `vllm serve` can change them.
     """
     if not any("logprobs" in flag for flag in options.flags):  # parsing the flags takes a second
         return True
@@ -205,8 +205,8 @@ def _host_memory(
 ) -> dict[str, Any]:
     """Return the setting for the size of host memory; empty without host memory.
 
-    Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
-    ``options`` and ``flags`` set it.
+    Warns if the engine starts without the host memory that was requested. Raises `ConfigError` if
+    both ``options`` and ``flags`` set it.
     """
     # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
@@ -311,7 +311,9 @@ def _needs_hub(model: str) -> bool:
 
 
 def _closed_cache(error: BaseException | None) -> str | None:
-    """Return what is wrong if the hub's cache cannot be written; None for another error."""
+    """Return a description of the error if the hub's cache cannot be written; None for another
+    error.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _CLOSED:
             place = error.filename or "the folder for models"

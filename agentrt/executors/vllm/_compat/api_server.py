@@ -52,7 +52,7 @@ async def make_app(
     """Return vLLM's application on an engine client, with its state initialized.
 
     The application runs behind agentrt's server, so middleware that is not needed there is removed.
-    With ``alone``, all middleware stays, as in `vllm serve`.
+    With ``alone``, no middleware is removed, as in `vllm serve`.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app

@@ -381,7 +381,9 @@ class _Alike(_Base):
         return named
 
     def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
-        """Hold leading blanks back until other text follows. Blanks beside calls are dropped."""
+        """Hold leading blanks back until other text follows. If only calls follow, the blanks are
+        dropped.
+        """
         if delta is not None:
             self._has_calls |= bool(delta.tool_calls)
             text = self._blank + (delta.content or "")
@@ -431,7 +433,9 @@ class _Alike(_Base):
         return _read_of(joined.delta)[1:][::-1]
 
     def flush(self) -> list[Any]:
-        """Return the rest of a harmony message that did not end, unless it is only its header."""
+        """Return the remaining part of a harmony message that did not end, unless this part is only
+        the header.
+        """
         segments: list[Any] = super().flush()
         is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
         return [] if is_header else segments

@@ -55,7 +55,9 @@ def _finish(engine: Any) -> Any:
 def _read_to_end(
     engine: Any, read: Any, events: list[SemanticEvent], finished: bool = False
 ) -> Any:
-    """Do as ``read``, and add the rest of arguments that were cut off at the end of a stream."""
+    """Do the same as ``read``. At the end of a stream, also add the remaining part of arguments
+    that were cut off.
+    """
     delta = read(events, finished=finished)
     slot = engine._tool_slots[-1] if engine._tool_slots else None
     if not finished or slot is None or not slot.name_sent or engine._suppress_tool_calls:

@@ -124,7 +124,9 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
 
 
 def more_blocks_needed(scheduler: Scheduler, request: Request) -> int:
-    """Return how many KV-cache blocks a request needs for all its tokens beyond those it holds."""
+    """Return how many KV-cache blocks a request needs for all its tokens, in addition to the blocks
+    that it holds.
+    """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return sum(
         max(-(-request.num_tokens // manager.block_size) - _own(manager, request), 0)
@@ -166,11 +168,11 @@ def put_holders_first(scheduler: Scheduler) -> None:
     """Put the waiting requests that hold KV-cache blocks into an order in which one can start.
 
     vLLM starts these requests before all others, in the order in which they were queued, and stops
-    at the first that does not fit. Their blocks become free only after they have run. So if the
-    first does not fit beside the requests behind it, and nothing runs, nothing would ever start.
-    Two kinds of requests must not be in front of others: a request whose load has failed, because
-    it has given its blocks back but stays in this queue; and, while nothing runs, a request that
-    needs more blocks than are free.
+    at the first that does not fit. Their blocks become free only after they have run. So if nothing
+    runs, and the first request does not fit because the requests behind it hold blocks, no request
+    would ever start. Two kinds of requests must not be in front of others: a request whose load has
+    failed, because it has given its blocks back but stays in this queue; and, while nothing runs, a
+    request that needs more blocks than are free.
     """
     queue = scheduler.kv_holding_waiting
     if len(queue) < 2 or not isinstance(queue, deque):

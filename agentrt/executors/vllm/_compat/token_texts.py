@@ -39,7 +39,7 @@ class TokenTexts:
     def split(self, text: str, ids: list[int]) -> list[tuple[str, list[int]]]:
         """Split ``text`` into the texts of the tokens ``ids``, each with its token.
 
-        The last token gets the rest of the text.
+        The last token gets all remaining text.
         """
         pieces, at = [], 0
         for token in ids[:-1]:

@@ -20,8 +20,8 @@ class WeightsWorker:
     vllm_config: Any
 
     def agentrt_load_weights(self, folder: str, safetensors: bool) -> str:
-        """Replace the weights of the model by those in a folder: of ``safetensors``, or else in the
-        format of the model's own files.
+        """Replace the weights of the model by the weights in a folder. With ``safetensors``, the
+        folder has safetensors; otherwise it has the format of the model's own files.
 
         Returns the error, or "". After an error, the model's weights are undefined until another
         load succeeds. The error is not raised, because vLLM would log its traceback.

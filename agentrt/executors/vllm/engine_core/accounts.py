@@ -182,7 +182,8 @@ class CallNotes:
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _takers_of(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
-        """Return the programs that took blocks of a call, those that took the most first.
+        """Return the programs that took blocks of a call. The program that took the most blocks
+        comes first.
 
         The blocks are those of the tokens from ``cached`` to ``known``, which were computed before.
         """

@@ -146,7 +146,8 @@ def _calls_as_text(message: Json) -> dict[str, Any]:
 def _as_output(name: str, arguments: Any) -> str:
     """Return a tool call as the JSON text that a model generates for it.
 
-    Arguments that are not valid JSON, such as those of a call that was cut off, are unchanged.
+    Arguments that are not valid JSON, such as the arguments of a call that was cut off, are
+    unchanged.
     """
     with contextlib.suppress(ValueError):
         if not isinstance(arguments, str) or not arguments:
@@ -246,7 +247,7 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _example(schema: Json) -> Any:
-    """Return an example of an object: each property has its description in place of a value."""
+    """Return an example of an object: each property has its description instead of a value."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {} if schema.get("type") == "object" else "<value>"
