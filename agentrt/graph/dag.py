@@ -90,7 +90,7 @@ class ExecutionDAG:
 
     def requeue(self, node_id: int, wait: str) -> Node:
         """Record that a running node waits again, because it was preempted or its engine died.
-        ``wait`` says for people what it waits for.
+        ``wait`` is a text for people that says what the node waits for.
         """
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:

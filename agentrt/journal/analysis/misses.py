@@ -137,8 +137,8 @@ class _Chat(_Prompt):
         )
 
     def after(self, at: int) -> tuple[str, list[str]]:
-        """Return the rest of the message at the offset ``at``, and a list of the whole message and
-        all later messages.
+        """Return the part of a message that begins at the offset ``at``, and a list of this whole
+        message and all later messages.
         """
         for index, text in enumerate(self.parts):
             if at < len(text):
