@@ -71,8 +71,9 @@ class Backoff:
     A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row
     is not started again.
 
-    This is not made with tenacity, which retries a single call. Deaths are counted over the life of
-    a replica, and the count starts again after ``steady_s`` seconds without a death.
+    The library tenacity is not used, because it only retries a single call. Here, deaths are
+    counted over the life of a replica, and the count starts again after ``steady_s`` seconds
+    without a death.
     """
 
     first_s: float = 0.5

@@ -262,7 +262,7 @@ def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
     if tokens >= longest:
         raise PromptTooLongError(
             f"call {call.call_id}: the prompt has {tokens} tokens, and the model takes at most "
-            f"{longest - 1} (one is left for output); shorten the prompt, or use attention= with a "
-            "window"
+            f"{longest - 1} (one position is left for the output); shorten the prompt, or use "
+            "attention= with a window"
         )
     return longest - tokens

@@ -237,8 +237,8 @@ def _host_memory(
         size = float(room.useful_gib(options.replicas, least))
         if not size:
             _LOG.warning(
-                "no KV cache is offloaded to host memory, because less is free than the %.0f GiB "
-                "of the GPU's memory (%s): %s; --host-memory 0 turns this message off",
+                "no KV cache is offloaded to host memory, because the available host memory "
+                "is less than the GPU's %.0f GiB (%s): %s; --host-memory 0 turns this message off",
                 least,
                 room,
                 room.advice,

@@ -1,8 +1,8 @@
 """Notes what happens to each call in an engine core, and which programs cause its waits.
 
 `agentrt.scheduler.account` turns the notes into an account of the call's time. vLLM does not say
-for which request it evicts a block or preempts another request. This is concluded from the blocks
-that each request gets in the same step.
+for which request it evicts a block or preempts another request. This module infers it from the
+blocks that each request gets in the same step.
 """
 
 from __future__ import annotations

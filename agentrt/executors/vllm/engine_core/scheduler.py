@@ -181,7 +181,9 @@ class ProgramScheduler(AsyncScheduler):
 
     @property
     def queues(self) -> SchedulerCore:
-        """The core, under its name before 0.3. It will be removed in 0.4."""
+        """The core, under the name that it had before version 0.3. This name will be removed in
+        version 0.4.
+        """
         return self.core
 
     def control(self, op: str, argument: Any = None) -> Any:

@@ -1,9 +1,9 @@
 """agentrt's tool form: tools for a model whose training and chat template have no tools.
 
-A system message explains the tools to the model. Its output is constrained to a JSON object that
-either names a tool, with arguments that obey its schema, or has an answer. Calls and results in the
-chat so far are shown in the same form, as plain messages, since such chat templates support only
-roles and text. All values have the form of OpenAI's API. `partial` reads the outputs.
+A system message explains the tools to the model. The model's output is constrained to a JSON object
+that either names a tool, with arguments that obey the tool's schema, or has an answer. Calls and
+results in the chat so far are shown in the same form, as plain messages, since such chat templates
+support only roles and text. All values have the form of OpenAI's API. `partial` reads the outputs.
 """
 
 from __future__ import annotations
