@@ -63,7 +63,7 @@ class Frontier:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The sorted ids of the nodes. It is the same object until the frontier changes."""
+        """The sorted ids of the nodes. The result is the same object until the frontier changes."""
         if self._view is None:
             assert self._ids is not None
             self._view = tuple(sorted(self._ids))

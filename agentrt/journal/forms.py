@@ -32,7 +32,9 @@ PLAIN = frozenset({str, int, bool, type(None)})
 _OWN = "agentrt."
 _UNKEPT = "which a journal cannot keep"
 _HASH = "_attrs_cached_hash"
-"""The attribute in which ``attrs`` caches the hash of an instance. It differs in each process."""
+"""The attribute in which ``attrs`` caches the hash of an instance. The hash differs in each
+process.
+"""
 _HEAP_TYPE = 1 << 9
 
 

@@ -286,8 +286,8 @@ class ProgramRecord:
     def given_up_at(self, past: PastNode) -> float | None:
         """Return the time at which the program gave up a node, in seconds of the journal's clock.
 
-        That is the time at which the program cancelled the node, or at which it ended with a result
-        while the node was open. Return None for a node that was not given up.
+        A program gives up a node by cancelling it, or by ending with a result while the node is
+        open. Return None for a node that was not given up.
         """
         end, root = past.end, self.past.root
         if end is None and root is not None and root.state == DONE:

@@ -18,8 +18,8 @@ from agentrt.tracking.current import SCOPE, current_scope
 
 
 class Holding(Protocol):
-    """The record of a resumed program. It decides when timers fire that were set while ``holds``
-    was True.
+    """The record of a resumed program. For the timers that were set while ``holds`` was True, the
+    record decides when they fire.
     """
 
     @property
