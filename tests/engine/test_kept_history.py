@@ -119,7 +119,7 @@ async def test_a_named_file_that_is_none_is_refused(folder: Path, model: str) ->
     path = folder.with_name("own.json")
     spoil(path)
     engine = VLLMEngine(EngineOptions(model, 2, SchedulerConfig(history=str(path)), FLAGS))
-    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that this version of agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that this version"):
         await engine.start(lambda message: None)
     await engine.close()
     assert files_in(folder) == []
