@@ -139,7 +139,9 @@ class HistoryFile:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
-        """Write the file, completely or not at all. If this fails, `warn` is called."""
+        """Write the file, completely or not at all. ``warn`` is called if a write fails for the
+        first time.
+        """
         self._save(wait_s=_WAIT_S)
 
     def _save(self, wait_s: float) -> None:

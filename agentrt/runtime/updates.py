@@ -121,7 +121,7 @@ def _is_recorded(run: Run) -> bool:
 class _Bound:
     """The bound on staleness in one update, to weights of ``version``.
 
-    Raises `ConfigError` if a program that would have to run again has a journal.
+    Raises `ConfigError` if a program that would have to run again is recorded (`_is_recorded`).
     """
 
     def __init__(self, updates: WeightUpdates, version: int, most: int, on_stale: OnStale) -> None:
