@@ -110,7 +110,7 @@ class EngineOptions:
 
 def reports_logprobs(options: EngineOptions) -> bool:
     """Return whether the engine's log probabilities are the model's own, before sampling changes
-    them. The flag ``--logprobs-mode`` of `vllm serve` can change them.
+    them. The flag ``--logprobs-mode`` of `vllm serve` can change this.
     """
     if not any("logprobs" in flag for flag in options.flags):  # parsing the flags takes a second
         return True

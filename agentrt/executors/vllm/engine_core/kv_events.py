@@ -79,8 +79,8 @@ class KVEventLog:
     def snapshot(self) -> dict[str, Any]:
         """Return all blocks that the cache has now, and their size in tokens.
 
-        A note is the message that `attach` adds to an output. Changes since the last note are in
-        the snapshot, and not in the next note. If there were such changes, the snapshot takes the
+        Changes since the last note (the last message that `attach` added to an output) are in the
+        snapshot, and not in the next note. If there were such changes, the snapshot takes the
         number of a note, so that a reader that gets only notes sees a gap in the numbers.
         """
         if self._changed or self._cleared:
