@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     assert len(warnings) == 1
     assert str(folder) in warnings[0]
     assert (
-        "set AGENTRT_DATA to a writable folder, or AGENTRT_HISTORY=none to turn it off"
+        "set AGENTRT_DATA to a writable folder, or AGENTRT_HISTORY=none to turn this off"
         in warnings[0]
     )
 

@@ -122,7 +122,7 @@ async def test_a_program_that_is_called_off_while_it_ends_is_learned_of(
 def test_a_file_that_is_none_is_refused_before_any_engine_starts(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     path.write_text("{")
-    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that this version"):
         ReplicaSet(Cast([]), 1, make_router("prefix"), scheduling=kept_in(path))
     assert path.read_text() == "{"
 
