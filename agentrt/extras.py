@@ -25,7 +25,9 @@ def install_command(extra: str = "", *, checkout: Path = _CHECKOUT) -> str:
 
 
 def install_vllm() -> str:
-    """Return what to do if vLLM is not installed, on a machine with a GPU and on one without."""
+    """Return instructions for installing vLLM, on a machine with a GPU and on a machine without a
+    GPU.
+    """
     return (
         f"on a machine with a GPU, run: {install_command('engine')}; without a GPU, run: make "
         "setup in a checkout of agentrt"

@@ -113,12 +113,13 @@ def unlock(file: IO[str]) -> None:
 def replacing(path: Path, mode: int | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Replace a file's content atomically: the caller writes the new content to the yielded file.
 
-    Until the ``with`` block ends, ``path`` has its old content, or does not exist; the same if the
-    block raises an error or the process dies. If ``path`` is a symbolic link, the file that it
-    names is replaced. ``mode`` is the permissions of the new file, by default those of the old
-    file. Without an old file, only the owner may read and write the new file. With ``durable``, the
-    new content is on the disk after the block, which can take milliseconds; without, a loss of
-    power may lose it. Raises `OSError` if the file cannot be written.
+    Until the ``with`` block ends, ``path`` has its old content, or does not exist. This is also the
+    result if the block raises an error or the process dies. If ``path`` is a symbolic link, the
+    file that it names is replaced. ``mode`` is the permissions of the new file, by default those of
+    the old file. Without an old file, only the owner may read and write the new file. With
+    ``durable``, the new content is on the disk after the block, which can take milliseconds.
+    Otherwise, the new content may be lost in a power failure. Raises `OSError` if the file cannot
+    be written.
     """
     path = Path(os.path.realpath(path))
     folder = path.parent

@@ -1,10 +1,10 @@
 """Contexts: token sequences that a program fills, forks, generates from and scores.
 
-A context is a value that consists of token ids. It is cheap, because the engine's prefix cache
-keeps the KV blocks that were computed for these tokens. The module `context` has the operations,
-`generation` and `results` have their results, and `emitter` has the interface to the runtime.
-`constraints` and `automaton` define the constraints of an output, and `steered` generates outputs
-that obey an automaton.
+A context is a value that consists of token ids. A context is cheap, because the engine's prefix
+cache keeps the KV blocks that were computed for these tokens. The module `context` has the
+operations, `generation` and `results` have their results, and `emitter` has the interface to the
+runtime. `constraints` and `automaton` define the constraints of an output, and `steered` generates
+outputs that obey an automaton.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ END = -1
 MOST_STATES = 4096
 """Maximum number of states of an automaton that is converted to a grammar.
 
-Above this limit and the next two, the conversion would block the event loop for more than 0.1 s.
+Above this limit, or one of the next two limits, the conversion would block the event loop for more
+than 0.1 s.
 """
 MOST_MOVES = 10_000
 """Maximum number of pairs of states with a transition from the first to the second."""

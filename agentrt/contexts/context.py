@@ -109,7 +109,9 @@ class TokenContext:
         self.keep()
 
     def keep(self) -> None:
-        """When this context is dropped, do not evict the blocks of its current tokens first."""
+        """Keep the rank of the blocks of the current tokens when this context is dropped: they are
+        not evicted before other blocks.
+        """
         self._lineage.kept(len(self))
 
     def drop(self) -> None:
@@ -165,8 +167,8 @@ class TokenContext:
             constrain: A constraint of the text: a result of `json_schema`, `regex`, `choices` or
                 `ebnf`, or an `Automaton`.
             logits: The arguments of the engine's logits processors, by their names.
-            logprobs: Return the log probability of each token, and of this number of the likeliest
-                tokens at its position.
+            logprobs: The number of the likeliest tokens whose log probabilities are returned for
+                each position, in addition to that of the generated token.
             allowed: The only token ids that may be sampled.
             ignore_eos: Continue to ``max_tokens`` even if the model ends its output.
             attention: Which earlier tokens each token sees, for executors that support it.

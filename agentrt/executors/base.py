@@ -36,7 +36,7 @@ KVEventListener = Callable[[KVEventBatch], None]
 class Chunk:
     """A piece of a call's output. Only the last piece also has the whole ``reply``.
 
-    Where a front end formats the answer, as with vLLM, the ``reply`` is not the one that the
+    Where a front end formats the answer, as with vLLM, the ``reply`` is not the reply that the
     program gets: it only carries the call's report to the runtime. The front end reads ``output``,
     and finds reasoning and tool calls in it. The program's reply is made of the front end's answer
     (`agentrt.executors.replies.reply_of`) and of that report.
@@ -71,8 +71,8 @@ class StreamReading(Generic[T]):
     the reader must set it to None when it has received the item. This is a class and no async
     generator, because one more generator would cost time for each token.
 
-    Read in a ``with`` block of the reading: there, the cancellation by which `fail` wakes the task
-    becomes the error that `fail` was called with.
+    Read the stream in a ``with`` block of this object. At the end of the block, the cancellation by
+    which `fail` wakes the task becomes the error with which `fail` was called.
     """
 
     __slots__ = ("_before", "_error", "_loop", "_next", "_open", "task")
@@ -122,9 +122,10 @@ class Notification(NamedTuple):
     """A notification of what a program does while it has no call in the engine.
 
     With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
-    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can then keep
-    the program's context for its next call. With ``dropped``, the program will not use again what
-    its call with the id ``name`` has computed after its first ``tokens`` tokens.
+    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can use these
+    notifications to keep the program's context in its cache for the next call. With ``dropped``,
+    the program will not use again what its call with the id ``name`` has computed after its first
+    ``tokens`` tokens.
     """
 
     program_id: str
@@ -149,7 +150,9 @@ class FrontSetup:
 
 
 class Executor(ABC):
-    """Runs LLM calls. All methods must be called from the same event loop."""
+    """The interface of executors, which run LLM calls. All methods must be called from the same
+    event loop.
+    """
 
     @property
     def info(self) -> ExecutorInfo:
@@ -280,8 +283,8 @@ class Executor(ABC):
         """Resume generation. Idempotent."""
 
     async def check_weights(self, folder: str) -> str:
-        """Return the mark of a checkpoint, after checking that the engine can load it. Nothing is
-        changed.
+        """Check that the engine can load a checkpoint, and return the fingerprint of its files.
+        Nothing is changed.
 
         Raises `WeightsError` for a checkpoint that cannot be used, and `ConfigError` if the
         executor cannot load weights.
@@ -322,7 +325,7 @@ class Executor(ABC):
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
         """Return all blocks in the prefix cache, and the number of tokens of a block.
 
-        None if the engine does not report them, or is dead.
+        The result is None if the engine does not report its blocks, or is dead.
         """
         return None
 

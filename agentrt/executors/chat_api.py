@@ -52,7 +52,7 @@ class Caller(Protocol):
         """
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """Return the error to raise in place of ``error``; None to raise ``error`` itself."""
+        """Return the error to raise instead of ``error``; None to raise ``error`` itself."""
         return error if isinstance(error, AgentrtError) else None
 
     def limited(self, max_tokens: int) -> None:

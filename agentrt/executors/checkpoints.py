@@ -30,7 +30,9 @@ _SHARD_BYTES = 1 << 30
 _MEMORY = Path("/dev/shm")
 """A folder in memory, on Linux."""
 _KEPT = 2
-"""Number of versions whose tensors are kept: the latest, and the one to go back to."""
+"""Number of versions whose tensors are kept: the latest, and the version before it, to which
+engines go back if an update fails.
+"""
 
 
 def check_checkpoint(folder: str, own: Path | None) -> str:
@@ -79,8 +81,8 @@ def mark_of(folder: str) -> str:
 
 
 def own_folder(model: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a model's files on this machine. Return None if there is none, or if the
-    hub's package is not installed. ``revision`` is the revision of a model of the hub.
+    """Return the folder of a model's files on this machine. Return None if there is no such folder,
+    or if the hub's package is not installed. ``revision`` is the revision of a model of the hub.
     """
     path = expanded(model)
     if path.is_dir():
@@ -152,11 +154,12 @@ class TensorStore:
         self._folders: list[Path] = []
 
     def save(self, tensors: Any, version: int) -> str:
-        """Write named tensors, and return their folder. Takes time: call it in a thread.
+        """Write named tensors, and return their folder. Call this method in a thread, because
+        writing takes time.
 
-        ``tensors`` is a mapping of names to torch tensors, or an iterable of pairs. The names are
-        those of the model's checkpoint, as in ``state_dict()`` of transformers. Raises
-        `ConfigError` for anything else, and `WeightsError` if there is no room.
+        ``tensors`` is a mapping of names to torch tensors, or an iterable of (name, tensor) pairs.
+        The names are the same as in the model's checkpoint and in ``state_dict()`` of transformers.
+        Raises `ConfigError` for anything else, and `WeightsError` if there is not enough space.
         """
         if self._root is None:
             memory = _MEMORY if _MEMORY.is_dir() else None

@@ -39,8 +39,8 @@ _NAME_CHARACTERS = 48
 def readable_key(name: str, text: str, nameless: str) -> str:
     """Return the name of a file or a folder that stands for ``text``.
 
-    It consists of the characters of ``name`` that are safe in file names, or of ``nameless`` if
-    there are none, and of a digest of ``text``.
+    The returned name consists of the characters of ``name`` that are safe in file names, or of
+    ``nameless`` if there are none, and of a digest of ``text``.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or nameless

@@ -30,7 +30,7 @@ from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 
 NONE = "none"
-"""Stands in place of a file's name: no file is read or written."""
+"""A value in place of a file's name, with which no file is read or written."""
 SAVE_EVERY = 64
 """Minimum number of programs that end between two writes. If the process is killed, the statistics
 of the programs since the last write are lost.
@@ -105,7 +105,7 @@ class HistoryFile:
         self._base: Values = {}
         """The content of the file when this process last read or wrote it."""
         self._seen: tuple[int, ...] | None = None
-        """The state of the file (`_state`) at that time."""
+        """The state of the file (`_state`) when this process last read or wrote it."""
         self._warned = False
         if path is not None:
             self.open(Path(path))
@@ -139,7 +139,9 @@ class HistoryFile:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
-        """Write the file, completely or not at all. If this fails, `warn` is called."""
+        """Write the file, completely or not at all. ``warn`` is called if a write fails for the
+        first time.
+        """
         self._save(wait_s=_WAIT_S)
 
     def _save(self, wait_s: float) -> None:
@@ -161,7 +163,7 @@ class HistoryFile:
         except (OSError, ConfigError) as error:
             self._unsaved = 0
             if not self._warned:
-                self._warn(f"what was learned of programs is not saved: {error}")
+                self._warn(f"the learned statistics of programs are not saved: {error}")
             self._warned = True
 
     def _write(self, path: Path, values: Values) -> None:
@@ -266,8 +268,8 @@ def _durations(rows: list[_DurationsRow]) -> Durations:
 
 
 def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
-    """Replace the means of all program types. Their other fields stay as they are, because these
-    describe the present state.
+    """Replace the means of all program types. The other fields of the program types stay as they
+    are, because they describe the present state.
     """
     for _, usual in learned.usuals():
         for name in _means(usual):
@@ -281,9 +283,9 @@ def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
     """Merge the statistics of two processes that both started with ``base``.
 
-    The samples of ``base`` count once. A row that only one side has is taken over unchanged, since
-    the other side has dropped it. Rows are ordered by their last use; rows that only the other
-    process has come first, as the least recently used.
+    The samples of ``base`` count once. A row that only one side has is taken over unchanged,
+    because the other side has dropped it or never had it. Rows are ordered by their last use. Rows
+    that exist only in ``theirs`` are put first, as the least recently used rows.
     """
     values: Values = {"version": VERSION}
     for name in ("service", "gaps", "usual"):
@@ -332,7 +334,9 @@ def _merged_means(
 
 
 def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> list[float]:
-    """Return the mean of ``base``'s samples and those that each side added: [samples, value]."""
+    """Return the mean of ``base``'s samples and of the samples that each side added: [samples,
+    value].
+    """
     if ours == base:
         return theirs
     if theirs == base:

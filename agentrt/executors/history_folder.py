@@ -23,7 +23,9 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 
 VARIABLE = "AGENTRT_HISTORY"
-"""The environment variable that names the history file, or is "none", if no setting names one."""
+"""The environment variable with the path of the history file, or "none" for no file. It is used if
+no setting names a file.
+"""
 FOLDER_VARIABLE = "AGENTRT_DATA"
 """The environment variable that names the folder for data; by default, the platform's folder."""
 MOST_FILES = 64
@@ -90,15 +92,16 @@ def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path
         return _in_folder(key, warn)
     except ConfigError as error:
         warn(
-            f"what is learned of programs is not kept: {error}; to turn this warning off, set "
-            f"{VARIABLE}={NONE}"
+            f"the learned statistics of programs are not kept: {error}; to turn this warning off, "
+            f"set {VARIABLE}={NONE}"
         )
         return None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         warn(
-            f"what is learned of programs is not kept: {data_folder() / _FOLDER}: {reason}; set "
-            f"{FOLDER_VARIABLE} to a writable folder, or {VARIABLE}={NONE} to turn it off"
+            "the learned statistics of programs are not kept: "
+            f"{data_folder() / _FOLDER}: {reason}; "
+            f"set {FOLDER_VARIABLE} to a writable folder, or {VARIABLE}={NONE} to turn this off"
         )
         return None
 
@@ -124,7 +127,9 @@ def _check(path: Path, warn: Warn) -> None:
         aside = path.with_suffix(".broken")
         path.replace(aside)
         reason = str(error).partition("; name a file")[0]
-        warn(f"what earlier runs learned cannot be read: {reason}; the file is now {aside.name}")
+        warn(
+            f"the statistics of earlier runs cannot be read: {reason}; the file is now {aside.name}"
+        )
 
 
 def _delete_old(folder: Path, most: int) -> None:

@@ -26,8 +26,8 @@ class ExecutorInfo:
         history_key: The key of the engine's history file (`engine_key`); "" if nothing is learned.
         history: The path of the engine's history file; "" if there is none.
         logprobs: Whether the executor takes calls as token ids, and reports the token ids of each
-            output with their log probabilities. These are the model's own, before sampling
-            changes them.
+            output with their log probabilities. These are the model's own log probabilities,
+            before sampling changes them.
     """
 
     models: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class ExecutorInfo:
         return next((served for served in self.models if is_model(model, served)), None)
 
     def check_served(self, model: str | None) -> None:
-        """Raise `NotServedError` for a model that is not served. None never raises.
+        """Raise `NotServedError` for a model that is not served. None is always accepted.
 
         If the executor's models are not known, every model counts as served.
         """

@@ -38,8 +38,8 @@ class OpenAIEndpoint(Executor):
 
     If ``model`` is None, `start` chooses the endpoint's first model. A request is sent unchanged,
     with all its fields and the further ``headers`` and ``query`` parameters. ``max_retries`` is the
-    maximum number of retries of a request. Set ``images`` if the model takes images, since
-    endpoints do not report it.
+    maximum number of retries of a request. Set ``images`` if the model takes images, because
+    endpoints do not report whether it does.
 
     The call's identity is sent in headers (`agentrt.executors.identity`). A call's report contains
     only its numbers of tokens and, as its service time, the seconds from the request to the end of

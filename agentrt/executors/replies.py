@@ -1,4 +1,4 @@
-"""Converts answers in OpenAI's form to replies: whole answers and streamed ones."""
+"""Converts answers in OpenAI's form, whole or streamed, to replies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An engine without a model: its answers are random words, and its steps are simulated.
 
-The queues and the policy are the same as in a real engine. Memory is not simulated: contexts take
+The queues and the policy are the same as in a real engine. Memory is not simulated: contexts need
 no KV cache.
 """
 
@@ -43,7 +43,7 @@ _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "lev
 class _CallWork:
     """The remaining work of a call: the ``words`` to output, and the queue that receives them.
 
-    None in the queue ends the call.
+    The item None in the queue marks the end of the call.
     """
 
     words: list[str]
@@ -156,7 +156,7 @@ class SimulatedEngine(Executor):
         return queued
 
     def _left(self, call: QueuedCall) -> None:
-        """Remove a call that has ended or whose reader has gone."""
+        """Remove a call that has ended or whose output is not read any more."""
         if call.call_id not in self._core.calls:
             return
         if call in self._running:

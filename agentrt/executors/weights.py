@@ -61,10 +61,10 @@ async def update_engines(
 ) -> Weights:
     """Replace the weights of all ``engines``, and return the new weights.
 
-    Engines that are paused already stay paused. An engine that dies meanwhile is left out; whoever
-    starts it again must load the weights. Raises `WeightsError` if the engines cannot use the
-    folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no engine is
-    left. Then all living engines have their old weights.
+    Engines that were paused before the update stay paused. An engine that dies meanwhile is left
+    out; the code that starts it again must load the weights. Raises `WeightsError` if the engines
+    cannot use the folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no
+    engine is left. After an error, all living engines have their old weights.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))
@@ -111,8 +111,8 @@ async def _survivors(
 ) -> tuple[list[T], list[Updated]]:
     """Return the results of ``work`` for the engines that did not die, and these engines.
 
-    Raises the error of an engine for another reason than its death, and `EngineDiedError` if fewer
-    than ``least`` engines are left.
+    If an engine fails without dying, raises its error. Raises `EngineDiedError` if fewer than
+    ``least`` engines are left.
     """
     results = await asyncio.gather(*map(work, engines), return_exceptions=True)
     values: list[T] = []

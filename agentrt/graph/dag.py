@@ -1,4 +1,5 @@
-"""The live execution DAG of a program: for each call and interrupt, which nodes had to end before.
+"""The live execution DAG of a program, which shows for each node which other nodes had to end
+before.
 
 Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
 adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
@@ -89,7 +90,7 @@ class ExecutionDAG:
 
     def requeue(self, node_id: int, wait: str) -> Node:
         """Record that a running node waits again, because it was preempted or its engine died.
-        ``wait`` says for people what it waits for.
+        ``wait`` is a text for people that says what the node waits for.
         """
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:

@@ -22,7 +22,8 @@ _ORDINARY = "#888"
 def to_svg(dag: ExecutionDAG) -> str:
     """Draw the DAG from top to bottom, each node below its parents.
 
-    Waiting nodes are grey, running nodes are blue, and the critical path is red.
+    Waiting nodes are grey, running nodes are blue, done nodes are green, and all other ended nodes
+    are light red. The critical path is drawn with red lines.
     """
     nodes = dag.nodes()
     at = _places(nodes)

@@ -18,8 +18,8 @@ from agentrt.graph.node import NodeKind
 
 
 class Frontier:
-    """The frontier of one thread: the ended nodes that will be the parents of its next node. Not
-    thread-safe.
+    """The frontier of one thread: the ended nodes that will be the parents of its next node. The
+    class is not thread-safe.
 
     Each thread remembers its *base*: the frontier that it got when it was forked. If a thread joins
     only threads that it has forked itself, its new frontier is computed by set operations on the
@@ -63,7 +63,7 @@ class Frontier:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The sorted ids of the nodes. It is the same object until the frontier changes."""
+        """The sorted ids of the nodes. The result is the same object until the frontier changes."""
         if self._view is None:
             assert self._ids is not None
             self._view = tuple(sorted(self._ids))

@@ -57,8 +57,8 @@ class Node:
     ``path_s`` is p(c) of ATLAS, Eq. 2: the seconds of service on the longest path to this node,
     without the node's own service. ``service_s`` is the node's own service (0 for interrupts), and
     ``via`` is the parent through which the longest path leads. ``depth`` is the largest number of
-    edges from a root to this node. ``wait`` says for people what the node waits for. ``interrupt``
-    has the details of a tool, a question or an event.
+    edges from a root to this node. ``wait`` is a text for people that says what the node waits for.
+    ``interrupt`` has the details of a tool, a question or an event.
     """
 
     id: int

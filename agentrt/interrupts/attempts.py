@@ -27,8 +27,8 @@ _LONGEST_PAUSE_S = 20.0
 _AFTER_DEATHS = 2
 """Number of additional attempts of an idempotent tool if the process that ran the tool died."""
 _LEAST_S = 0.001
-"""Minimum timeout of an attempt, in seconds. It is used if looking up the tool took the whole
-timeout.
+"""Minimum timeout of an attempt, in seconds. This minimum applies if looking up the tool took the
+whole timeout.
 """
 _NEVER_AGAIN = (ToolArgumentsError, UnknownToolError, ToolResultError)
 _MAY_HAVE_RUN = (ToolLostError, InterruptExpiredError)
@@ -37,7 +37,9 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Observer(ToolContext, Protocol):
-    """An observer of a tool call. It is told when the call waits and when an attempt starts."""
+    """An observer of a tool call. `Attempts` tells the observer when the call waits and when an
+    attempt starts.
+    """
 
     def waits(self, why: str) -> None:
         """Note that no attempt runs now, because the call waits.

@@ -183,7 +183,9 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
 
 
 def _placed(error: Any) -> str:
-    """Return jsonschema's message, after the place of the mistake if that is within the value."""
+    """Return jsonschema's message. If the mistake is in a part of the value, the message begins
+    with the place of this part.
+    """
     place = error.json_path
     return str(error.message) if place == "$" else f"{place}: {error.message}"
 

@@ -237,9 +237,9 @@ class ToolTransport(ABC):
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         """Run an attempt, and return its result.
 
-        Callers cancel this coroutine at a timeout. Then it must stop the work, wherever the work
-        runs, and must not end before all its work in this process has ended. Raises a `ToolError`,
-        or the error of the function.
+        Callers cancel this coroutine at a timeout. The transport must then stop the work, wherever
+        the work runs, and the coroutine must not end before all its work in this process has ended.
+        Raises a `ToolError`, or the error of the function.
         """
 
 

@@ -124,8 +124,8 @@ class Toolbox:
         return tools
 
     def _list(self, transports: Iterable[str], tenant: str) -> dict[_Offerer, _Listing]:
-        """Return a task for each transport, which lists its tools. The tasks continue if the caller
-        is cancelled.
+        """Return, for each transport, a task that lists the tools of the transport. The tasks
+        continue if the caller is cancelled.
         """
         return {
             offerer: self._late.get(offerer) or self._listing(offerer)

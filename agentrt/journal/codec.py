@@ -2,9 +2,9 @@
 
 Values of JSON's own types are written unchanged, so that SQL can read them. Any other value is
 written as an object whose key ``$`` names the type. A value that would not be read back equal,
-including the types of all its parts, is refused when it is written. To be sure, `dumps` at once
-reads back each value that is not of JSON's own types, and writes it a second time; both texts must
-be equal. Instances are made without their constructors, because a constructor may do more than
+including the types of all its parts, is refused when it is written. To check this, `dumps` reads
+each value that is not of JSON's own types back at once, and writes it a second time; both texts
+must be equal. Instances are made without their constructors, because a constructor may do more than
 store its arguments. Reading a journal imports no module.
 """
 

@@ -32,7 +32,9 @@ PLAIN = frozenset({str, int, bool, type(None)})
 _OWN = "agentrt."
 _UNKEPT = "which a journal cannot keep"
 _HASH = "_attrs_cached_hash"
-"""The attribute in which ``attrs`` caches the hash of an instance. It differs in each process."""
+"""The attribute in which ``attrs`` caches the hash of an instance. The hash differs in each
+process.
+"""
 _HEAP_TYPE = 1 << 9
 
 
@@ -128,8 +130,8 @@ def form_of(kind: Any) -> Form:
 
 
 def unfindable(kind: type[Any]) -> str:
-    """Return a text that says why instances of a class cannot be recorded. The class is one that
-    cannot be found by its name.
+    """Return a text that says why instances of ``kind`` cannot be recorded. ``kind`` is a class
+    that cannot be found by its name.
     """
     if "<locals>" in kind.__qualname__:
         return "whose class is defined inside a function"
@@ -153,8 +155,8 @@ def fields_of(kind: type[Any]) -> dict[str, Any] | None:
 
 
 def built_in(kind: type[Any]) -> type[Any]:
-    """Return the first built-in class among the bases of a class. It holds the data of instances
-    that is not in attributes.
+    """Return the first built-in class among the bases of a class. The built-in class holds the data
+    of an instance that is not in attributes.
     """
     return next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
 

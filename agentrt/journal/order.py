@@ -36,8 +36,8 @@ QUIET_TURNS = 8
 fewer turns from an answer until the code that awaits the answer runs.
 """
 TIMER_TURNS = QUIET_TURNS + 2
-"""Number of quiet turns of the event loop before a timer fires. It is higher than for an answer, so
-that answers are delivered before timers fire.
+"""Number of quiet turns of the event loop before a timer fires. This number is higher than
+`QUIET_TURNS`, which applies to answers, so that answers are delivered before timers fire.
 """
 BUSY_TURNS = 200
 """Number of turns after which a program counts as quiet although a task can run, for example a task

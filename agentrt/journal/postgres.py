@@ -41,7 +41,7 @@ class PostgresConnection:
 
     def again(self, work: Callable[[], T]) -> T:
         """Call ``work``, and call it again while the database restarts. ``work`` may have succeeded
-        although it raised, so that its repetition must change nothing.
+        although it raised an error, so a second call of ``work`` must change nothing.
         """
         for rest in range(_TRIES - 1):
             try:

@@ -266,7 +266,7 @@ def _stand_in(name: str, value: dict[str, Any], reader: FormReader) -> BaseExcep
             _add(made, value, reader)
             return made
     # This line is never reached, because `_like` works with `BaseException`.
-    raise UnkeptError(f"cannot create a class in place of {name}")
+    raise UnkeptError(f"cannot create a class that replaces {name}")
 
 
 def _like(

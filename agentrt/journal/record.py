@@ -74,7 +74,9 @@ class _WithheldEnd(NamedTuple):
 
 
 class Sink(Protocol):
-    """The interface to which a record is written; `agentrt.journal.journal.Journal` has it."""
+    """The interface to which a record is written. `agentrt.journal.journal.Journal` is the
+    implementation.
+    """
 
     @property
     def name(self) -> str: ...
@@ -284,8 +286,8 @@ class ProgramRecord:
     def given_up_at(self, past: PastNode) -> float | None:
         """Return the time at which the program gave up a node, in seconds of the journal's clock.
 
-        That is the time at which the program cancelled the node, or at which it ended with a result
-        while the node was open. Return None for a node that was not given up.
+        A program gives up a node by cancelling it, or by ending with a result while the node is
+        open. Return None for a node that was not given up.
         """
         end, root = past.end, self.past.root
         if end is None and root is not None and root.state == DONE:
@@ -345,7 +347,7 @@ class ProgramRecord:
 
     def text_of(self, value: Any, without: object = None) -> str:
         """Return a result in its recorded form; "" if the journal records no content. Raises
-        `UnkeptError`.
+        `UnkeptError` for a result that cannot be recorded.
         """
         return dumps(value, without, label="result") if self._sink.content == "full" else ""
 

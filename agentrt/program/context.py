@@ -45,9 +45,9 @@ _LOG = logging.getLogger(__name__)
 class Context:
     """A program's access to the engine, to tools and to humans.
 
-    Each method adds a node to the execution DAG. The node's parents are derived from asyncio.
-    Where asyncio cannot show a dependency, for example on a reply that was passed through a queue
-    or a thread, name the replies in ``after``.
+    Each method adds a node to the execution DAG. agentrt derives the node's parents from what the
+    program's tasks await. It cannot see a dependency on a reply that was passed through a queue or
+    a thread: name such replies in ``after``.
     """
 
     def __init__(self, run_id: str, program_type: str, emitter: Emitter) -> None:
@@ -88,8 +88,8 @@ class Context:
 
         Await the result to get a `Reply`. With ``stream``, the result is a `ReplyStream`, which
         yields the text while the model writes it. Messages have OpenAI's form, with images and
-        audio if the model supports them. ``after`` names replies on which the call depends, where
-        asyncio cannot show it. The other options are described in `LLMOptions`. Raises
+        audio if the model supports them. ``after`` names replies on which the call depends although
+        its code does not await them. The other options are described in `LLMOptions`. Raises
         `CallRejectedError` if the engine rejects the call, and `ConfigError` for invalid options.
         """
         request = make_request(ask, **options)
@@ -167,16 +167,17 @@ class Context:
         """Run a tool as an interrupt: while it runs, the program is outside the engine.
 
         An async function is awaited, and any other function runs in a thread. A `Tool` runs on its
-        transport, after its arguments are checked. A string is the name of a tool that `tools`
-        lists.
+        transport, after its arguments are checked. If ``tool`` is a text, it is the name of a tool
+        that `tools` lists.
 
         ``timeout`` limits each attempt, in seconds, and replaces the tool's own timeout. The first
         attempt includes the time to look up a tool by its name. An attempt that takes longer fails
         with `InterruptExpiredError`, which is a `TimeoutError`.
 
-        Raises the function's own errors, or another `ToolError` if the tool runs in another
-        process. If a tool has a parameter named ``after`` or ``timeout``, passing it here raises
-        `AmbiguousOptionError`; use `call_tool` instead.
+        Raises the error of the tool's function, or `ToolFailedError` if this error cannot be sent
+        from another process. Raises other errors of the class `ToolError` if the tool could not
+        run, or if its result is lost or invalid. If a tool has a parameter named ``after`` or
+        ``timeout``, passing it here raises `AmbiguousOptionError`; use `call_tool` instead.
         """
         chosen = await self._resolve(tool, None if timeout is _UNSET else timeout)
         for name, value in (("after", after), ("timeout", timeout)):
@@ -241,8 +242,8 @@ class Context:
         return await self._emitter.tools(*transports)
 
     async def mcp(self, server: str, /, *others: str) -> list[Tool]:
-        """List the tools of MCP servers, as `tools` does. The names are those in the ``--mcp``
-        file.
+        """List the tools of one or several MCP servers, as `tools` does. Pass the names that the
+        servers have in the ``--mcp`` file.
         """
         return await self.tools(*(f"mcp:{name}" for name in (server, *others)))
 
@@ -312,9 +313,9 @@ class Context:
         return self._emitter.value("uuid", uuid.uuid4)
 
     def reward(self, value: float) -> None:
-        """Add a reward for what the program has done, for training. A batch with the option
-        ``tokens`` writes the rewards next to the program's tokens. Without this option, rewards
-        have no effect.
+        """Add a reward, a number that rates for training what the program has done so far. A batch
+        with the option ``tokens`` writes the rewards next to the program's tokens. Without this
+        option, rewards have no effect.
 
         Raises `ConfigError` for any other value than a finite number.
         """
@@ -369,7 +370,7 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """Make a call with the default limit of the answer."""
+    """Make a call whose answer has the default maximum length."""
     reply = await emitter.call(request, after)
     _check_default_limit(reply)
     return reply

@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 ProgramFunction = Callable[..., Awaitable[Any]]
 _SHOWN = 80
-"""Maximum number of characters of an input in an error."""
+"""Maximum number of characters that an error message shows of an input."""
 
 
 class Program:
@@ -72,8 +72,8 @@ class Program:
 
         An object whose only key is the parameter's name stands for the value of that key, unless
         the object itself has the type. The input stays as it is if the function has no annotation,
-        or if pydantic does not know the type. None stands for no input, and stays None. Raises
-        `ConfigError` for a wrong type.
+        or if pydantic does not know the type. None means that there is no input, and is not
+        converted. Raises `ConfigError` for a wrong type.
         """
         if value is None or self._input_type is None:
             return value
@@ -92,8 +92,8 @@ class Program:
         return value if isinstance(converted, Iterator) else converted
 
     def input_schema(self) -> dict[str, Any] | None:
-        """Return the JSON schema of the input: ``{}`` if its type has no schema, such as without an
-        annotation; None if the program takes no input.
+        """Return the JSON schema of the input. The result is ``{}`` if the input has no annotation
+        or its type has no schema, and None if the program takes no input.
         """
         if not self.takes_input:
             return None
@@ -124,7 +124,7 @@ class Program:
 
     @property
     def _expected(self) -> str:
-        """The annotation of the input, as people write it."""
+        """The annotation of the input, as it is written in code."""
         hint = self._input_hint
         plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         return inspect.formatannotation(plain, base_module=self.function.__module__)

@@ -28,9 +28,9 @@ class StepOptions(TypedDict, total=False):
     - ``stop``: a string or several strings; the answer ends before the first stop string.
     - ``ignore_eos``: continue to ``max_tokens`` even if the model ends its answer.
     - ``frequency_penalty`` and ``presence_penalty``, from -2 to 2: make repetitions less likely.
-    - ``n``: the number of answers. If it is above 1, the reply's ``choices`` are all answers.
-    - ``logprobs``: return the log probability of each token, and of this number of alternatives to
-      each token.
+    - ``n``: the number of answers. If it is above 1, the reply's ``choices`` hold all the answers.
+    - ``logprobs``: a number N; the reply has the log probability of each token, and those of N
+      alternatives to each token.
     - ``reasoning_effort`` and ``chat_template_kwargs``: settings of reasoning models.
     - ``model``: the name of a served model or adapter. The default is the first served model.
     - ``extra_body``: any other fields of vLLM's chat completions request.

@@ -1,7 +1,7 @@
 """One step of an agent: a call to the model, and the tools that its reply calls.
 
-An idempotent tool starts as soon as its own arguments are complete. So the tool and the decoding of
-the rest of the reply run in parallel (as in Fig. 7 of Pie, SOSP 2025).
+By default, an idempotent tool starts as soon as its own arguments are complete. So the tool runs
+while the rest of the reply is decoded (as in Fig. 7 of Pie, SOSP 2025).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Stepper:
             await stream.aclose()
 
     async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
-        """If any result has media, add to all results which types of parts the model supports."""
+        """If any result has media, set in all results which types of parts the model takes."""
         ordered = tuple(results)
         if not any(result.has_media for result in ordered):
             return ordered
@@ -101,8 +101,8 @@ class Stepper:
         return tuple(replace(result, takes=takes) for result in ordered)
 
     def _saw(self, piece: Mapping[str, Any]) -> None:
-        """Add a piece of a tool call. Start the tool if the tool is idempotent and its arguments
-        are complete.
+        """Add a piece of a tool call. With ``eager``, start the tool if it is idempotent and its
+        arguments are complete.
         """
         index, function = piece.get("index", 0), piece.get("function") or {}
         self._names[index] = self._names.get(index, "") + (function.get("name") or "")
@@ -135,8 +135,8 @@ class Stepper:
 
 
 def _complete(text: str) -> dict[str, Any] | None:
-    """Return the arguments if ``text`` is a complete JSON object; else None. No text can follow a
-    complete object.
+    """Return the arguments if ``text`` is a complete JSON object; else None. A complete object is
+    the end of the arguments, because no text can follow it.
     """
     if not text.rstrip().endswith("}"):
         return None

@@ -174,10 +174,10 @@ class Usage:
     ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
     ``returned_tokens`` is the number of leading prompt tokens that earlier calls of the program had
     computed. ``lost_tokens`` is the part of the ``returned_tokens`` that had been evicted from the
-    cache and was recomputed. ``loaded_tokens`` is the number of tokens that
-    were loaded from host memory or another engine in place of being computed; those of the prompt
-    are also among the ``cached_tokens``. ``unused_loaded_tokens`` is the number of tokens whose
-    load was of no use, because the load failed, or because the call ended before it ran.
+    cache and was recomputed. ``loaded_tokens`` is the number of tokens that were loaded from host
+    memory or another engine instead of being computed; loaded prompt tokens are also counted in
+    ``cached_tokens``. ``unused_loaded_tokens`` is the number of tokens whose load was of no use,
+    because the load failed, or because the call ended before it ran.
     """
 
     prompt_tokens: int = 0
@@ -239,9 +239,10 @@ class CallReport(Usage):
 
     @classmethod
     def of_all(cls, reports: Sequence[CallReport]) -> CallReport:
-        """Return one report of the calls for the choices of one answer, which must not be empty.
+        """Return one report for the calls that generated the choices of one answer. ``reports``
+        must not be empty.
 
-        Tokens, preemptions and seconds are summed; everything else is the last call's.
+        Tokens, preemptions and seconds are summed; all other fields are those of the last call.
         """
         if len(reports) == 1:
             return reports[0]
@@ -277,9 +278,9 @@ class Reply(ReadsAsText):
     the call's node in the DAG of its run, and ``run_id`` is the id of this run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
-    token ids, this is the reply that the program gets. For a chat that a front end formats, it has
-    no tool calls and no reasoning, and carries the report: the program's reply is made of the front
-    end's answer and of this report.
+    token ids, this is the reply that the program gets. For a chat that a front end formats, the
+    engine's reply has no tool calls and no reasoning, and carries the report: the program's reply
+    is made of the front end's answer and of this report.
 
     ``logprobs`` has an entry for each token if the call requested log probabilities. A call whose
     prompt is token ids has them in ``token_logprobs``, for each output token, and in

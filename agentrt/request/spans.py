@@ -21,7 +21,7 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, 
 - ``admission``: the call's program was not admitted, because the programs ``by`` used the cache.
 - ``preempted``: the call was preempted for the programs ``by``.
 - ``loading``: the call waited for KV cache that had been evicted for the programs ``by``, and that
-  was loaded from host memory (or another engine) in place of being computed again.
+  was loaded from host memory (or another engine) instead of being computed again.
 - ``recompute``: tokens were recomputed that had been computed before, because the programs ``by``
   took their blocks.
 - ``prefill``: tokens were computed for the first time, before the next output.

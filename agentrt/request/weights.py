@@ -21,8 +21,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 Versions = Sequence[Sequence[int]]
 """The versions that wrote a call's output, as pairs: the index of the first output token that a
-version wrote, and the version. They begin with index 0 and are in ascending order. Empty means that
-version 0 wrote everything.
+version wrote, and the version. The first pair has the index 0, and the pairs are in ascending
+order. If there are no pairs, version 0 wrote the whole output.
 """
 
 

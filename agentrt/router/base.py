@@ -1,5 +1,5 @@
-"""The interface of routers: a call, the replicas that can run it, and the choice between them. Pure
-and synchronous.
+"""The interface of routers: a call, the replicas that can run it, and the choice between them. The
+code is synchronous, and does no input or output.
 """
 
 from __future__ import annotations

@@ -112,9 +112,9 @@ class PrefixRouter(Router):
     """A router that sends a call to the replica with the longest cached prefix of the prompt, if
     the prefix is more than half of the prompt; otherwise to the least used replica.
 
-    Source: Preble (arXiv 2407.00023): use a cached prefix only if it is longer than the rest of the
-    prompt, and not on an overloaded replica. If several replicas have cached equally long prefixes,
-    the least used of them is chosen.
+    Source: Preble (arXiv 2407.00023), which uses a cached prefix only if the prefix is longer than
+    the remaining prompt and the replica is not overloaded. If several replicas have cached equally
+    long prefixes, the least used of them is chosen.
     """
 
     name: ClassVar[str] = "prefix"

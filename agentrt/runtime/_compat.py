@@ -1,4 +1,4 @@
-"""Private names of Python's standard library that are needed to end a process in order."""
+"""Private names of Python's standard library that are needed to end a process cleanly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting the record of a program in a journal, or continuing the record of a resumed program."""
+"""Start the record of a program in a journal, or continue the record of a resumed program."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ async def begin(
     """Start or continue the record of ``run``, and return when the start of the run is on the disk.
 
     Must be called in the task of the run. Raises `JournalError` if the journal cannot be read or
-    has the program with another input, and `JournalWriteError` if the start cannot be written. An
-    input that cannot be recorded raises `UnrecordableError`; if ``durable`` or the journal skips
-    such values, the run continues without a record.
+    has recorded the program with another input, and `JournalWriteError` if the start cannot be
+    written. An input that cannot be recorded raises `UnrecordableError`; if ``durable`` or the
+    journal skips such values, the run continues without a record.
     """
     task, scope = run.task, tracking.current_scope()
     assert task is not None

@@ -1,5 +1,5 @@
-"""The emitter that carries out the calls, tools, questions and waits of a run. Each of them becomes
-a node of the run's DAG.
+"""The emitter that carries out the calls, tools, questions and waits of a run. Each call, tool,
+question and wait becomes a node of the run's DAG.
 
 A `Context` calls a `LiveEmitter`. In a run with a journal, the context calls an
 `agentrt.runtime.recorded.Recorded`, which calls the `LiveEmitter`.
@@ -359,7 +359,7 @@ class LiveEmitter:
             return await feed.next(services.events, run.row.tenant, timeout, services.clock)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
-        """Sleep for a number of seconds. For the engine, the sleep is a wait for an event."""
+        """Sleep for a number of seconds. The engine is told that the program waits for an event."""
         interrupt = Interrupt("clock", deadline=self.registry.clock() + seconds, attempt=1)
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
@@ -573,7 +573,7 @@ class LoopCheckpoint:
         if self._top != at:
             raise UsageError(
                 f"run {self._run.id}: one checkpoint was called at two places of the code; "
-                "make a checkpoint of its own for each loop"
+                "make a separate checkpoint for each loop"
             )
         if not tracking.is_alone(self._run) or asyncio.current_task() is not self._run.task:
             raise UsageError(
@@ -587,8 +587,9 @@ class LoopCheckpoint:
 
 
 class _Interrupted:
-    """A context manager that ends the node of an interrupt, with the error that the block raised if
-    it raised one. It is a class because a generator is slower, and each tool call uses it.
+    """A context manager that ends the node of an interrupt. If the ``with`` block raises an error,
+    the node ends with this error. This is a class because a generator would be slower, and each
+    tool call uses it.
     """
 
     __slots__ = ("_node", "_registry", "_run", "_scope")

@@ -346,9 +346,9 @@ class Recorded:
         """Return the recorded answer of a node. If there is no recorded answer, run ``work`` and
         record its result.
 
-        With ``begins``, the start of the node is recorded here, otherwise by ``work``. With
-        ``again`` False, raise `ToolLostError` if the start of the node was recorded but not its
-        end. If ``node`` is None, only run ``work``.
+        With ``begins``, this method records the start of the node; otherwise ``work`` records it.
+        With ``again`` False, raise `ToolLostError` if the start of the node was recorded but not
+        its end. If ``node`` is None, only run ``work``.
         """
         if node is None:
             return await work()

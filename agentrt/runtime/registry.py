@@ -44,10 +44,10 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 class RunRegistry:
     """All live runs by id, and their process ``table``. ``clock`` returns seconds.
 
-    Each method that changes runs acquires ``lock``; code that forks or joins the scopes of these
-    programs must acquire it, too. A run's id consists of the program's type, ``mark`` and a number.
-    Registries that share an engine need different marks. ``opened`` is the last number that was
-    used.
+    Each method that changes runs acquires ``lock``; code that forks or joins the scopes of the
+    registry's programs must acquire ``lock``, too. A run's id consists of the program's type,
+    ``mark`` and a number. Registries that share an engine need different marks. ``opened`` is the
+    last number that was used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -216,7 +216,7 @@ class RunRegistry:
                 self._tell(NodeChanged(run.id, node, now))
 
     def interrupt_progress(self, run: Run, node: Node, progress: Progress) -> None:
-        """Set the progress of an interrupt. Ignored after its end."""
+        """Set the progress of an interrupt. After the end of the interrupt, this has no effect."""
         with self.lock:
             if node.interrupt is not None and not node.state.ended:
                 node.interrupt.progress = progress

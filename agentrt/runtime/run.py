@@ -99,8 +99,8 @@ class Run:
     weights_version: int | None = None
     """The version of the weights with which the program began; None before its code begins."""
     stale: Literal["end", "restart"] | None = field(default=None, repr=False)
-    """How the program ends that was cancelled because its weights are too old: with an error, or by
-    running again; None for all other programs.
+    """What happens to a program after it was cancelled because its weights are too old: it ends
+    with an error, or it runs again. None for all other programs.
     """
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once without a journal."""

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def _unread(message: str) -> None:
-    """Ignore the progress of a start."""
+    """Ignore a message about the progress of the engine's start."""
 
 
 class Runtime:
@@ -245,20 +245,21 @@ class Runtime:
         """Replace the weights of all engines while programs run, and return the new version.
 
         ``weights`` is the path of a folder of safetensors, or tensors: a mapping of the names in
-        the model's checkpoint to torch tensors, or an iterable of pairs. ``version`` is the number
-        of the new weights, by default the next number. ``mode`` says what happens to calls in the
-        engines: ``keep`` lets them continue with the new weights, ``wait`` lets them end with the
-        old weights first, and ``abort`` begins them again. With ``clear_cache``, calls that
-        continue compute their tokens again under the new weights.
+        the model's checkpoint to torch tensors, or an iterable of (name, tensor) pairs. ``version``
+        is the number of the new weights, by default the next number. ``mode`` says what happens to
+        calls in the engines: ``keep`` lets them continue with the new weights, ``wait`` lets them
+        end with the old weights first, and ``abort`` begins them again. With ``clear_cache``, the
+        prefix cache is emptied, and calls that continue compute their tokens again under the new
+        weights.
 
-        ``max_staleness`` is the maximum number of versions that may lie between the weights with
-        which a program began and the new ones. ``on_stale`` says what happens to older programs:
-        with ``wait`` the update waits for their ends, with ``end`` they are ended with
+        ``max_staleness`` is the maximum number of versions between the weights with which a program
+        began and the new weights. ``on_stale`` says what happens to older programs: with ``wait``
+        the update waits until these programs have ended, with ``end`` they are ended with
         `StaleWeightsError`, and with ``restart`` they run again from their beginning.
 
         All engines get the weights, or none. Raises `WeightsError` for weights that are missing,
         incomplete or of another shape, `EngineError` if an engine could not load them, and
-        `ConfigError` for other wrong arguments.
+        `ConfigError` for other invalid arguments.
         """
         if not self.has_engine:
             await self._start_engine()
@@ -272,8 +273,8 @@ class Runtime:
         )
 
     async def pause_generation(self, mode: PauseMode = "keep") -> None:
-        """Pause all engines, and return when no call runs. Programs wait until
-        `resume_generation`. ``mode`` is that of `update_weights`.
+        """Pause all engines, and return when no call runs. New calls wait until
+        `resume_generation`. ``mode`` has the same meaning as in `update_weights`.
         """
         await self.executor.pause_generation(mode)
 
@@ -388,7 +389,7 @@ class Runtime:
 
     async def _run_code(self, run: Run, program: Program, input: Any) -> bool:
         """Run the program's code. Return False if it has to run again from its beginning, because
-        it was cancelled for weights that are too old.
+        it was cancelled when its weights were too old.
         """
         record, live = run.record, self.emitter(run)
         emitter = live if record is None else Recorded(live, record)

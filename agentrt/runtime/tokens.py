@@ -1,8 +1,8 @@
 """The tokens of a run, which the engine read and wrote, as sequences for training.
 
 The token ids and log probabilities come from the engine's calls; no text is tokenized again. If the
-prompt of a call begins with a whole sequence, the call extends that sequence. Any other call, such
-as the second call of two branches or a call after the chat was shortened, begins a new sequence.
+prompt of a call begins with a whole sequence, the call extends that sequence. Any other call begins
+a new sequence, for example the call of a second branch, or a call after the chat was shortened.
 Each token that the model wrote is marked in exactly one sequence.
 """
 
@@ -199,8 +199,8 @@ class TokenLog:
 
     def drop(self, places: Iterable[str]) -> None:
         """Drop the tokens that the model wrote in calls of these nodes, because the program runs
-        the nodes again. If tokens of other calls follow them in a sequence, they stay in it, but
-        are no longer marked as written by the model.
+        the nodes again. If tokens of other calls follow the dropped tokens in a sequence, the
+        dropped tokens stay in the sequence, but are no longer marked as written by the model.
         """
         gone = set(places)
         self._drop([key for key in self._places if node_of_key(key) in gone])
@@ -213,7 +213,7 @@ class TokenLog:
             sequence.spans = [span for span in sequence.spans if span.key != key]
 
     def clear(self) -> None:
-        """Drop everything, because the program runs again from its beginning."""
+        """Drop all tokens and rewards, because the program runs again from its beginning."""
         self._sequences.clear()
         self._places.clear()
         self.closed.clear()

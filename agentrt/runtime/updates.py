@@ -1,4 +1,4 @@
-"""Updates the weights of a runtime's engines while its programs run, with a bound on staleness.
+"""Update the weights of a runtime's engines while its programs run, with a bound on staleness.
 
 The staleness of a program is the number of versions between the weights with which it began and the
 newest weights.
@@ -93,7 +93,7 @@ class WeightUpdates:
         return await asyncio.to_thread(self._store.save, weights, version)
 
     def close(self) -> None:
-        """Remove tensors that were handed over in Python."""
+        """Remove the folders of tensors that were handed over in Python."""
         self._store.close()
 
     def stale_runs(self, version: int, max_staleness: int) -> list[Run]:
@@ -121,7 +121,7 @@ def _is_recorded(run: Run) -> bool:
 class _Bound:
     """The bound on staleness in one update, to weights of ``version``.
 
-    Raises `ConfigError` if a program that would have to run again has a journal.
+    Raises `ConfigError` if a program that would have to run again is recorded (`_is_recorded`).
     """
 
     def __init__(self, updates: WeightUpdates, version: int, most: int, on_stale: OnStale) -> None:
@@ -131,8 +131,8 @@ class _Bound:
         if recorded and on_stale == "restart":
             raise ConfigError(
                 f"run {recorded[0]} is recorded for a resume, so it cannot run again from its "
-                "beginning; use on_stale 'wait' or 'end' ('agentrt run --retry failed' runs "
-                "programs again that were ended)"
+                "beginning; use on_stale 'wait' or 'end' ('agentrt run --retry failed' runs the "
+                "ended programs again)"
             )
 
     def _stale(self) -> list[Run]:

@@ -33,7 +33,7 @@ def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
 
 
 def waiting_group(callback: Callable[[Any], object]) -> asyncio.TaskGroup | None:
-    """Return the TaskGroup whose callback ``callback`` is, or None."""
+    """Return the TaskGroup to which ``callback`` belongs, or None."""
     group = getattr(callback, "__self__", None)
     return group if isinstance(group, asyncio.TaskGroup) else None
 

@@ -42,8 +42,8 @@ def scope_of(task: asyncio.Task[Any] | None) -> Scope | None:
 
 
 class _InScope(AbstractContextManager[Scope | None]):
-    """A context manager that runs its body in a scope. It is a class, because it is used for every
-    piece of a streamed output, and a generator would be too slow.
+    """A context manager that runs its body in a scope. This is a class, because it is used for
+    every piece of a streamed output, and a generator would be too slow.
     """
 
     __slots__ = ("_scope", "_token")
@@ -78,8 +78,8 @@ def enter(scope: Scope | None) -> None:
     """Put the code of the current context (of a task, or a thread's copy) into ``scope`` from now
     on.
 
-    It is for the callbacks of a framework, which are called before and after a program's code, and
-    so cannot use a context manager around the code.
+    This function is for the callbacks of a framework, which are called before and after a program's
+    code, and so cannot use a context manager around the code.
     """
     if scope is not None:
         scope.entered_in = id(running_task())
@@ -96,7 +96,7 @@ def outside() -> AbstractContextManager[object]:
     """Run the body outside any program. Tasks that the body starts belong to no program, and
     outlive the program that ran the body.
 
-    It is for objects that programs share, such as the reader task of an engine, which starts during
-    a program's first call.
+    Use this for objects that programs share, such as the reader task of an engine, which starts
+    during a program's first call.
     """
     return _InScope(None)

@@ -26,8 +26,8 @@ class Scope:
     ended nodes that will be the parents of the task's next node, and ``path`` has the names of the
     node functions around the code, such as ``main/expand``.
 
-    Callbacks and threads have copies of the task's context, which refer to the same scope. So if
-    they learn that another task has ended, the scope's task knows it, too.
+    Callbacks and threads have copies of the task's context, which refer to the same scope. So if a
+    callback or a thread learns that another task has ended, the scope's task knows this, too.
 
     A scope is ``over`` if code that could not change the context has ended it. Code whose context
     still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id of the

@@ -46,8 +46,8 @@ def start_task(
 
 
 async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
-    """Await ``coro`` to its end, even if the current task is cancelled while it waits. It is for
-    work at the end of a task.
+    """Await ``coro`` to its end, even if the current task is cancelled while it waits. This
+    function is for work at the end of a task.
     """
     with outside():
         ending = asyncio.create_task(coro)

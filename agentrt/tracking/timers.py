@@ -18,8 +18,8 @@ from agentrt.tracking.current import SCOPE, current_scope
 
 
 class Holding(Protocol):
-    """The record of a resumed program. It decides when timers fire that were set while ``holds``
-    was True.
+    """The record of a resumed program. For the timers that were set while ``holds`` was True, the
+    record decides when they fire.
     """
 
     @property
@@ -77,8 +77,8 @@ class _Timers:
         vars(loop).update(self._own)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Restore the loop's methods. A method that other code has wrapped since stays in place; it
-        then only calls the loop's own method.
+        """Restore the loop's methods. A method that other code has wrapped in the meantime is not
+        removed; from now on, it only calls the loop's own method.
         """
         for name, own in self._own.items():
             if vars(loop).get(name) == own:

@@ -111,7 +111,7 @@ async def test_a_broken_file_is_one_warning(
     with caplog.at_level(logging.WARNING, logger="agentrt"):
         await run_on(VLLMEngine(EngineOptions(model, 2, flags=FLAGS)))
     [warning] = [one for one in caplog.records if one.name.startswith("agentrt")]
-    assert "what earlier runs learned cannot be read" in warning.getMessage()
+    assert "the statistics of earlier runs cannot be read" in warning.getMessage()
     assert ended(path) == PROGRAMS
 
 
@@ -119,7 +119,7 @@ async def test_a_named_file_that_is_none_is_refused(folder: Path, model: str) ->
     path = folder.with_name("own.json")
     spoil(path)
     engine = VLLMEngine(EngineOptions(model, 2, SchedulerConfig(history=str(path)), FLAGS))
-    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"own\.json: .*; name a file that this version"):
         await engine.start(lambda message: None)
     await engine.close()
     assert files_in(folder) == []

@@ -347,7 +347,7 @@ def test_a_file_that_somebody_spoils_is_left_alone(tmp_path: Path) -> None:
         file.save()
     assert path.read_text() == "not a history"
     assert len(warnings) == 1, "once"
-    assert warnings[0].startswith(f"what was learned of programs is not saved: {path}: ")
+    assert warnings[0].startswith(f"the learned statistics of programs are not saved: {path}: ")
 
 
 def test_a_file_that_was_deleted_is_written_whole(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_broken_file_in_the_folder_is_set_aside_with_one_warning(
     assert not path.exists()
     assert path.with_suffix(".broken").read_bytes() == content
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"what earlier runs learned cannot be read: {path}: ")
+    assert warnings[0].startswith(f"the statistics of earlier runs cannot be read: {path}: ")
     assert "\n" not in warnings[0]
     assert read(path) == saved(Learned())
     assert file_of() == (path, [])
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     assert len(warnings) == 1
     assert str(folder) in warnings[0]
     assert (
-        "set AGENTRT_DATA to a writable folder, or AGENTRT_HISTORY=none to turn it off"
+        "set AGENTRT_DATA to a writable folder, or AGENTRT_HISTORY=none to turn this off"
         in warnings[0]
     )
 

@@ -69,11 +69,11 @@ def _with(chunk: Chunk, values: dict[str, Any]) -> Chunk:
 Output = tuple[str, "Chunk | AgentrtError | KVEventBatch | None"]
 """A call's id, and a piece of its output, its error, or None for its end.
 
-Events of the engine's prefix cache have `KV_EVENTS` in place of a call's id.
+Events of the engine's prefix cache have `KV_EVENTS` instead of a call's id.
 """
 
 PROGRESS = ""
-"""Stands in place of a call's id with messages about the progress of the engine's start."""
+"""Replaces a call's id in messages about the progress of the engine's start."""
 
 
 class EngineActor:
@@ -151,7 +151,7 @@ class EngineActor:
         await self._engine.end_program(program_id, totals)
 
     async def know(self, learned: Mapping[str, Any]) -> bool:
-        """Replace what the engine has learned of programs."""
+        """Replace the statistics that the engine has learned of programs."""
         return await self._engine.know(learned)
 
     async def front_setups(self) -> tuple[FrontSetup, ...]:
@@ -171,7 +171,7 @@ class EngineActor:
         await self._engine.resume_generation()
 
     async def check_weights(self, folder: str) -> str:
-        """Check a checkpoint on the engine's node, and return its mark."""
+        """Check a checkpoint on the engine's node, and return the fingerprint of its files."""
         return await self._engine.check_weights(folder)
 
     async def load_weights(self, weights: Weights, clear_cache: bool) -> None:

@@ -49,7 +49,7 @@ class Demand:
 
 
 def demand(nodes: Sequence[ClusterNode], engines: int, gpus: int, memory: int) -> Demand:
-    """Return the share of the cluster for each of ``engines``.
+    """Return the resources of the cluster that each of ``engines`` engines gets.
 
     On a cluster with GPUs, each engine gets ``gpus`` GPUs and a core. Otherwise it gets ``memory``
     bytes, and as many cores as possible so that all engines fit. Raises `ConfigError` if the
@@ -80,7 +80,7 @@ def _check(
 
 
 def _room(node: ClusterNode, share: Demand) -> int:
-    """Return how many engines with this share fit on the node."""
+    """Return how many engines that need ``share`` fit on the node."""
     cpus = node.cpus // share.cpus
     return min(cpus, node.memory // share.memory) if share.memory else cpus
 
@@ -232,7 +232,9 @@ def _read(address: str) -> tuple[str, int] | None:
 
 
 def _reach(address: str, target: tuple[str, int]) -> None:
-    """Raise `EngineStartError` if nothing listens at the address: Ray would try for a minute."""
+    """Raise `EngineStartError` if nothing listens at the address. Ray itself would try for a
+    minute.
+    """
     try:
         socket.create_connection(target, timeout=_REACH_S).close()
     except OSError as error:

@@ -253,8 +253,8 @@ class RayEngine(Executor):
 
 
 async def _translated(reference: ObjectRef) -> Any:
-    """Await the result of a remote call. Raises the engine's errors, and Ray's as
-    `EngineDiedError`.
+    """Await the result of a remote call. Raises the engine's errors, and `EngineDiedError` in place
+    of Ray's errors.
 
     If this is cancelled, Ray's own future is not cancelled, because Ray would log that as a fault.
     """

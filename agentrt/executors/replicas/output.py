@@ -1,4 +1,4 @@
-"""Tracks the output of a call, so that a retry on another engine yields only what is new."""
+"""Tracks the output of a call, so that a retry on another engine yields only the new part."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class CallOutput:
 
 
 def _chunk(piece: _Piece) -> Chunk:
-    """Return a chunk with the parts of vLLM's output that a retry repeats."""
+    """Return the chunk of a stored piece, with the parts of vLLM's output that a retry repeats."""
     text, own_text, tokens = piece
     completion = SimpleNamespace(text=own_text, token_ids=tokens)
     return Chunk(text, output=SimpleNamespace(outputs=[completion], finished=False))

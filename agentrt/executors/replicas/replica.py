@@ -64,14 +64,16 @@ UP = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delays before a dead replica is started again, and the deaths after which it stays dead.
+    """The delays before a dead replica is started again, and the number of deaths after which it is
+    not started again.
 
     The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
     A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row
     is not started again.
 
-    This is not made with tenacity, which retries a single call. Deaths are counted over the life of
-    a replica, and the count starts again after ``steady_s`` seconds without a death.
+    The library tenacity is not used, because it only retries a single call. Here, deaths are
+    counted over the life of a replica, and the count starts again after ``steady_s`` seconds
+    without a death.
     """
 
     first_s: float = 0.5

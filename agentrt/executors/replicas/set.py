@@ -341,7 +341,7 @@ class ReplicaSet(Executor):
 
     async def _load_latest(self, replica: Replica) -> None:
         """Load the latest weights into a new engine, before it takes calls. Raises
-        `EngineStartError` if they are not there any more.
+        `EngineStartError` if the files of these weights do not exist any more.
         """
         async with self._updating:
             if self._weights.version:

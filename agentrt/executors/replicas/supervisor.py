@@ -23,8 +23,8 @@ class Health:
 
     Every ``every_s`` seconds an engine is asked for a snapshot. A long step delays the answer, but
     the step uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer
-    is pending was stopped, or waits forever: it counts as dead. So does every engine whose answer
-    is pending for ``hang_s`` seconds.
+    is pending was stopped, or waits forever: it counts as dead. An engine whose answer is pending
+    for ``hang_s`` seconds counts as dead in any case.
     """
 
     every_s: float = 2.0

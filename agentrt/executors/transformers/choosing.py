@@ -70,7 +70,7 @@ class Following:
         self._mask = xgrammar.allocate_token_bitmask(1, vocabulary)
 
     def only_allowed(self, logits: Tensor) -> Tensor:
-        """Return the logits with those of tokens that are not allowed next set to minus
+        """Return the logits. The logits of tokens that are not allowed next are set to minus
         infinity.
         """
         import xgrammar
@@ -141,8 +141,8 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return the log probability of ``token``, followed by those of the likeliest tokens, at most
-    ``most``.
+    """Return the log probability of ``token``, followed by the log probabilities of the likeliest
+    tokens. ``most`` is the maximum number of likeliest tokens.
 
     With ``allowed``, the likeliest tokens are chosen from these tokens.
     """

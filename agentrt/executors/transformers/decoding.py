@@ -26,8 +26,8 @@ class OutputText:
     """Converts tokens to pieces of text. Text that may be the beginning of a stop string is held
     back.
 
-    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, which needs no
-    stop strings, all text is returned at the end.
+    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, all text is
+    returned at the end; this requires that there are no stop strings.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], *, whole: bool = False) -> None:
@@ -132,7 +132,8 @@ class Decoding:
     def steps(self) -> Generator[StepOutput, None, None]:
         """Compute the call, one forward pass of the model in each step.
 
-        At the end, what was computed is cached for later calls.
+        At the end, the computed keys and values are cached for later calls if all layers of the
+        model attend to the whole text.
         """
         # Tokens that are scored must be computed, and so must the last token of the prompt.
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1
@@ -181,7 +182,9 @@ class Decoding:
             yield self.prompt[border:]
 
     def _rows(self, before: list[int], chunk: list[int]) -> int:
-        """Return how many of a chunk's logits are needed: the last, and those for scored tokens."""
+        """Return how many rows of a chunk's logits are needed: the last row, and the rows for
+        scored tokens.
+        """
         first = self.sampling.score_from
         end = len(before) + len(chunk)
         return 1 if first is None else max(1, min(len(chunk), end - first + 1))
@@ -241,8 +244,8 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
         return "allowed= is empty; it needs at least one token id"
     if spec.max_tokens < 1 or spec.temperature < 0:
         return (
-            f"max_tokens is {spec.max_tokens} and temperature {spec.temperature:g}; they must be "
-            "at least 1 and at least 0"
+            f"max_tokens is {spec.max_tokens} and must be at least 1; temperature is "
+            f"{spec.temperature:g} and must be at least 0"
         )
     if not isinstance(sampling.attention, Attention | None):
         return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"
@@ -259,7 +262,7 @@ def _room(model: CausalModel, call: Call, sampling: Sampling) -> int:
     if tokens >= longest:
         raise PromptTooLongError(
             f"call {call.call_id}: the prompt has {tokens} tokens, and the model takes at most "
-            f"{longest - 1} (one is left for output); shorten the prompt, or use attention= with a "
-            "window"
+            f"{longest - 1} (one position is left for the output); shorten the prompt, or use "
+            "attention= with a window"
         )
     return longest - tokens

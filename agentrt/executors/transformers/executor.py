@@ -69,7 +69,7 @@ class TransformersExecutor(Executor):
         except ImportError as error:
             raise ConfigError(
                 f"this executor needs the packages transformers and torch ({error}), "
-                f"which vLLM brings; {install_vllm()}"
+                f"which are installed with vLLM; {install_vllm()}"
             ) from error
         transformers.utils.logging.disable_progress_bar()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrt-transformers")

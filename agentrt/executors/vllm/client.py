@@ -44,7 +44,9 @@ class CoreClient(Executor):
     # -- programs ----------------------------------------------------------------------
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
-        """Report the end of a program. Ends in the same pass of the event loop share a message."""
+        """Report the end of a program. Programs that end in the same pass of the event loop share a
+        message.
+        """
         self._ended.append(program_id if totals is None else totals)
         if self._ending is None:
             with tracking.outside():  # the task belongs to no program

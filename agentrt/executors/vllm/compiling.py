@@ -1,13 +1,14 @@
-"""Compiles grammars beside the engine core's steps, and refuses grammars that would slow steps
-down.
+"""Compiles grammars in parallel to the engine core's steps, and refuses grammars that would slow
+the steps down.
 
 vLLM's thread pool compiles grammars in the order of their requests, including aborted ones, so one
 tenant's slow grammars would delay all others. `GrammarThreads` replaces the pool, and lets tenants
 take turns.
 
 For each token of a structured output, a step computes the mask of allowed tokens, and all calls in
-the batch wait for it. A pattern of 30 characters can take a second. Therefore a grammar is first
-tested in the thread that compiles it, and a request ends if one of its masks takes too long later.
+the batch wait for it. The mask for a pattern of 30 characters can take a second. Therefore a
+grammar is first tested in the thread that compiles it, and a request ends if one of its masks takes
+too long later.
 
 `grammars` checks a constraint in the engine's client before its call is submitted.
 """
@@ -29,7 +30,9 @@ from agentrt.errors import AgentrtError
 from agentrt.executors.vllm.turns import InTurn
 
 SLOW_S = 5.0
-"""Seconds after which a grammar counts as slow, and another may start beside it."""
+"""Seconds after which a grammar counts as slow, so that another grammar may start in addition to
+it.
+"""
 MOST_SLOW = 2
 """Maximum number of slow grammars of a tenant; with more, the tenant starts no other grammar."""
 LONGEST_S = 60.0

@@ -35,7 +35,7 @@ _HUB_TIMEOUT_S = 5.0
 
 
 def default_model(progress: Progress) -> str:
-    """Return the model to run when none is named: a hub name, or the embedded model's folder."""
+    """Return the model that runs by default: a hub name, or the embedded model's folder."""
     if not _has_gpu():
         return str(embedded_model(progress))
     progress(f"looking for {HUB_MODEL}")
@@ -48,9 +48,9 @@ def default_model(progress: Progress) -> str:
 def embedded_model(progress: Progress) -> Path:
     """Return the folder of SmolLM2-135M-Instruct, which is converted on first use.
 
-    Several processes may call this at the same time: one converts, and the others wait. The folder
-    gets its final name when it is complete. Raises `ModelLoadError` if the model's files are
-    missing or cannot be written.
+    Several processes may call this at the same time: one process converts the model, and the others
+    wait. The folder gets its final name when it is complete. Raises `ModelLoadError` if the model's
+    files are missing or cannot be written.
     """
     folder = models_folder() / _FOLDER_NAME
     if _is_complete(folder):

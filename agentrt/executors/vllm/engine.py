@@ -174,7 +174,7 @@ class VLLMEngine(CoreClient):
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
         """Return vLLM's arguments and its configuration. If vLLM refuses the size of host memory
-        that was chosen automatically, the engine goes on without host memory.
+        that was chosen automatically, the engine starts without host memory.
         """
         args = engine_args(self.options, self.model, on_gpu=on_gpu)
         try:
@@ -413,7 +413,7 @@ class VLLMEngine(CoreClient):
             raise EngineError(error)
 
     async def _empty_cache(self, llm: AsyncLLM) -> None:
-        """Empty the prefix cache, and take the blocks of calls that were stopped from them."""
+        """Empty the prefix cache, and free the blocks of the calls that were paused."""
         try:
             await llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         except Exception as error:
@@ -466,7 +466,8 @@ class VLLMEngine(CoreClient):
 
 @dataclass(slots=True)
 class LiveCall:
-    """A call in the engine. ``aborted`` says that a pause has aborted it to begin it again.
+    """A call in the engine. ``aborted`` says that a pause has aborted the call, so that it begins
+    again later.
 
     A call that ``restarts`` may begin again as long as none of its output was ``delivered``.
     """
@@ -484,7 +485,7 @@ class LiveCall:
 
 @contextlib.contextmanager
 def _dying(when: str) -> Iterator[None]:
-    """Raise `EngineDiedError` in place of vLLM's error for a dead engine. ``when`` says what the
+    """Raise `EngineDiedError` instead of vLLM's error for a dead engine. ``when`` says what the
     engine did, such as "it paused".
     """
     from vllm.v1.engine.exceptions import EngineDeadError

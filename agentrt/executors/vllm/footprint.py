@@ -10,12 +10,13 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.files import expanded
 
 _PROCESS = 900 << 20
-"""Bytes that an engine core needs beside weights and KV cache: vLLM and torch (measured)."""
+"""Bytes that an engine core needs in addition to weights and KV cache: vLLM and torch (measured).
+"""
 
 _CACHE = 1 << 30
 _DEFAULT_WEIGHTS = 270 << 20
 _WIDER = 2
-"""Factor for weights with ``--dtype float32``: 32 bits in place of 16."""
+"""Factor for weights with ``--dtype float32``: 32 bits instead of 16."""
 
 
 def footprint(options: EngineOptions) -> int:

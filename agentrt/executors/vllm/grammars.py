@@ -26,7 +26,7 @@ _DIGEST = "_agentrt_digest"
 def digest_of(constraint: Any) -> bytes:
     """Return a hash of a constraint, and store it as an attribute of the constraint.
 
-    It is stored, because hashing a large schema takes milliseconds of the event loop.
+    The hash is stored, because hashing a large schema takes milliseconds of the event loop.
     """
     known: bytes | None = getattr(constraint, _DIGEST, None)
     if known is None:

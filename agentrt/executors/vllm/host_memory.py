@@ -10,8 +10,8 @@ from agentrt.executors.vllm.memory import free_memory
 
 _GIB = 1 << 30
 _KEPT_SHARE, _KEPT_LEAST = 0.25, 4 * _GIB
-"""The share of the free memory that is left to everything else, and its minimum in bytes. This is
-for weights that are being loaded, programs, tools, and the system's cache of files.
+"""The share of the free memory that is left to everything else, and its minimum in bytes. This
+memory is left for weights that are being loaded, programs, tools, and the system's cache of files.
 """
 _SHARED = Path("/dev/shm")
 _KEPT_SHARED = _GIB // 2

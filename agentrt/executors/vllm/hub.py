@@ -1,4 +1,4 @@
-"""Checks that a model which is no folder exists on the Hugging Face hub, before vLLM is imported.
+"""Checks that a model that is not a folder exists on the Hugging Face hub, before vLLM is imported.
 
 vLLM finds this out only after its import, and after several attempts to reach the hub.
 """
@@ -17,16 +17,18 @@ _TIMEOUT_S = 10.0
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 """A hub name. vLLM also takes other forms, such as s3:// and the repository of a GGUF file."""
 _UNREACHED = ("ConnectError", "ConnectionError")
-"""Errors of the hub's client if no connection is made: of httpx2, httpx or requests, by version."""
+"""Errors of the hub's client if no connection is made. Its version decides whether the error is one
+of httpx2, httpx or requests.
+"""
 _USE_A_FOLDER = "or use a folder with a config.json"
 
 
 def check_on_hub(model: str, endpoint: str | None = None) -> None:
     """Raise `ModelLoadError` for a hub name that is neither in the local cache nor on the hub.
 
-    Says nothing of a model that is a folder, is not from the Hugging Face hub, or cannot be judged
-    because the hub answers slowly or with an error of its own: then vLLM decides. ``endpoint`` is
-    the address of the hub, by default the environment's.
+    Do nothing if the model is a folder or is not from the Hugging Face hub, or if the hub answers
+    slowly or with an error of its own. In these cases, vLLM decides. ``endpoint`` is the address of
+    the hub, by default the environment's.
     """
     if (
         not _NAME.fullmatch(model)

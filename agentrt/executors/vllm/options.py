@@ -109,8 +109,8 @@ class EngineOptions:
 
 
 def reports_logprobs(options: EngineOptions) -> bool:
-    """Return whether the engine's log probabilities are those of the model itself. The flag
-    ``--logprobs-mode`` of `vllm serve` can change them.
+    """Return whether the engine's log probabilities are the model's own, before sampling changes
+    them. The flag ``--logprobs-mode`` of `vllm serve` can change this.
     """
     if not any("logprobs" in flag for flag in options.flags):  # parsing the flags takes a second
         return True
@@ -205,8 +205,8 @@ def _host_memory(
 ) -> dict[str, Any]:
     """Return the setting for the size of host memory; empty without host memory.
 
-    Warns if the engine goes on without requested host memory. Raises `ConfigError` if both
-    ``options`` and ``flags`` set it.
+    Warns if the engine starts without the host memory that was requested. Raises `ConfigError` if
+    both ``options`` and ``flags`` set it.
     """
     # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
@@ -237,8 +237,8 @@ def _host_memory(
         size = float(room.useful_gib(options.replicas, least))
         if not size:
             _LOG.warning(
-                "no KV cache is offloaded to host memory, because less is free than the %.0f GiB "
-                "of the GPU's memory (%s): %s; --host-memory 0 turns this message off",
+                "no KV cache is offloaded to host memory, because the available host memory "
+                "is less than the GPU's %.0f GiB (%s): %s; --host-memory 0 turns this message off",
                 least,
                 room,
                 room.advice,
@@ -286,7 +286,8 @@ def check_model(model: str) -> None:
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:
     """Convert an error of vLLM's configuration to an error of agentrt's.
 
-    The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is.
+    The result is a `ConfigError` if options are wrong, and a `ModelLoadError` if the model is
+    wrong.
     """
     why = _refusal(error)
     if _needs_hub(model):
@@ -310,7 +311,9 @@ def _needs_hub(model: str) -> bool:
 
 
 def _closed_cache(error: BaseException | None) -> str | None:
-    """Return what is wrong if the hub's cache cannot be written; None for another error."""
+    """Return a description of the error if the hub's cache cannot be written; None for another
+    error.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _CLOSED:
             place = error.filename or "the folder for models"
@@ -321,7 +324,7 @@ def _closed_cache(error: BaseException | None) -> str | None:
 
 
 def _refusal(error: Exception) -> str:
-    """Return in one line why vLLM refuses its options: fields and reasons, without the rest."""
+    """Return in one line why vLLM refuses its options: only the fields and the reasons."""
     if not isinstance(error, ValidationError):
         return _shorten(str(error))
     reasons = []

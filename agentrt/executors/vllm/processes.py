@@ -108,7 +108,7 @@ def script_left_out(config: object) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """In a child process of multiprocessing, make it end at once when the parent ends or dies."""
+    """Make this process, a child of multiprocessing, end at once when its parent ends or dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -198,7 +198,7 @@ def leave_processor() -> None:
 def leave_interrupts_to_parent() -> None:
     """In a child process, ignore Ctrl-C.
 
-    It reaches the whole process group, but only the parent may decide what stops.
+    Ctrl-C reaches the whole process group, but only the parent may decide what stops.
     """
     in_child = multiprocessing.parent_process() is not None
     if in_child and threading.current_thread() is threading.main_thread():
@@ -208,8 +208,8 @@ def leave_interrupts_to_parent() -> None:
 def keep_heap_frozen() -> None:
     """In a child process of multiprocessing, disable `gc.unfreeze`.
 
-    vLLM calls it at its shutdown, for engines whose process continues to run. Here the process
-    ends, and a garbage collection of half a million objects before that would take seconds.
+    vLLM calls this function at its shutdown, for engines whose process continues to run. Here the
+    process ends, and a garbage collection of half a million objects before that would take seconds.
     """
     if multiprocessing.parent_process() is not None:
         gc.unfreeze = lambda: None

@@ -86,7 +86,7 @@ class Turns:
 
 
 class SharedThread:
-    """A single thread beside the event loop, in which the owners of work take turns.
+    """A single thread besides the thread of the event loop, in which the owners of work take turns.
 
     The thread has a lower priority than the event loop, unless it is ``equal``. Work that holds the
     interpreter's lock most of the time needs an equal priority: on a busy machine, a thread with a

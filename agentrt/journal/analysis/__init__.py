@@ -1,4 +1,4 @@
-"""Analysis of recorded programs: their nodes, their differences, and where their time went.
+"""Analysis of recorded programs: their nodes, their differences, and how their time was spent.
 
 - `reading`: reads programs and their nodes from a journal.
 - `rendering`: shows nodes as text and JSON, and a program as a DAG.

@@ -93,7 +93,7 @@ class _Prompt(ABC):
 
     @abstractmethod
     def part(self, begin: int, end: int) -> str:
-        """Return a part of the prompt and its answer, for people."""
+        """Return a part of the prompt and its answer, as text for people."""
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:
@@ -137,8 +137,8 @@ class _Chat(_Prompt):
         )
 
     def after(self, at: int) -> tuple[str, list[str]]:
-        """Return the rest of the message at the offset ``at``, and a list of the whole message and
-        all later messages.
+        """Return the part of a message that begins at the offset ``at``, and a list of this whole
+        message and all later messages.
         """
         for index, text in enumerate(self.parts):
             if at < len(text):
@@ -271,7 +271,7 @@ def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int
 
 
 def array_of(ids: array[int]) -> array[int]:
-    """Return token ids unchanged."""
+    """Keep token ids as an array. This is a converter for `RecordedRequests.whole`."""
     return ids
 
 

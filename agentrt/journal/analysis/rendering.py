@@ -20,8 +20,8 @@ _JSON = ("input", "options", "asked", "outcome", "account")
 def program_json(program: History) -> dict[str, Any]:
     """Return a program as JSON without its nodes. Times of day are in seconds since 1970.
 
-    ``wall_s`` is the time from the start of the first attempt to the end. It does not start with
-    the program's row, because the row of a fork is written before the engine starts.
+    ``wall_s`` is the time from the start of the first attempt to the end. This time does not start
+    with the program's row, because the row of a fork is written before the engine starts.
     """
     root, ended = program.root, program.ended
     wall_s = None if root is None or ended is None else ended - root.first

@@ -45,7 +45,7 @@ ALL_REASONS = (*REASONS, ENGINE, TURN, TOOL, HUMAN, EVENT, OWN, STOPPED)
 - ``own code``: the program's own code ran.
 - ``stopped``: no process ran the program.
 
-The reason ``starting`` includes the way of a call from the program to the engine.
+The reason ``starting`` includes the time in which a call is sent from the program to the engine.
 """
 _KINDS = {"tool": TOOL, "tools": TOOL, "human": HUMAN, "event": EVENT, "sleep": EVENT}
 _WAITED_FOR = (*_KINDS, "call")
@@ -100,7 +100,7 @@ class Stay:
     @property
     def asked_at(self) -> float:
         """The time at which the program called a tool, before the tool waited for its turn. Raises
-        `JournalError`.
+        `JournalError` if the account of the tool cannot be read.
         """
         account = self._account()
         turn_s = account.get("turn_s", 0.0) if isinstance(account, dict) else 0.0
@@ -214,7 +214,8 @@ class _Walk:
     @property
     def goes_on_with(self) -> str:
         """The reason for the time until the next process runs the program. If the program waited
-        for a human or an event, it is this wait, which needs no process; otherwise it is `STOPPED`.
+        for a human or an event, the reason is this wait, because a wait needs no process; otherwise
+        the reason is `STOPPED`.
         """
         last = self._last()
         reason = None if last is None or last.end else _KINDS.get(last.start.kind)

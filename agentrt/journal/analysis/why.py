@@ -164,7 +164,7 @@ def missed(miss: Miss) -> Iterator[str]:
 
 def _reason_of(miss: Miss) -> str:
     if miss.verdict == EVICTED:
-        causes = ", ".join(cause.program for cause in miss.by) or "other programs, long before"
+        causes = ", ".join(cause.program for cause in miss.by) or "programs that ran long before"
         return f"{miss.lost_tokens} of them had been cached and were evicted for {causes}"
     if miss.verdict == CHANGED:
         return "not cached: the prompt has changed"

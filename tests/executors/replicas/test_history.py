@@ -122,7 +122,7 @@ async def test_a_program_that_is_called_off_while_it_ends_is_learned_of(
 def test_a_file_that_is_none_is_refused_before_any_engine_starts(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     path.write_text("{")
-    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that this version"):
         ReplicaSet(Cast([]), 1, make_router("prefix"), scheduling=kept_in(path))
     assert path.read_text() == "{"
 
@@ -138,7 +138,7 @@ async def test_a_file_that_cannot_be_written_costs_what_was_learned_only(
     await live(replicas, "p")
     await replicas.close()
     assert len(notices) == 1
-    assert "what was learned of programs is not saved" in notices[0]
+    assert "the learned statistics of programs are not saved" in notices[0]
     assert cast.latest(0).closed
 
 
@@ -222,4 +222,4 @@ async def test_a_folder_that_cannot_be_written_is_one_notice(opened: Open, folde
     await live(replicas, "p")
     await replicas.close()
     assert len(notices) == 1
-    assert "what is learned of programs is not kept" in notices[0]
+    assert "the learned statistics of programs are not kept" in notices[0]

@@ -263,7 +263,7 @@ def test_a_corrupt_file_is_refused_by_its_name_and_left_alone(
 ) -> None:
     path = tmp_path / "history.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that agentrt wrote"):
+    with pytest.raises(ConfigError, match=r"history\.json: .*; name a file that this version"):
         engine(path)
     assert path.read_bytes() == content
 
@@ -271,7 +271,7 @@ def test_a_corrupt_file_is_refused_by_its_name_and_left_alone(
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "history.json", tmp_path / ("x" * 300)):
-        with pytest.raises(ConfigError, match="name a file that agentrt wrote"):
+        with pytest.raises(ConfigError, match="name a file that this version"):
             engine(path)
 
 

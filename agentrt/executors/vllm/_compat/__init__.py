@@ -4,9 +4,9 @@ Each module covers one part of vLLM. Put a new use into the module of its part. 
 must be installed before vLLM runs, such as a replaced method, is installed at one of three places.
 The place depends on the process in which the use must take effect.
 
-In the engine core, `ProgramScheduler.__init__` installs it (`core` and `batches` are installed when
-`agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them before its
-scheduler):
+`ProgramScheduler.__init__` installs the replacements of the engine core (`core` and `batches` are
+installed when `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them
+before its scheduler):
 
 - `core`: the engine core and its client: utility methods, the reader of outputs, the process.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
@@ -56,9 +56,9 @@ for callers that subclass them or use them as annotations.
 Where versions of vLLM differ, a function tries both ways, and a comment names the version of each.
 Written for vLLM 0.32.0 and 0.33.0. To support a new version:
 
-1. Run ``tests/executors/vllm/test_compat.py``, which lists names that are gone or take other
-   arguments. Compare each function here with the new source of the vLLM code that it uses.
-   ``make setup-next`` creates an environment with a version that has no CPU build yet.
+1. Run ``tests/executors/vllm/test_compat.py``, which lists names that no longer exist or have other
+   arguments. Compare each function here with the new source of the vLLM code that it uses. ``make
+   setup-next`` creates an environment with a version that has no CPU build yet.
 2. Check for each new feature whether schedules now depend on something that a recording does not
    contain. `not_replayable` and `describe_request` in ``tests/lab/engine/recorded.py`` list the
    known dependencies of this kind.

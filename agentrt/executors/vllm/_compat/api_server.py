@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware")
-"""vLLM's middleware that is removed. Its measurements are not published, agentrt's server in front
-has the CORS rules, and engines are not scaled.
+"""vLLM's middleware that is removed. Its measurements are not published, the CORS rules are set by
+agentrt's server in front, and vLLM does not change the number of its engines here.
 """
 _PARSED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
@@ -52,7 +52,7 @@ async def make_app(
     """Return vLLM's application on an engine client, with its state initialized.
 
     The application runs behind agentrt's server, so middleware that is not needed there is removed.
-    With ``alone``, all middleware stays, as in `vllm serve`.
+    With ``alone``, no middleware is removed, as in `vllm serve`.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
@@ -80,8 +80,8 @@ async def make_app(
 
 
 def _report_limits() -> None:
-    """Make vLLM report to the `Caller` when it lowers ``max_tokens`` because the prompt leaves
-    less.
+    """Make vLLM report to the `Caller` when it lowers ``max_tokens`` because the prompt leaves less
+    room.
 
     All of vLLM's APIs call the same function for this limit before their answers begin. This
     function is wrapped.
@@ -142,7 +142,8 @@ _UNREAD = (AttributeError, TypeError, KeyError, IndexError)
 def _wrong_type(body: Any, fields: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """Return the validation error for the field with which the check of a body fails.
 
-    ``error`` is what the check raised. The field is the one without which it raises nothing.
+    ``error`` is the error that the check raised. Without the field of the wrong type, the check
+    raises no error.
     """
 
     def is_read(name: str) -> bool:
@@ -215,7 +216,7 @@ def _nothing(record: logging.LogRecord) -> bool:
 def template_of(renderer: Any, params: Any) -> str | None:
     """Return the chat template that a renderer uses for ``params``.
 
-    None if the renderer does not use a template, but renders chats in code.
+    The result is None if the renderer does not use a template, but renders chats in code.
     """
     from vllm.renderers.hf import HfRenderer, resolve_chat_template
 

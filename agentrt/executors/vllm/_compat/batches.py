@@ -1,6 +1,6 @@
 """Batches of messages from a client to its engine core, which the core reads before its next step.
 
-vLLM's client sends each message by itself, and an idle core starts a step as soon as it has the
+vLLM's client sends each message separately, and an idle core starts a step as soon as it has the
 first message. Calls that a program starts together would then be computed in two or three steps,
 although one step has room for all.
 """
@@ -42,7 +42,7 @@ class Batches:
         """Queue a message for the batch of this pass. Raises `EngineDeadError` if the engine is
         dead.
 
-        The result is already done when it is returned: it does not wait until the message is sent.
+        The returned future is already done: it does not wait until the message is sent.
         """
         self._client.ensure_alive()
         loop = asyncio.get_running_loop()

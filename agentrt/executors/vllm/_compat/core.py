@@ -50,7 +50,8 @@ async def ask_scheduler(
 def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 
-    vLLM would start it in the first call, and the task would keep that call's context variables.
+    vLLM itself would start the task in the first call, and the task would keep that call's context
+    variables.
     """
     llm._run_output_handler()
 

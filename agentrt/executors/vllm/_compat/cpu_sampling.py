@@ -1,10 +1,10 @@
 """Sampling on a CPU: works around two errors of vLLM.
 
-**Seeds** (0.32, 0.33). When a prompt is computed in several steps, vLLM samples at the end of each,
-and discards all samples but the last. It then resets the generator of a seeded request by its
-offset. PyTorch has offsets only for GPU generators, and raises an error on a CPU, so that the
-engine dies. The runtime sets a seed for every sampled call, so every long prompt would cause this
-error.
+**Seeds** (0.32, 0.33). When a prompt is computed in several steps, vLLM samples a token at the end
+of each step, and discards all samples but the last. It then resets the random generator of a seeded
+request by setting the generator's offset. PyTorch has offsets only for GPU generators, and raises
+an error on a CPU, so that the engine dies. The runtime sets a seed for every sampled call, so every
+long prompt would cause this error.
 
 **Drafts** (seen in 0.32). To accept or reject the tokens of a draft model, vLLM repeats the
 temperature, top-k and top-p of each request for each of its drafts. Its replacement for the Triton

@@ -58,7 +58,7 @@ _RECENT = 32
 _LONGEST = 64
 """Maximum number of characters of the mark that begins a tool call."""
 _FRAMED = ("KimiK3ToolParser", "MuseGlimmerToolParser")
-"""Parsers that extract the text of an answer from markup, too, and not only calls."""
+"""Parsers that extract not only calls from markup, but also the text of an answer."""
 _ANSWERS_AT_ONCE: dict[str, Any] = {
     "KimiK3ReasoningParser": regex.compile(r"\s*<\|open\|>\s*(?:response|tools)\s*<\|sep\|>"),
 }
@@ -381,7 +381,9 @@ class _Alike(_Base):
         return named
 
     def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
-        """Hold leading blanks back until other text follows. Blanks beside calls are dropped."""
+        """Hold leading blanks back until other text follows. If only calls follow, the blanks are
+        dropped.
+        """
         if delta is not None:
             self._has_calls |= bool(delta.tool_calls)
             text = self._blank + (delta.content or "")
@@ -431,7 +433,9 @@ class _Alike(_Base):
         return _read_of(joined.delta)[1:][::-1]
 
     def flush(self) -> list[Any]:
-        """Return the rest of a harmony message that did not end, unless it is only its header."""
+        """Return the remaining part of a harmony message that did not end, unless this part is only
+        the header.
+        """
         segments: list[Any] = super().flush()
         is_header = segments and segments[0].delta and _HEADER.fullmatch(segments[0].delta)
         return [] if is_header else segments
@@ -458,7 +462,7 @@ def _read_of(delta: Any) -> tuple[str | None, str | None, list[FunctionCall]]:
 
 
 def _mean_the_same(calls: Sequence[FunctionCall], others: Sequence[FunctionCall]) -> bool:
-    """Return whether two lists of calls are the same but for the form of their arguments' JSON."""
+    """Return whether two lists of calls differ at most in the form of their arguments' JSON."""
     return [(call.name, _value_of(call)) for call in calls] == [
         (call.name, _value_of(call)) for call in others
     ]

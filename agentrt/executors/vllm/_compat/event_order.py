@@ -6,8 +6,8 @@ follows the call until the next piece, or drops this text. The events of such a 
 in runs of text and runs of calls, as if the runs had arrived one after the other.
 
 Some engines stream arguments only when a piece has a character that may end a value, such as ``>``.
-Of arguments that were cut off, these engines would stream more or less, depending on the pieces.
-Here the end of the output streams the rest.
+If arguments were cut off, the part that these engines would stream depends on the pieces. Here, the
+remaining part is streamed at the end of the output.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _finish(engine: Any) -> Any:
 def _read_to_end(
     engine: Any, read: Any, events: list[SemanticEvent], finished: bool = False
 ) -> Any:
-    """Do as ``read``, and add the rest of arguments that were cut off at the end of a stream."""
+    """Do the same as ``read``. At the end of a stream, also add the remaining part of arguments
+    that were cut off.
+    """
     delta = read(events, finished=finished)
     slot = engine._tool_slots[-1] if engine._tool_slots else None
     if not finished or slot is None or not slot.name_sent or engine._suppress_tool_calls:
@@ -78,7 +80,9 @@ def _read_to_end(
 
 
 def _without_mark(text: str, config: Any) -> str:
-    """Return ``text`` without an end that is the beginning of a mark of the parser's."""
+    """Return ``text`` without the characters at its end that are the beginning of one of the
+    parser's marks.
+    """
     marks = [
         mark
         for value in config.terminals.values()

@@ -19,8 +19,8 @@ from agentrt.executors.vllm.processes import leave_processor
 _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
-"""Number of grammars that a core compiles at the same time, not counting slow grammars. Also the
-maximum number of the library's threads for each grammar.
+"""Number of grammars that a core compiles at the same time, not counting slow grammars. This is
+also the maximum number of the library's threads for each grammar.
 """
 
 
@@ -77,7 +77,8 @@ def compile_aside(scheduler: Any, owner: Callable[[Any], str]) -> None:
 
 
 def _try_first(manager: Any) -> None:
-    """Test the speed of each new grammar in the thread that compiles it, and watch it in the steps.
+    """Test the speed of each new grammar in the thread that compiles it, and watch its speed in the
+    steps.
 
     The result of a test is kept. A client may disconnect before it learns that its grammar is too
     slow; when the client sends the grammar again, the request is refused at once.
@@ -113,8 +114,8 @@ def _trial(grammar: Any, mask: Any) -> SlowGrammarError | None:
 def prepare(scheduler: Any) -> None:
     """Create vLLM's default grammar backend now, in a thread.
 
-    vLLM creates it at the first request that needs it. All steps wait while its library reads the
-    vocabulary: half a second for a large vocabulary.
+    vLLM itself would create the backend at the first request that needs it. All steps would then
+    wait while the grammar library reads the vocabulary: half a second for a large vocabulary.
     """
     manager = scheduler.structured_output_manager
     config = manager.vllm_config

@@ -3,9 +3,9 @@ output.
 
 Many of vLLM's tool parsers lose calls, names or arguments in a stream, or stream the markup of a
 call as text, although they read a whole output correctly. `MARKS` lists these parsers. Their
-streams send text up to the mark that begins the first call, and hold the rest back. At the output's
-end, the parser reads the calls from the whole output. If a call was cut off, its arguments are
-those that the parser streams when it gets one token after another.
+streams send text up to the mark that begins the first call, and hold all later text back. At the
+output's end, the parser reads the calls from the whole output. If a call was cut off, its arguments
+are those that the parser streams when it gets one token after another.
 
 `THOUGHTS` lists the reasoning parsers with the same fault: `TextReasoning` takes their place.
 """

@@ -22,7 +22,9 @@ def interface_of(runner: str) -> type[Any]:
 
 
 def takes_none(config: VllmConfig) -> str:
-    """Return why an engine takes no logits processors, or "" if it takes them."""
+    """Return the reason why an engine does not support logits processors, or "" if it supports
+    them.
+    """
     if config.model_config.runner_type == "pooling":
         return "its model computes embeddings or scores"
     if config.speculative_config is not None and runner_of(config) == "V1":

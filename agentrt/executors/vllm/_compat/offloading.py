@@ -28,9 +28,9 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
 def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerOutput:
     """Return the output of a step, without the preempted requests that load KV cache again.
 
-    vLLM's connector takes for granted that a preempted request has copies to host memory only. A
-    request that a reset of the prefix cache has preempted may begin to load in the next step, and
-    the engine core would die.
+    vLLM's connector assumes that all transfers of a preempted request are copies to host memory.
+    But a request that was preempted by a reset of the prefix cache may begin to load in the next
+    step, and the engine core would then die.
     """
     connector: Any = getattr(scheduler.connector, "connector_scheduler", None)
     statuses, jobs = getattr(connector, "_req_status", {}), getattr(connector, "_jobs", {})
@@ -49,7 +49,7 @@ def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerO
 def forget_keys(scheduler: Scheduler, request_id: str) -> None:
     """Forget the keys of a request in host memory, because the hashes of its blocks have changed.
 
-    The connector computes the keys of new hashes only when it is asked for a request again.
+    The connector computes the keys of the new hashes when it next handles the request.
     """
     connector: Any = getattr(scheduler, "connector", None)
     statuses = getattr(getattr(connector, "connector_scheduler", None), "_req_status", {})

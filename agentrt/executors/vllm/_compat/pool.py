@@ -53,7 +53,9 @@ def first_free_block(queue: FreeKVCacheBlockQueue) -> int:
 
 
 def cached_blocks(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
-    """Return a request's blocks that are in the prefix cache, of the manager's own pool."""
+    """Return a request's blocks that are in the prefix cache and belong to the manager's own block
+    pool.
+    """
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     return [
@@ -122,7 +124,9 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
 
 
 def more_blocks_needed(scheduler: Scheduler, request: Request) -> int:
-    """Return how many KV-cache blocks a request needs for all its tokens beyond those it holds."""
+    """Return how many KV-cache blocks a request needs for all its tokens, in addition to the blocks
+    that it holds.
+    """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return sum(
         max(-(-request.num_tokens // manager.block_size) - _own(manager, request), 0)
@@ -137,7 +141,7 @@ def _own(manager: Any, request: Request) -> int:
 def running_needs(scheduler: Scheduler) -> tuple[int, int]:
     """Return what all running requests need: (tokens of the next step, free blocks).
 
-    The blocks are for all tokens that the requests have now, also for those of prompts that are
+    The blocks are for all tokens that the requests have now, including prompt tokens that are
     computed in later steps.
     """
     most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize
@@ -164,11 +168,11 @@ def put_holders_first(scheduler: Scheduler) -> None:
     """Put the waiting requests that hold KV-cache blocks into an order in which one can start.
 
     vLLM starts these requests before all others, in the order in which they were queued, and stops
-    at the first that does not fit. Their blocks become free only after they have run. So if the
-    first does not fit beside the requests behind it, and nothing runs, nothing would ever start.
-    Two requests must not be in front of others: one whose load has failed, which has given its
-    blocks back but stays in this queue; and, while nothing runs, one that needs more blocks than
-    are free.
+    at the first that does not fit. Their blocks become free only after they have run. So if nothing
+    runs, and the first request does not fit because the requests behind it hold blocks, no request
+    would ever start. Two kinds of requests must not be in front of others: a request whose load has
+    failed, because it has given its blocks back but stays in this queue; and, while nothing runs, a
+    request that needs more blocks than are free.
     """
     queue = scheduler.kv_holding_waiting
     if len(queue) < 2 or not isinstance(queue, deque):

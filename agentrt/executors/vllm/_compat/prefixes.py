@@ -64,7 +64,8 @@ def block_keys(
     ids: tuple[int, ...],
     ahead: int,
 ) -> list[tuple[Any, ...] | None]:
-    """Return for each full block of a prompt the keys that its hash covers beside its tokens.
+    """Return for each full block of a prompt the keys that the block's hash covers in addition to
+    its tokens.
 
     ``prompt`` is an ``EngineInput`` (or any mapping, if it has no images), ``adapter`` a
     ``LoRARequest`` or None, ``salt`` the cache salt, ``size`` the tokens of a block, ``ids`` the

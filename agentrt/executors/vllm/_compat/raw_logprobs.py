@@ -2,8 +2,8 @@
 
 vLLM masks the tokens that a grammar does not allow before it computes log probabilities, so that
 they are relative to the allowed tokens. Training needs the log probabilities that a forward pass of
-the model gives. The mask only removes terms from the normalizer of a row, so the two differ by one
-number for each row.
+the model gives. The mask only removes terms from the normalizer of a row of logits, so the two
+kinds of log probabilities differ by one number for each row.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ def paused(scheduler: Scheduler) -> bool:
 
 
 def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
-    """Return whether a waiting request's LoRA adapter fits beside those of running requests."""
+    """Return whether a waiting request's LoRA adapter fits next to the adapters of running
+    requests.
+    """
     config, adapter = scheduler.lora_config, request.lora_request
     if not config or adapter is None:
         return True

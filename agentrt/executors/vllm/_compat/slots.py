@@ -3,7 +3,7 @@
 In most steps, most calls compute one token, and their last block has room for it. vLLM runs its
 whole block allocation and prefix-cache code for each of them: a quarter of all function calls of
 its scheduler (`python -m benchmarks scheduler`). The shortcuts have the same results: the tests in
-`tests.executors.vllm` compare every block with those of vLLM's own scheduler.
+`tests.executors.vllm` compare all blocks with the blocks of vLLM's own scheduler.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Splits a stream's pieces into the text of each token, and joins the deltas that are read from
-them.
+these texts.
 
 Most of vLLM's parsers are written for one token at a time. When the machine is busy or the client
 reads slowly, several tokens arrive at once, and such a parser loses parts of the output.
@@ -39,7 +39,7 @@ class TokenTexts:
     def split(self, text: str, ids: list[int]) -> list[tuple[str, list[int]]]:
         """Split ``text`` into the texts of the tokens ``ids``, each with its token.
 
-        The last token gets the rest of the text.
+        The last token gets all remaining text.
         """
         pieces, at = [], 0
         for token in ids[:-1]:

@@ -1,9 +1,9 @@
 """Leaves the arguments of a tool unconstrained where the grammar compiler refuses their schema.
 
-agentrt constrains the arguments of all tools by their schemas (``--tool-strict-level``), so a tool
-with an odd schema would have each request of an agent refused, where vLLM by itself constrains only
-tools that are ``strict``. A strict tool is refused, as by vLLM, but in words that name the tool and
-the place in its schema.
+agentrt constrains the arguments of all tools by their schemas (``--tool-strict-level``), while vLLM
+by default constrains only tools that are ``strict``. Without this module, every request with a tool
+whose schema the compiler refuses would be refused. A strict tool with such a schema is refused, as
+in vLLM, but the error names the tool and the place in its schema.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOG = logging.getLogger(__name__)
 _REMEMBERED = 4096
 """Maximum number of schemas whose verdicts are remembered."""
 _MOST_BYTES = 128 * 1024
-"""Maximum size of the schemas of one request that are compared. Compiling this many bytes takes
-some 15 ms of the event loop, once for each schema.
+"""Maximum size, in bytes, of the schemas of one request that are checked. Compiling this many bytes
+takes some 15 ms of the event loop, once for each schema.
 """
 _VERDICTS: OrderedDict[tuple[type[Any], bytes], str] = OrderedDict()
 _HEAD = re.compile(r"^.*?\[[^]]*\] \S+\.cc:\d+: ", re.DOTALL)
@@ -163,7 +163,9 @@ class _Constraint:
 
     @staticmethod
     def _reason_of(tag: str | None, schema: Any) -> str:
-        """Return what the first compiler says. vLLM reports only what the last one says."""
+        """Return the reason that the first compiler gives. vLLM reports only the reason of the last
+        compiler.
+        """
         import xgrammar
 
         try:
@@ -190,7 +192,7 @@ def _refusal(tool: Any, reason: str) -> str:
 
 
 def _place(schema: Any, root: Any, depth: int = 0) -> tuple[str, ...]:
-    """Return the way to the innermost part of a schema that is refused by itself."""
+    """Return the path to the innermost part of a schema that is refused by itself."""
     for way, part in _parts(schema) if depth < _DEEPEST else ():
         definitions = {n: root[n] for n in ("$defs", "definitions") if n in root}
         alone = {**definitions, **part} if isinstance(part, dict) else part
@@ -210,7 +212,7 @@ def _is_refused(schema: Any) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the schemas directly inside a schema, each with the way to it."""
+    """Yield the schemas directly inside a schema, each with its path."""
     if not isinstance(schema, dict):
         return
     for name in ("properties", "$defs", "definitions", "patternProperties"):

@@ -20,8 +20,8 @@ class WeightsWorker:
     vllm_config: Any
 
     def agentrt_load_weights(self, folder: str, safetensors: bool) -> str:
-        """Replace the weights of the model by those in a folder: of ``safetensors``, or else in the
-        format of the model's own files.
+        """Replace the weights of the model by the weights in a folder. With ``safetensors``, the
+        folder has safetensors; otherwise it has the format of the model's own files.
 
         Returns the error, or "". After an error, the model's weights are undefined until another
         load succeeds. The error is not raised, because vLLM would log its traceback.
@@ -64,7 +64,7 @@ def _leave_unfinished_load(model: Any) -> None:
 
 
 def _pack_tied_heads(model: Any) -> None:
-    """Pack the weights of output heads again that share them with the embeddings.
+    """Pack the weights of output heads again if the heads share their weights with the embeddings.
 
     On a CPU, layers compute with a packed copy of their weights. vLLM makes the copy when it loads
     the layer, and it loads tied weights for one of the two layers only.

@@ -1,8 +1,8 @@
 """Notes what happens to each call in an engine core, and which programs cause its waits.
 
 `agentrt.scheduler.account` turns the notes into an account of the call's time. vLLM does not say
-for which request it evicts a block or preempts another request. This is concluded from the blocks
-that each request gets in the same step.
+for which request it evicts a block or preempts another request. This module infers it from the
+blocks that each request gets in the same step.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class CallNotes:
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _takers_of(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
-        """Return the programs that took blocks of a call, those that took the most first.
+        """Return the programs that took blocks of a call. The program that took the most blocks
+        comes first.
 
         The blocks are those of the tokens from ``cached`` to ``known``, which were computed before.
         """

@@ -27,7 +27,9 @@ from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
 class Controlled(Protocol):
-    """The attributes of the scheduler that the operations use, beside those of vLLM's class."""
+    """The attributes of the scheduler that the operations use, in addition to the attributes of
+    vLLM's class.
+    """
 
     requests: dict[str, Any]
     waiting: Any

@@ -77,14 +77,16 @@ class ProgramCachePolicy(CachePolicy):
             self._order.put(owner)
 
     def give_up(self, keys: Iterable[OffloadKey], owner: CachedBlocks) -> None:
-        """Evict these chunks of an owner first: they will not be used again."""
+        """Let these chunks of an owner be evicted before all others, because they will not be used
+        again.
+        """
         for key in keys:
             if self._owner.get(key) is owner:
                 self._own(key, None)
                 self._lists[None].move_to_end(key, last=False)
 
     def _release(self, owner: CachedBlocks) -> None:
-        """Evict all chunks of an owner first."""
+        """Let all chunks of an owner be evicted before all others."""
         for key in reversed(list(self._lists[owner])):
             self._own(key, None)
             self._lists[None].move_to_end(key, last=False)

@@ -61,7 +61,9 @@ class KVEventLog:
             changed.clear()
 
     def take(self) -> dict[str, Any] | None:
-        """Return a note of all changes since the last note, as plain values; None if none."""
+        """Return a note of all changes since the last note, as plain values; None if nothing has
+        changed.
+        """
         if self._cleared:
             return self.snapshot()
         if not self._changed:
@@ -77,8 +79,8 @@ class KVEventLog:
     def snapshot(self) -> dict[str, Any]:
         """Return all blocks that the cache has now, and their size in tokens.
 
-        A note is the message that `attach` adds to an output. Changes since the last note are in
-        the snapshot, and not in the next note. If there were such changes, the snapshot takes the
+        Changes since the last note (the last message that `attach` added to an output) are in the
+        snapshot, and not in the next note. If there were such changes, the snapshot takes the
         number of a note, so that a reader that gets only notes sees a gap in the numbers.
         """
         if self._changed or self._cleared:

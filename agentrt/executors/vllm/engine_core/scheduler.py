@@ -2,7 +2,7 @@
 
 `ProgramScheduler` is a subclass of vLLM's async scheduler, which vLLM loads by the option
 ``scheduler_cls``. It translates what vLLM does into events of the core. Before each step it gets a
-plan from the core and applies the plan; then vLLM schedules as usual. It takes no decisions itself.
+plan from the core and applies the plan; then vLLM schedules as usual. It makes no decisions itself.
 Its settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
 control, vLLM's own waiting queue is used.
 """
@@ -158,7 +158,7 @@ class ProgramScheduler(AsyncScheduler):
         """Start over with other settings. There must be no unfinished call.
 
         ``policy`` replaces the policy that ``config`` names, for a policy without a name. Raises
-        `ConfigError` for settings that are refused; then the former settings stay.
+        `ConfigError` for settings that are refused; the former settings then remain in effect.
         """
         if config.admission == "memory" and not caches_prefixes(self):
             config = replace(config, admission="off")  # without a cache, no context is kept anyway
@@ -181,7 +181,9 @@ class ProgramScheduler(AsyncScheduler):
 
     @property
     def queues(self) -> SchedulerCore:
-        """The core, under its name before 0.3. It will be removed in 0.4."""
+        """The core, under the name that it had before version 0.3. This name will be removed in
+        version 0.4.
+        """
         return self.core
 
     def control(self, op: str, argument: Any = None) -> Any:

@@ -27,15 +27,17 @@ class WeightVersions:
         self._scheduler = scheduler
 
     def arrived(self, call: QueuedCall) -> None:
-        """Prepare a call that has just arrived."""
+        """Note the version of the weights for a call that has just arrived, and hash its blocks for
+        this version.
+        """
         call.salt = call.item.cache_salt
         if self.version:
             call.versions = [[0, self.version]]
             self._rehash(call)
 
     def preempted(self, call: QueuedCall) -> None:
-        """Prepare a call that has just lost its blocks. If it ran under older weights before, it
-        must not find the blocks that it computed then.
+        """After a call has lost its blocks, hash them for the current version of the weights, so
+        that the call does not find blocks that it computed under older weights.
         """
         if call.salted_for != self.version:
             self._rehash(call)

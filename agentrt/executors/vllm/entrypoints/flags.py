@@ -74,7 +74,7 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
 def check_flags(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for flags after ``--`` that agentrt sets itself, or that cannot work.
 
-    ``options`` are those that `given_flags` returns.
+    ``options`` is the result of `given_flags`.
     """
     _check_adapters(options.get("lora_modules") or (), enabled="enable_lora" in options)
     for name in options:

@@ -1,4 +1,4 @@
-"""Shows a tool that a chat loads later where it is loaded, so that the cached prefix stays valid.
+"""Shows a tool at the place in the chat where it is loaded, so that the cached prefix stays valid.
 
 Coding agents announce hundreds of tools with ``defer_loading``. The model loads the tools that it
 needs by a search, whose result names them in ``tool_reference`` blocks. Chat templates show all
@@ -79,8 +79,8 @@ def in_results(
 def _loaded(content: Sequence[Any], left: dict[str, Any], known: Collection[str]) -> str:
     """Return the text of a result that loads tools, with the tools that were not loaded before.
 
-    Tools that it loads are removed from ``left``, the deferred tools that are not loaded yet.
-    ``known`` are the names of all tools of the request.
+    Tools that the result loads are removed from ``left``, the deferred tools that are not loaded
+    yet. ``known`` are the names of all tools of the request.
     """
     texts, tools, names = [], [], []
     for part in content:

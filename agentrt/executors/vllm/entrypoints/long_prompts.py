@@ -17,11 +17,14 @@ from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
-"""Maximum length of a short prompt, in characters, or in tokens to decode (about 20 ms)."""
+"""Maximum length of a short prompt, in characters, and of a short output, in tokens. To tokenize or
+decode this much takes about 20 ms.
+"""
 MANY = 64
-"""Maximum number of messages of a short chat (about 1 ms to read)."""
+"""Maximum number of messages of a short chat. To read this many takes about 1 ms."""
 AHEAD = 8_000
-"""Maximum number of characters of short prompts that wait for vLLM's thread at once (about 5 ms).
+"""Maximum number of characters of short prompts that wait for vLLM's thread at once. To tokenize
+this many takes about 5 ms.
 
 If prompts were passed one by one, the thread and the event loop would wake each other for each
 prompt.

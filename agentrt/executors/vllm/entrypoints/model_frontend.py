@@ -63,7 +63,9 @@ if TYPE_CHECKING:
 _DATA = "data: "
 _END = "[DONE]"
 _QUICK = 4096
-"""Maximum number of characters to encode, or tokens to decode, in the event loop: some ms."""
+"""Maximum number of characters to encode, or of tokens to decode, in the event loop. This many take
+a few milliseconds.
+"""
 
 
 class VLLMFrontend(Frontend):
@@ -234,7 +236,7 @@ class VLLMFrontend(Frontend):
 
     @property
     def names(self) -> list[str]:
-        """The names under which requests may name the model and its adapters."""
+        """The names by which requests may name the model and its adapters."""
         models = self.app.state.openai_serving_models
         return [*self.args.served_model_name, *models.lora_requests]
 

@@ -1,4 +1,6 @@
-"""Chooses the parsers of a model's outputs: those that the user names, or else by `families`."""
+"""Chooses the parsers of a model's outputs: the parsers that the user names, or else the parsers
+that `families` picks.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class OutputReader:
             yield from self._json(end.start())
 
     def finish(self) -> Iterator[str | CallPart]:
-        """End the output, complete or cut off, and yield what was held back."""
+        """End the output, complete or cut off, and yield the parts that were held back."""
         if self._inside in (_InsideCall.VALUE, _InsideCall.ARGUMENTS):
             # In a complete output, the last brace closes the form, and not the value in it.
             yield from self._json(self._rest.rfind("}") if self._is_whole() else len(self._rest))

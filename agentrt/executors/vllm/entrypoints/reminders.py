@@ -178,10 +178,10 @@ def _turn(role: str, content: str) -> Message:
 def in_place(messages: Sequence[Message], template: Template) -> list[Message]:
     """Return a chat's messages, changed so that ``template`` renders each at its place.
 
-    Several instructions at the beginning of the chat are joined if the template takes only one.
-    A reminder beside a tool's result becomes part of that result, since a user turn there would
-    end the agent's turn: templates drop the reasoning before the last user turn, which would
-    change the cached prefix.
+    Several instructions at the beginning of the chat are joined if the template takes only one. A
+    reminder next to a tool's result becomes part of that result, since a user turn there would end
+    the agent's turn: templates drop the reasoning before the last user turn, which would change the
+    cached prefix.
     """
     start = next(
         (n for n, message in enumerate(messages) if message.get("role") not in _INSTRUCTING),

@@ -1,9 +1,9 @@
 """agentrt's tool form: tools for a model whose training and chat template have no tools.
 
-A system message explains the tools to the model. Its output is constrained to a JSON object that
-either names a tool, with arguments that obey its schema, or has an answer. Calls and results in the
-chat so far are shown in the same form, as plain messages, since such chat templates support only
-roles and text. All values have the form of OpenAI's API. `partial` reads the outputs.
+A system message explains the tools to the model. The model's output is constrained to a JSON object
+that either names a tool, with arguments that obey the tool's schema, or has an answer. Calls and
+results in the chat so far are shown in the same form, as plain messages, since such chat templates
+support only roles and text. All values have the form of OpenAI's API. `partial` reads the outputs.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def _calls_as_text(message: Json) -> dict[str, Any]:
 def _as_output(name: str, arguments: Any) -> str:
     """Return a tool call as the JSON text that a model generates for it.
 
-    Arguments that are not valid JSON, such as those of a call that was cut off, are unchanged.
+    Arguments that are not valid JSON, such as the arguments of a call that was cut off, are
+    unchanged.
     """
     with contextlib.suppress(ValueError):
         if not isinstance(arguments, str) or not arguments:
@@ -246,7 +247,7 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _example(schema: Json) -> Any:
-    """Return an example of an object: each property has its description in place of a value."""
+    """Return an example of an object: each property has its description instead of a value."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {} if schema.get("type") == "object" else "<value>"

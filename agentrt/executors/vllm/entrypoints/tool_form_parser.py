@@ -105,8 +105,8 @@ class ToolFormParser(ToolParser):
         return _delta(self._reader.feed(delta_text))
 
     def finish_streaming(self) -> Any:
-        """Return a delta with what was held back until the output's end; None if nothing was held
-        back.
+        """Return a delta with the text and calls that were held back until the output's end; None
+        if nothing was held back.
         """
         return _delta(self._reader.finish())
 
