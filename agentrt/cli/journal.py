@@ -30,7 +30,10 @@ _COMMANDS = {
         "agentrt.cli.journal:show",
         "Show the nodes of a program: requests, answers and costs.",
     ),
-    "diff": ("agentrt.cli.journal:diff", "Show where two programs differ, and what each cost."),
+    "diff": (
+        "agentrt.cli.journal:diff",
+        "Show where two programs differ, and what each program cost.",
+    ),
     "why": ("agentrt.cli.why:why", "Explain where a program spent its time."),
     "trace": ("agentrt.cli.trace:trace", "Write a timeline of a journal, for Perfetto."),
     "fork": ("agentrt.cli.journal_fork:fork", "Run a program again, starting at one of its nodes."),
@@ -106,7 +109,7 @@ def history_at(file: str, program: str) -> History:
     default=20,
     show_default=True,
     metavar="N",
-    help="Maximum number of programs.",
+    help="Maximum number of programs to list.",
 )
 @click.option("--type", "kind", metavar="NAME", help="List only programs of this type.")
 @click.option("--state", type=click.Choice(_STATES), help="List only programs in this state.")
@@ -164,9 +167,9 @@ def show(
 def diff(
     file: str, program: str, other: str, other_file: str | None, as_json: bool, dag: Path | None
 ) -> None:
-    """Show where the program OTHER differs from the program ID, and what each cost.
+    """Show where the program OTHER differs from the program ID, and what each program cost.
 
-    Compares the nodes at the same place in the code. --dag draws both programs side
+    Nodes at the same place in the code are compared with each other. --dag draws both programs side
     by side.
     """
     first, second = history_at(file, program), history_at(other_file or file, other)

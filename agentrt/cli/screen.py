@@ -72,7 +72,7 @@ class Screen:
         yield self.console.file
 
     def last_words(self, text: str) -> None:
-        """Print a text before the process ends at once, without cleaning up."""
+        """Print a text just before the process ends without cleaning up."""
         self.announce(text)
 
 

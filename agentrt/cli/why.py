@@ -33,8 +33,8 @@ def why(file: str, program: str | None, as_json: bool) -> None:
     """Explain where the program ID spent its time, and why its calls missed the prefix
     cache.
 
-    Without ID, it is the program that started last. FILE is a journal, or the
-    postgresql:// URL of a server's database.
+    Without ID, the program that started last is explained. FILE is a journal, or the postgresql://
+    URL of a server's database.
 
     Each second of the wall time along the program's critical path gets one reason.
     The reasons for calls come from the engine's scheduler: which programs ran before

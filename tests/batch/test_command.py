@@ -350,7 +350,7 @@ def test_what_is_not_begun_when_enough_have_ended_is_told_of(
     for _ in range(2):
         ran = command(*arguments, "--stop-when", "50%")
         assert (ran.code, len(lines(out))) == (0, 5), ran.err
-        assert "5 were not begun" in ran.err
+        assert "5 runs did not start" in ran.err
     assert command(*arguments).code == 0
     assert len(lines(out)) == 10
 
