@@ -131,7 +131,7 @@ class ChatAgentRT(BaseChatModel):
         return expected_profile(self.model, known=not elsewhere)
 
     def _learn_profile(self, client: RuntimeClient) -> None:
-        """Take over the engine's own profile once the engine has started."""
+        """Use the engine's own profile of the model once the engine has started."""
         if self._expects and client.front is not None:
             with suppress(ConfigError):  # a call will report the wrong model name
                 self.profile = as_profile(client.front.profile(self.model))
@@ -261,7 +261,9 @@ class ChatAgentRT(BaseChatModel):
     # -- tokens ------------------------------------------------------------------------
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Return the text's tokens by the model's own tokenizer. Starts the engine if needed."""
+        """Return the token ids of the text, from the model's own tokenizer. Starts the engine if
+        needed.
+        """
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         client = self._client(self.model)

@@ -81,7 +81,7 @@ class Factory:
         returns. Raises the function's own errors.
 
         A server's store refuses calls that would block its event loop. A function without ``async``
-        that makes such a call is called again in a thread, where the store takes it.
+        that makes such a call is called again in a thread, where the store accepts such calls.
         """
         with in_config(access.config, access.store) as config:
             bound = self._signature.bind_partial()

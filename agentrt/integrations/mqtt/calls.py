@@ -92,9 +92,9 @@ class CallQuestions:
         self._answers: dict[str, asyncio.Task[bytes]] = {}
 
     def take(self, worker: str, question: ToolQuestion, *, asks: bool) -> None:
-        """Handle a reply with a question. If ``asks``, ask a human once, and send the answer again
-        for each such reply, because messages may be lost. Otherwise the tool has withdrawn the
-        question.
+        """Handle a reply with a question. If ``asks`` is True, the tool asks the question: ask a
+        human once, and send the answer again for each further reply with this question, because
+        messages may be lost. If ``asks`` is False, the tool has withdrawn the question.
         """
         answer = self._answers.get(question.id)
         if answer is None and asks:
