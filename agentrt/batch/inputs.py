@@ -176,7 +176,7 @@ class Fields:
         )
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
-        """Return a record as an item, or the problem why it cannot be used."""
+        """Return a record as an item, or a `Problem` that says why the record cannot be used."""
         raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
