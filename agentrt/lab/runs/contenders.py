@@ -193,8 +193,8 @@ def check_on_one_engine(contenders: Sequence[Contender]) -> None:
     check_on_engines(contenders)
     if ample := next((each.name for each in contenders if each.memory > 1), None):
         raise ConfigError(
-            f"{ample!r} needs an engine with more memory, but all contenders share one here; leave "
-            "it out, or use python -m benchmarks memory"
+            f"{ample!r} needs an engine with more memory, but all contenders share one engine "
+            "here; leave it out, or use python -m benchmarks memory"
         )
 
 

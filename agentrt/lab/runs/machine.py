@@ -73,10 +73,11 @@ class Machine:
         else:
             measured = f"those measured for {times.model} on {times.hardware}"
         return (
-            f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()}, "
-            f"no model; the\ntimes of its steps are {measured}. The machine that it ran on does "
-            f"not matter.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV blocks of "
-            f"{self.block_size} tokens, {self.max_num_batched_tokens} tokens a step at most."
+            "**Virtual time**: the real scheduler and KV-cache manager of vLLM "
+            f"{vllm_version()}, no model; the\ntimes of its steps are {measured}. The results do "
+            f"not depend on the machine that computed them.\nEngine: {self.max_num_seqs} batch "
+            f"slots, {self.kv_blocks} KV blocks of {self.block_size} tokens, "
+            f"{self.max_num_batched_tokens} tokens a step at most."
         )
 
     def token_s(self) -> float:
@@ -85,8 +86,8 @@ class Machine:
         return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
-        """Return the number of such programs per second that the engines can serve. Arrivals at
-        this rate are a load of 1.
+        """Return the number of programs like these that the engines can serve per second. Arrivals
+        at this rate are a load of 1.
         """
         return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
@@ -136,8 +137,8 @@ def vllm_version() -> str:
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
-    """Return the number of such programs per second that an engine serves with full batches, if all
-    shared prefixes are cached.
+    """Return the number of programs like these that an engine serves per second with full batches,
+    if all shared prefixes are cached.
     """
     token_s = times.base_s / batch + times.per_decode_s
     seconds = 0.0

@@ -11,7 +11,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 RAISED = "prompts longer than scaled, because they contain an earlier prompt and output"
-NO_OUTPUT = "calls without output tokens, given one"
+NO_OUTPUT = "calls without output tokens, counted as calls with one output token"
 REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
 
 

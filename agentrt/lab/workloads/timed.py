@@ -34,7 +34,7 @@ between the first token ids of two blocks.
 """
 
 UNREADABLE = "requests that cannot be read, left out"
-TURNS = "requests taken as the next turn of an earlier one, by their blocks"
+TURNS = "requests that count as the next turn of an earlier request, by their blocks"
 
 
 class _Request(Record):

@@ -212,7 +212,10 @@ async def test_a_journal_that_two_engines_have_written(
         await describe_engine(runtime, FCFS)
     capfd.readouterr()
     out, err = replayed(capfd, path, "--policy", "plas")
-    assert f"uses those of the last: --max-num-seqs 2 (others: {MACHINE.max_num_seqs})" in err
+    assert (
+        f"uses the sizes of the last engine: --max-num-seqs 2 (others: {MACHINE.max_num_seqs})"
+        in err
+    )
     assert "2 batch slots, 220 KV blocks" in out
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
     assert "several sizes" not in err
