@@ -36,8 +36,8 @@ def draw_panels(
 ) -> None:
     """Draw a column for each panel and a row for each measure, with dotted lines at ``levels``.
 
-    A line is the median over the seeds, and its band their spread. Bursts (b0.8) are to the right
-    of the steady loads.
+    A line shows the median over the seeds, and the band around the line shows the spread. Bursts
+    (b0.8) are to the right of the steady loads.
     """
     figure = new_figure(1 + 4.2 * len(panels), 0.8 + 2.8 * len(measures))
     axes = figure.subplots(len(measures), len(panels), squeeze=False)

@@ -41,7 +41,7 @@ from benchmarks.harness import run_shown, show
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]
-"""A failure of a machine, once, after half of the time."""
+"""A function that makes a machine fail. It is called once, after half of the time."""
 
 _GONE_S, _NODE_AWAY_S = 20.0, 20.0
 _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
@@ -74,8 +74,8 @@ _FLAGS = (
 @click.option(
     "--tiny",
     is_flag=True,
-    help="Use a model of two layers with random weights: its texts have no meaning, but depend on "
-    "every token, and there are more calls in the same time.",
+    help="Use a model of two layers with random weights. Its texts have no meaning, but depend "
+    "on every token; its steps are shorter, so that more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
 @seed_option
@@ -91,7 +91,7 @@ def chaos(**options: Any) -> int:
 
     All programs of a round run at once. Fails if a program's answer is not that of an undisturbed
     engine, or if a call runs again or is delivered again after its delivery. Also fails if a
-    process, a row of the process table, a call or a program is left at the end.
+    process is left at the end, or if the runtime or an engine still tracks a call or a program.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
@@ -207,7 +207,7 @@ class Chaos:
         undisturbed engine.
         """
         if expected is None:
-            self._progress("the expected answers, on one engine")
+            self._progress("making the expected answers on one engine")
             expected = await self._expected()
         replicas = ReplicaSet(
             lambda index: self._audit.engine(self._make(index)),
@@ -260,7 +260,7 @@ class Chaos:
                 self._hit(self._random.choice(ready))
 
     def _can_be_hit(self, replica: Replica) -> bool:
-        """Return whether an engine is up and was not hit since its start."""
+        """Return whether an engine is up and was neither killed nor stopped since its start."""
         hit = self._hit_on.get(replica.name)
         return replica.state is ReplicaState.READY and replica.executor is not hit
 
@@ -279,7 +279,9 @@ class Chaos:
         )
 
     async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
-        """Wait until the engines are up again, and count what is left in them."""
+        """Wait until the engines are up again, and count the calls and programs that are left in
+        them.
+        """
         async with asyncio.timeout(600):
             await replicas.settled()
         for replica in replicas.replicas:
