@@ -194,7 +194,7 @@ def _price(text: str) -> tuple[float, float]:
 
 
 def _journal(options: Mapping[str, Any]) -> JournalPlan:
-    """Return the journal that ``--journal`` names, by default one next to the results."""
+    """Return the journal that ``--journal`` names, by default a journal next to the results."""
     if options["journal_content"] != "full":
         raise UsageError(
             f"--journal-content {options['journal_content']}: a batch resumes from its journal, "
@@ -280,7 +280,9 @@ async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
 async def _execute(
     job: _BatchJob, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> bool:
-    """Check all records, and run those without a result. Return whether the batch has ended."""
+    """Check all records, and run the records that have no result. Return whether the batch has
+    ended.
+    """
     async with AsyncExitStack() as stack:
         threads = threads_beside(job.out.path)
         is_new = not threads.exists()

@@ -123,7 +123,7 @@ def _torch(options: DoctorOptions) -> CheckResult:
 
 
 def _built_for() -> str:
-    """Return what torch is built for: CUDA or ROCm with its version, or CPUs."""
+    """Return the platform that torch is built for: CUDA or ROCm with its version, or CPUs."""
     spec = find_spec("torch")
     build = run_path(str(Path(spec.origin).with_name("version.py"))) if spec and spec.origin else {}
     kinds = (("CUDA", build.get("cuda")), ("ROCm", build.get("hip")))

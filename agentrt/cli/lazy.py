@@ -33,7 +33,7 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
             name = max(option.opts, key=len)
             if times[name] > 1 and getattr(option, "once", False):
                 raise click.UsageError(
-                    f"{name} is set {times[name]} times, but takes one value; set it once",
+                    f"{name} is set {times[name]} times, but takes only one value; set it once",
                     click.Context(command, parent=ctx, info_name=command.name),
                 )
             if times[name] > 1:

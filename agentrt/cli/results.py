@@ -228,8 +228,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 
 
 def shortened(text: object, most: int = 400) -> str:
-    """Return a text with at most ``most`` characters and "…" for the rest. A terminal would need
-    minutes to wrap a message of megabytes.
+    """Return a text with at most ``most`` characters and "…" in place of the other characters. A
+    terminal would need minutes to wrap a message of megabytes.
     """
     text = str(text)
     return text if len(text) <= most else f"{text[:most]}…"

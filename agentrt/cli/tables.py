@@ -37,7 +37,9 @@ _GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: CommandOutcome, console: Console) -> None:
-    """Print how each program spent its time and what it cost; for many programs, a summary."""
+    """Print the cost of each program, and how it spent its time. For many programs, print a
+    summary.
+    """
     reports = outcome.reports()
     if not reports:
         return

@@ -194,8 +194,8 @@ def _legend() -> Text:
 
 
 def _bar(run: Run, cell_s: float) -> Text:
-    """Draw how a run spent its time. Each character stands for ``cell_s`` seconds, and shows what
-    took most of them.
+    """Draw how a run spent its time. Each character stands for ``cell_s`` seconds, and shows
+    the activity that took most of this time.
     """
     bar = Text()
     for number in range(max(1, round(seconds(run) / cell_s))):
