@@ -59,9 +59,9 @@ class ChatAgentRT(BaseChatModel):
     model that is served.
 
     ``temperature`` 0, the default, is greedy decoding; None uses the temperature that the model's
-    authors recommend. ``max_tokens`` None uses the rest of the model's context. ``timeout`` is the
-    limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies to an
-    endpoint only, because an embedded engine has no network that can fail.
+    authors recommend. With ``max_tokens`` None, an answer may fill the model's context. ``timeout``
+    is the limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies
+    to an endpoint only, because an embedded engine has no network that can fail.
 
     Every call may override these options by keyword, and also takes ``tools``, ``tool_choice``,
     ``response_format`` and ``schema``. The options of ``ChatOpenAI`` have the same names here.

@@ -262,8 +262,8 @@ def graph_program(
     config: RunnableConfig,
     durability: Durability = None,
 ) -> Program:
-    """Make a program that runs ``graph`` on its input, with ``config``. Its result is that of
-    `program_result`.
+    """Make a program that runs ``graph`` on its input, with ``config``. The result of the program
+    is the value of `program_result`.
     """
 
     async def run(ctx: Context, input: Any) -> Any:
