@@ -38,13 +38,13 @@ class Result:
     ``state`` is ``done`` if the program returned, ``failed`` if it raised an error, and ``stopped``
     if a limit ended it. ``over`` is the name of the limit that was exceeded, even if the program
     returned after that. ``sample`` is the number of the sample, from 0. ``seconds`` is the time in
-    this process; the numbers of tokens and calls include those of earlier processes. ``cost`` is
-    None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the errors of
-    scores that raised an error. ``program`` is the program's id in the journal, or the graph's
-    thread. ``attempt`` is the number of the attempt, from 1. ``digest`` is a fingerprint of the
-    input. ``earlier`` is True if the result was in the file before this batch began. ``recorded``
-    are the tokens that the run's calls read and wrote, if the batch records tokens. An earlier
-    result has them only if the batch records tokens in a file.
+    this process; the numbers of tokens and calls include the tokens and calls of earlier processes.
+    ``cost`` is None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the
+    errors of scores that raised an error. ``program`` is the program's id in the journal, or the
+    graph's thread. ``attempt`` is the number of the attempt, from 1. ``digest`` is a fingerprint of
+    the input. ``earlier`` is True if the result was in the file before this batch began.
+    ``recorded`` are the tokens that the run's calls read and wrote, if the batch records tokens. An
+    earlier result has them only if the batch records tokens in a file.
     """
 
     id: str
@@ -134,7 +134,7 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
         return read_result(line)
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"{path}, line {number}: not a result: {error}; name a file of results, or a new one"
+            f"{path}, line {number}: not a result: {error}; name a file of results, or a new file"
         ) from error
 
 

@@ -546,7 +546,9 @@ def _not_begun(item: Item, sample: int) -> Result:
 
 
 def digest_of(raw_value: Any) -> str:
-    """Return a fingerprint of an input. It shows whether the input has changed since its result."""
+    """Return a fingerprint of an input. The fingerprint shows whether the input has changed since
+    its result was made.
+    """
     return key_of(as_json(raw_value)).hex()[:12]
 
 

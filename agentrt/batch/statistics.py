@@ -81,9 +81,9 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """Return a summary of results as JSON: their states, their costs, and each score.
 
     The mean and the interval of a score are computed over inputs: each input counts with the mean
-    of its samples. They include only results that have the score; ``missing`` is the number of all
-    other results. For ``pass@k``, a result without the score, such as a failed run, counts as not
-    passed.
+    of its samples. The mean and the interval include only results that have the score; ``missing``
+    is the number of all other results. For ``pass@k``, a result without the score, such as a failed
+    run, counts as not passed.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()

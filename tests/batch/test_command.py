@@ -96,7 +96,7 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
         (["--out", "{out}", "--score", ""], "give a Python file"),
-        (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
+        (["--out", "{out}", "--journal-content", "none"], "must record the full content"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
 )
