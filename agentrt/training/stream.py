@@ -113,8 +113,8 @@ class GroupStream:
     """The groups that `groups` makes. Iterate over it, or call `take`.
 
     The stream starts at the first group that is requested. Close it with `aclose`, or use it in an
-    ``async with`` block. ``counts`` says what has become of groups and samples. It must be used in
-    one event loop, by one task at a time.
+    ``async with`` block. ``counts`` has the numbers of groups and samples by their outcome. It must
+    be used in one event loop, by one task at a time.
     """
 
     def __init__(
