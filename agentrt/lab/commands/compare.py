@@ -117,8 +117,8 @@ class _Command(RunCommand):
 def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Compare stock vLLM's order of calls with agentrt's on your own programs.
 
-    Shows for each program when it ends, how long it waits and for which program, and what agentrt
-    gains. That may be nothing: programs that never queue gain nothing.
+    Shows the end of each program, how long and for which program it waits, and what agentrt gains.
+    The gain may be nothing: programs that never queue gain nothing.
     """
     check_output("--plot", options["plot"], (".svg",))
     if options["model"] is not None:

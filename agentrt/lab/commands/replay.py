@@ -58,9 +58,9 @@ of the recorded outputs.
 _DEPTHS = ("virtual", "real")
 _OF_DEPTH = {"step_time": "virtual", "model": "real", "engine_flags": "real"}
 _POLICIES = ("fcfs", "adaptive+cost+memory")
-_UNKNOWN = """{}: the journal does not say which engine and policy were used. Sizes are those of
-options such as --max-num-seqs and --kv-blocks, or made up"""
-_SEVERAL = "{}: the programs ran under several policies, so no policy is shown as the recorded one"
+_UNKNOWN = """{}: the journal does not say which engine and policy were used. The sizes come from
+options such as --max-num-seqs and --kv-blocks, or are made up"""
+_SEVERAL = "{}: the programs ran under several policies, so no policy is shown as recorded"
 _SIZES = (
     "{}: the programs ran on engines of several sizes; the replay uses the sizes of the last "
     "engine: {}"

@@ -35,7 +35,9 @@ _MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 
 
 def report_text(comparison: Comparison) -> str:
-    """Return the report: the times of the programs, where the time went, and what is gained."""
+    """Return the report: the times of the programs, the activities that took this time, and the
+    gain.
+    """
     both, names = comparison.typical, ["program"]
     for name in _TITLES:
         names += [f"{name}, s", "of it waiting", "mostly behind"]

@@ -15,7 +15,7 @@ from agentrt.scheduler.config import SchedulerConfig
 
 
 def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
-    """Return what all runs have in common, as JSON values."""
+    """Return the settings that all runs have in common, as JSON values."""
     return {
         **specs[0].machine.to_dict(),
         "seeds": list(seeds),

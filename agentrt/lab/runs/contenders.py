@@ -27,8 +27,8 @@ _STOCKS = {
     "priority-path": Stock("path"),
 }
 HINTED, AMPLE, OFFLOADED = "hints", "ample", "offload"
-"""Suffixes of a contender's name after a plus sign. They mean: with size hints, with much more
-memory, and with vLLM's offload to host memory.
+"""Suffixes of a contender's name after a plus sign. The suffixes mean: with size hints, with much
+more memory, and with vLLM's offload to host memory.
 """
 DEFAULT_HINTS = 0.5
 """Default correlation between size hints and true sizes: see `with_hints`."""

@@ -71,7 +71,7 @@ class Machine:
         if times.model == times.hardware:
             measured = "made up, similar to an 8B model on a large GPU"
         else:
-            measured = f"those measured for {times.model} on {times.hardware}"
+            measured = f"the times measured for {times.model} on {times.hardware}"
         return (
             "**Virtual time**: the real scheduler and KV-cache manager of vLLM "
             f"{vllm_version()}, no model; the\ntimes of its steps are {measured}. The results do "

@@ -170,7 +170,7 @@ class _Session:
         self._branches: list[_Branch] = []
 
     def own_call(self, call: _OwnCall) -> None:
-        """Add a call of the agent itself. It waits for the agent's previous call, and for the
+        """Add a call of the agent itself. The call waits for the agent's previous call, and for the
         subagents that were added since then.
         """
         joined = self._joined(call.t)

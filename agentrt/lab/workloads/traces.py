@@ -129,8 +129,9 @@ def read_programs(
     stay longer than their scaled length. An output has at least one token. Arrival times are in
     seconds after the first program, or 0 if the format has no times.
 
-    Programs that cannot be read are left out. The notes count them, with the location and the fault
-    of the first one. Raises `ConfigError`, which names file and line, if no program is left.
+    Programs that cannot be read are left out. The notes count these programs, with the location and
+    the fault of the first of them. Raises `ConfigError`, which names file and line, if no program
+    is left.
     """
     source = Path(path)
     notes = Notes()
