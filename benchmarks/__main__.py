@@ -55,7 +55,7 @@ BENCHMARKS = {
     ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
-        "Stock, its offload, a rival and the defaults on one GPU, within a given time.",
+        "Stock vLLM, its offload, a rival and agentrt's defaults on one GPU, in limited time.",
     ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",

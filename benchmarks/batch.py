@@ -134,8 +134,8 @@ class BatchLoad(Load):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
-    set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
-    is the number of programs of each input.
+    set. ``memory`` is that share; infinity means a KV cache with room for all tokens of all
+    programs. ``samples`` is the number of programs of each input.
     """
 
     name: str

@@ -3,8 +3,8 @@
 InferenceX (pull request 2268) served coding agents' sessions (AgentX) with GLM-5.2 NVFP4 on one
 node of eight B300 GPUs, with SGLang and a KV cache of 3.3 million tokens. From 8 to 32 sessions at
 a time, the throughput fell to a fifth, because their contexts no longer fitted. Here, sessions of
-the published sizes run in virtual time on vLLM's scheduler and KV cache of the same size, and then
-under agentrt's defaults.
+the published sizes run in virtual time on vLLM's scheduler with a KV cache of the same size, and
+then under agentrt's defaults.
 """
 
 from __future__ import annotations

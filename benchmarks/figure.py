@@ -90,7 +90,7 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
         case "20":
             _optimum(options)
         case _:
-            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 19, 20")
+            raise ConfigError(f"figure {number!r} is not simulated; choose 2, 19 or 20")
 
 
 def _toy(number: int, options: Mapping[str, Any]) -> None:

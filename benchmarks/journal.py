@@ -82,7 +82,7 @@ each other.
 @click.option("--real", is_flag=True, help="Run also on a real engine of vLLM.")
 @json_option
 def journal(**options: Any) -> None:
-    """Compare the processor time of a call with a journal and without one."""
+    """Compare the processor time of a call with a journal and without a journal."""
     load = Load(options["programs"], options["calls"], options["tokens"])
     engines: dict[str, Callable[[], Executor]] = {INSTANT: partial(Instant, load.tokens)}
     if options["real"]:

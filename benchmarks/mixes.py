@@ -2,9 +2,9 @@
 
 There are few programs, which arrive at once or within seconds, and the engine has few batch slots.
 In ten mixes the programs differ; in the other ten mixes the programs are alike. All sizes are our
-assumptions, except those of the generators. Counts and sizes were chosen such that calls wait under
-stock vLLM, and that an order that knows all sizes (``--policy srpt``) gains if programs differ. The
-gain of agentrt's defaults did not influence the choice.
+assumptions, except the sizes of the generators of `benchmarks.workloads`. Counts and sizes were
+chosen such that calls wait under stock vLLM, and that an order that knows all sizes (``--policy
+srpt``) gains if programs differ. The gain of agentrt's defaults did not influence the choice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws latency against load, with matplotlib."""
+"""Drawings of latency by load, with matplotlib."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """Labels the usual ticks, but with plain numbers instead of powers of ten."""
+        """A formatter that labels the usual ticks with plain numbers instead of powers of ten."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
             return f"{x:g}" if super().__call__(x, pos) else ""

@@ -256,8 +256,8 @@ def scheduling(name: str) -> SchedulerConfig:
     config = contender(name).config
     if config is None:
         raise ConfigError(
-            f"--policy {name!r} does not name a policy of agentrt's scheduler; name one such as "
-            "default or atlas"
+            f"--policy {name!r} does not name a policy of agentrt's scheduler; name a policy "
+            "such as default or atlas"
         )
     return config
 
@@ -281,8 +281,8 @@ async def piped(
 
 
 def stock_flags(options: EngineOptions, model: str) -> list[str]:
-    """Return vLLM's flags that set what an embedded engine with ``options`` sets, except the
-    metrics, which both servers keep.
+    """Return the flags that give vLLM's server the settings of an embedded engine with ``options``,
+    except for the metrics, which both servers keep.
     """
     import torch
 

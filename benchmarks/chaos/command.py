@@ -1,6 +1,6 @@
 """``benchmarks chaos``: programs whose engines are killed while they run.
 
-Their answers must be those of an undisturbed engine.
+The programs' answers must equal the answers of an undisturbed engine.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ _FLAGS = (
 def chaos(**options: Any) -> int:
     """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
-    All programs of a round run at once. Fails if a program's answer is not that of an undisturbed
-    engine, or if a call runs again or is delivered again after its delivery. Also fails if a
-    process is left at the end, or if the runtime or an engine still tracks a call or a program.
+    All programs of a round run at once. Fails if a program's answer differs from the answer of an
+    undisturbed engine, or if a call runs again or is delivered again after its delivery. Also fails
+    if a process is left at the end, or if the runtime or an engine still tracks a call or a
+    program.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
@@ -148,7 +149,9 @@ def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
 def _machines(
     engine: EngineOptions, cluster: Any, progress: Progress
 ) -> tuple[Make, Outage | None]:
-    """Return a function that makes an engine, and an outage of a machine, if there is one."""
+    """Return a function that makes an engine, and the `Outage` of a machine, or None for the outage
+    if there is only this machine.
+    """
     if cluster is None:
         return lambda index: VLLMEngine(engine), None
     from agentrt.executors.ray import Cluster, RayEngine
@@ -168,7 +171,7 @@ def _machines(
 
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
-    """The settings of a run. It lasts ``seconds``; an engine is killed after a time drawn from
+    """The settings of a run. The run lasts ``seconds``; an engine is killed after a time drawn from
     ``every`` (seconds). Every ``hang_in``-th time, the engine is made to hang instead.
     """
 

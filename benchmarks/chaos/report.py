@@ -73,7 +73,7 @@ class _WatchedFront(_WatchedEngine):
 
 @dataclass(slots=True)
 class Report:
-    """The results of a run. It succeeded if `wrong` has no lines."""
+    """The results of a run. The run succeeded if `wrong` has no lines."""
 
     programs: int = 0
     right: int = 0

@@ -259,11 +259,11 @@ class GpuBench:
         self.report.head = (
             f"# A GPU run\n\nvLLM {vllm_version()} on {about['hardware']}, a model of the shape "
             f"{self.options['model_shape']} with made-up weights, agentrt {__version__}. "
-            f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, "
-            f"tokens x {size.tokens:g}, "
-            f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "
-            f"takes {1e3 * times.base_s:.1f} ms, {1e6 * times.per_prefill_token_s:.1f} us for a "
-            f"token of prompt, {1e9 * times.per_context_token_s:.0f} ns for one of context."
+            f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, tokens x "
+            f"{size.tokens:g}, {size.turns or 'all'} turns at most; seeds "
+            f"{', '.join(map(str, self.seeds))}. A step takes {1e3 * times.base_s:.1f} ms, "
+            f"{1e6 * times.per_prefill_token_s:.1f} us for a token of prompt, "
+            f"{1e9 * times.per_context_token_s:.0f} ns for a token of context."
         )
 
     def tell(self) -> None:

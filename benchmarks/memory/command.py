@@ -269,7 +269,9 @@ def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str
 
 
 def _as_values(key: Key, figures: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return a cell as JSON values. ``share`` is the requested share, ``memory`` the actual one."""
+    """Return a cell as JSON values. ``share`` is the requested share of the working set, and
+    ``memory`` is the actual share.
+    """
     cell, on = key
     about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(figures)}
     return as_json({**asdict(_as_served(cell, figures)), **about}, figures)

@@ -46,7 +46,7 @@ from benchmarks.steps import SlotMachine
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
 _COARSE = ("1", "1.5", "3", "8")
-"""Loads of the workloads other than the main one."""
+"""Loads of all workloads except the main workload."""
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
 """The policies that run in the panels with other horizons, in addition to the baseline."""

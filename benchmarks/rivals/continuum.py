@@ -19,8 +19,8 @@ A pin does not end while the next call of its program waits. No other call may t
 If there are not enough blocks, vLLM preempts the running call of the latest program. If a call runs
 alone, or cannot begin in an empty engine, the context of the latest program is unpinned for it.
 
-The preview code served the published runs that `benchmarks.external` predicts. It does not choose
-the time-to-live by this formula (`PreviewTtl`).
+The preview code served the published runs that `benchmarks.external` predicts. That code does not
+choose the time-to-live by this formula (`PreviewTtl`).
 """
 
 from __future__ import annotations

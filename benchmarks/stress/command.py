@@ -126,7 +126,9 @@ class _Cases:
 
 
 class _Kinds(NamedTuple):
-    """The kinds of requests and disturbances that no case has, and those that every case has."""
+    """The kinds of requests and disturbances that no case has, and the kinds that every case
+    has.
+    """
 
     without: tuple[str, ...]
     always: tuple[str, ...]

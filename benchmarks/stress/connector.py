@@ -16,14 +16,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 Load = tuple[str, list[int], int, int]
-"""A request, its blocks, the position of the first token whose KV cache arrives in these blocks, and
-the position after the last such token.
+"""A request, its blocks, the position of the first token whose KV cache arrives in these blocks,
+and the position after the last such token.
 """
 
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """The transfers that arrive with a step, and those that begin with it."""
+    """The transfers that arrive with a step, and the transfers that begin with this step."""
 
     loads: list[Load] = field(default_factory=list)
     begun: list[Load] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""The times of workloads that fit into the cache, compared with those under stock
-vLLM's scheduler.
+"""The times of workloads that fit into the KV cache, compared with the times under stock vLLM's
+scheduler.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ def _figures(ours: Run, stock: Run) -> str:
         f"preemptions: {mine.gave_way} for others, {mine.for_memory} for memory",
         f"tokens computed: {mine.tokens}, {mine.lost_tokens} of them again (stock {theirs.tokens})",
         f"steps: {mine.steps} (stock {theirs.steps})",
-        f"steps with a free slot while a call waited: {mine.idle_slots} (stock "
-        f"{theirs.idle_slots})",
+        f"steps with a slot free and a call waiting: {mine.idle_slots} (stock {theirs.idle_slots})",
         f"of these steps, those with a call held back by admission: {mine.kept_out}",
         f"idle: {mine.idle_s:.1f} s",
         f"the last to end: {last} at {ended_at:.1f} s (stock {stock_ended_at:.1f})",
@@ -216,7 +215,7 @@ def other_orders(seed: int) -> list[float]:
     their arrival times.
 
     No policy is responsible for these differences: the program that arrives first determines when
-    the last one ends.
+    the last program ends.
     """
     plan = draw_workload(seed)
     stock, rng = run_workload(plan, None), random.Random(f"orders {seed}")

@@ -115,7 +115,9 @@ async def plain_decoding(thread: Thread) -> None:
 
 
 def _right(draft: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return how many tokens of a draft are those that the model would write."""
+    """Return the number of tokens at the beginning of a draft that equal the tokens that the model
+    would write.
+    """
     return next((i for i, token in enumerate(draft) if token != wanted[i]), len(draft))
 
 

@@ -82,7 +82,9 @@ class Gaps:
         return self.tool_s * rng.lognormvariate(0.0, 1.0)
 
     def human(self, rng: Random) -> float:
-        """Draw the pause of a human: median ``human_s``, with a longer tail than that of tools."""
+        """Draw the pause of a human: the median is ``human_s``, and the tail is longer than the
+        tail of tools.
+        """
         return self.human_s * rng.lognormvariate(0.0, 1.3)
 
 
