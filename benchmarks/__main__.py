@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: benchmarks of agentrt itself, with a command for each."""
+"""``python -m benchmarks``: a command for each benchmark of agentrt itself."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ BENCHMARKS = {
         "benchmarks.agent_session:agent_session",
         "Cached tokens of a coding agent's session, turn by turn.",
     ),
-    "attack": ("benchmarks.attack.command:attack", "A tenant's short calls while another attacks."),
+    "attack": (
+        "benchmarks.attack.command:attack",
+        "A tenant's short calls while another tenant attacks.",
+    ),
     "batch": (
         "benchmarks.batch:batch",
-        "When the last of many programs ends that are all there at once, compared with stock vLLM.",
+        "End of the last program of a batch, compared with stock vLLM.",
     ),
     "batch-kills": (
         "benchmarks.batch_kills:batch_kills",
@@ -52,7 +55,7 @@ BENCHMARKS = {
     ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
-        "Stock, its offload, a rival and the defaults on one GPU, within a given time.",
+        "Stock vLLM, its offload, a rival and agentrt's defaults on one GPU, in limited time.",
     ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",
@@ -90,12 +93,18 @@ BENCHMARKS = {
         "benchmarks.paper.command:paper",
         "The paper's figures: load at equal latency, and more.",
     ),
-    "parked": ("benchmarks.parked:parked", "Programs that wait for humans, on disk only."),
+    "parked": (
+        "benchmarks.parked:parked",
+        "Cost of programs that are parked on disk while they wait for humans.",
+    ),
     "policies": (
         "benchmarks.policies.command:policies",
         "Policies compared with stock vLLM: latency by load, in virtual time or on real engines.",
     ),
-    "room": ("benchmarks.room:room", "Mean and P99 over stock's, with a large KV cache."),
+    "room": (
+        "benchmarks.room:room",
+        "Mean and P99 of completion times as ratios to stock vLLM's, with a large KV cache.",
+    ),
     "published": ("benchmarks.published:published", "Checks the numbers on pages against results."),
     "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, compared with vLLM."),
     "sensitivity": (
@@ -151,7 +160,9 @@ def benchmarks() -> None:
 
 
 def call(args: Sequence[str] | None = None) -> int:
-    """Run a benchmark with ``args`` (by default those of the process). Return its exit code."""
+    """Run a benchmark with ``args``, by default the arguments of the process. Return the exit
+    code.
+    """
     return app.call(args, benchmarks, _NAME)
 
 

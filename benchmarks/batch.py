@@ -1,10 +1,11 @@
-"""``benchmarks batch``: many programs that are all there at once, as in ``agentrt run --inputs``.
+"""``benchmarks batch``: many programs that are all submitted at the start, as in ``agentrt run
+--inputs``.
 
-What counts is when the last program ends (the makespan), and how many tokens the engine generates a
-second until then. The programs are those of ``benchmarks memory``. As in a batch, a limited number
-of them is live at once, in the order of the inputs; the next begins when one ends. vLLM's real
-scheduler and KV-cache manager decide, in virtual time. No contender knows how long an output will
-be: each call may use the rest of its context.
+The benchmark measures the end of the last program (the makespan), and the tokens that the engine
+generates per second until then. The programs are those of ``benchmarks memory``. As in a batch, a
+limited number of programs is live at the same time, in the order of the inputs; the next program
+begins when a program ends. vLLM's real scheduler and KV-cache manager decide, in virtual time. No
+contender knows how long an output will be: each call may use the rest of its context.
 """
 
 from __future__ import annotations
@@ -74,11 +75,13 @@ SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "c
 """The default workloads, each with a factor of its tokens that keeps its runs short."""
 PROGRAMS, SLOTS = 512, 64
 BEST_CAP, CAPS = "best cap", (0.5, 1.0)
-"""The caps to try, in multiples of the number of programs that fit. The best counts for each seed,
-as if it had been known.
+"""The caps to try, in multiples of the number of programs that fit. The best cap of each seed
+counts, as if a user had known it before.
 """
 LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.name))
-"""Longest remaining first, by learned lengths and, as a bound, by known lengths."""
+"""The policies that run the longest remaining program first: by learned lengths and, as a bound, by
+known lengths.
+"""
 CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
 _FACTOR = NumberRange(min=0, min_open=True)
@@ -86,7 +89,7 @@ _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 
 
 class LiveLimit(Gate):
-    """The limit of a batch on live programs, in front of the gate of a contender."""
+    """A gate that limits the live programs of a batch, in front of the contender's own gate."""
 
     def __init__(self, most: int, behind: Gate | None = None) -> None:
         self._limit, self._behind = Cap(most), behind
@@ -128,8 +131,8 @@ class LiveLimit(Gate):
 
 @dataclass(frozen=True, slots=True)
 class BatchLoad(Load):
-    """The programs of a batch, at most ``live`` of them live at once, and the engine, whose KV
-    cache has room for about ``fit`` of them.
+    """The programs of a batch and the engine. At most ``live`` programs are live at the same time.
+    The engine's KV cache has room for about ``fit`` programs.
     """
 
     live: int
@@ -209,8 +212,8 @@ class Batch:
 
 
 def samples_of(program: ProgramShape, count: int) -> list[ProgramShape]:
-    """Return the samples of a program's input. Their lengths are the program's, their first prompts
-    are the same, and what the model and the tools say is different.
+    """Return the samples of a program's input. All samples have the lengths and the first prompt of
+    the program, but different texts of the model and of the tools.
     """
     if count == 1:
         return [program]
@@ -219,7 +222,7 @@ def samples_of(program: ProgramShape, count: int) -> list[ProgramShape]:
 
 
 def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
-    """Return the program as it arrives with all others, its outputs limited by the context only."""
+    """Return the program with arrival time 0. Only the maximum context limits its outputs."""
     calls = [
         replace(call, max_tokens=max(call.output_tokens, longest - prompt_tokens(call)))
         for call in program.calls
@@ -284,12 +287,13 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 )
 @study_options(5)
 def batch(**options: Any) -> None:
-    """Compare when the last of many programs ends that are all there at once, with stock vLLM.
+    """Compare the end of the last program of a batch with stock vLLM.
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
     working set is the peak of the tokens that are used again. The ratios are medians over the
-    seeds, with the least and the greatest; a makespan below 1 and tokens a second above 1 are
-    better than stock's. lrpt knows the lengths of all programs: no real engine does.
+    seeds, with the least and the greatest value. A makespan below 1 is better than stock's, and so
+    are tokens per second above 1. lrpt knows the lengths of all programs, which no real engine
+    knows.
     """
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
@@ -413,7 +417,7 @@ _KEYS = ("workload", "memory", "contender")
 
 
 def over_stock(runs: Sequence[Mapping[str, Any]]) -> Results:
-    """Return the figures of each seed, with the ratios to stock's of the same seed."""
+    """Return the figures of each seed, with the ratios to stock's figures of the same seed."""
     stock = {
         (run["workload"], run["memory"], run["seed"]): run
         for run in runs
@@ -454,7 +458,9 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Say for each contender what its makespan is with little and with ample memory."""
+    """Return a line for each contender with its makespan as a ratio to stock's, with little and
+    with ample memory.
+    """
     lines = []
     samples = over_stock(runs).samples
     for name in dict.fromkeys(run["contender"] for run in runs):

@@ -24,13 +24,16 @@ from tests.serving.langgraph.postgres import cluster, new_database
 
 DOORS = ("run", "sqlite", "postgres")
 _FACTOR = 10
-"""The memory with all inputs is compared with that of so many times fewer inputs."""
+"""The memory of a batch with all inputs is compared with the memory of a batch with this many times
+fewer inputs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     """The figures of a batch with kills. ``starts_s`` are the seconds from the start of each
-    process to its first call, and ``peaks_kib`` the peak memory with fewer and with all inputs.
+    process to its first call. ``peaks_kib`` are the peaks of memory in KiB: with fewer inputs, and
+    with all inputs.
     """
 
     inputs: int
@@ -103,10 +106,10 @@ _COLUMNS = (
 def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> int:
     """Kill batches by SIGKILL at random moments, on the scripted engine, and count their results.
 
-    Also compares the peak memory with that of a batch that has a tenth of the inputs. Fails if a
-    result is missing or occurs twice, or if the larger batch needs more than 1.2 times the memory
-    of the smaller. With --door sqlite and --door postgres, the server gets two batches, one of
-    chats and one of programs, with this number of requests each.
+    The benchmark also compares the peak memory with the peak memory of a batch that has a tenth of
+    the inputs. It fails if a result is missing or occurs twice, or if the larger batch needs more
+    than 1.2 times the memory of the smaller batch. With --door sqlite and --door postgres, the
+    server gets two batches, one of chats and one of programs, with this number of requests each.
     """
     rows, is_right = [], True
     for door in doors or DOORS:
@@ -177,7 +180,9 @@ async def _through_http(folder: Path, door: str, inputs: int, kills: int, seed: 
 
 @contextmanager
 def _databases(door: str) -> Iterator[Callable[[Path], str]]:
-    """Yield a function that returns the URL of a new database; SQLite's are in its folder."""
+    """Yield a function that returns the URL of a new database. The function gets a folder, in which
+    an SQLite database is created.
+    """
     if door == "postgres":
         with cluster() as url:
             yield lambda folder: new_database(url)

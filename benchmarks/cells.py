@@ -1,4 +1,5 @@
-"""The cells of studies. A cell is a workload, a contender and a seed; its run gives figures.
+"""The cells of studies. A cell is a workload, a contender and a seed; the run of a cell has
+figures.
 
 A study defines its cells, and a function that computes the figures of a run. The runner of
 `agentrt.lab.commands.progress` runs them in processes, as it runs the grids of policies

@@ -1,10 +1,10 @@
-"""``benchmarks cliff``: predicts a fall of throughput that others measured.
+"""``benchmarks cliff``: predicts a fall of throughput that another project measured.
 
 InferenceX (pull request 2268) served coding agents' sessions (AgentX) with GLM-5.2 NVFP4 on one
 node of eight B300 GPUs, with SGLang and a KV cache of 3.3 million tokens. From 8 to 32 sessions at
 a time, the throughput fell to a fifth, because their contexts no longer fitted. Here, sessions of
-the published sizes run in virtual time on vLLM's scheduler and KV cache of the same size, and then
-under agentrt's defaults.
+the published sizes run in virtual time on vLLM's scheduler with a KV cache of the same size, and
+then under agentrt's defaults.
 """
 
 from __future__ import annotations
@@ -41,18 +41,22 @@ from benchmarks.workloads.sizes import Sizes
 
 GPUS = 8
 POOL, BLOCK, STEP_TOKENS, SLOTS = 3_300_000, 64, 8_192, 256
-"""Tokens of the KV cache (published), and of a block, tokens a step, and slots (assumed)."""
+"""The tokens of the KV cache are published. The tokens of a block, the tokens of a step, and the
+slots are assumed.
+"""
 LONGEST = 1_048_576
 STEPS = StepTimeModel(
     base_s=18e-3, per_prefill_token_s=52e-6, per_decode_s=0.0, per_context_token_s=0.0
 )
-"""Fitted to stock: the base to the throughput at 8 sessions, and a prompt token to that at 32."""
+"""Step times, fitted to the published throughput of stock: the base at 8 sessions, and the time of
+a prompt token at 32 sessions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Published figures: tokens of prompts and outputs per second and GPU, the share of the
-    prompts' tokens that were cached, and the median seconds to the first token.
+    """Published figures: tokens of prompts and outputs per second and GPU, the share of prompt
+    tokens that were cached, and the median seconds to the first token.
     """
 
     tokens: float
@@ -65,22 +69,22 @@ MEASURED: Mapping[int, Measured] = {
     16: Measured(3_421, 0.39, 14.2),
     32: Measured(2_383, 0.05, 196.8),
 }
-"""By the number of sessions at a time."""
+"""The published figures by the number of sessions at a time."""
 
 SYSTEM = 20_000
 TURNS = Sizes(mean=60, spread=0.8, low=5, high=200)
 FIRST = Sizes(mean=20_000, spread=0.8, low=1_000, high=200_000)
 ADDED = Sizes(mean=2_800, spread=1.0, low=20, high=60_000)
 OUTPUT = Sizes(mean=640, spread=0.9, low=10, high=8_000)
-"""The medians are near the published ones: 43 turns in a session, and 142,000 tokens of prompt and
-444 of output over all calls. The means and spreads are assumed.
+"""The means and spreads are assumed. The resulting medians are near the published medians: 43 turns
+in a session, and 142,000 prompt tokens and 444 output tokens over all calls.
 """
 _GAP = (1.0, 1.5)
 """Median and spread of the seconds from an answer to the next turn (assumed)."""
 _LONGEST_GAP_S = 10.0
 """The rule of the published runs."""
 _AT_START = 64
-"""Sessions of which a client's first one is drawn."""
+"""Number of sessions from which a client's first session is drawn."""
 
 
 @click.command(cls=ManyCommand)
@@ -92,11 +96,12 @@ _AT_START = 64
     default=30.0,
     show_default=True,
     metavar="M",
-    help="Virtual minutes that are measured, after a third of them.",
+    help="Virtual minutes that are measured. The measurement begins after a further third of "
+    "this time.",
 )
 @study_options(3)
 def cliff(**options: Any) -> None:
-    """Predict a published fall of throughput, and what the defaults would have given.
+    """Predict a published fall of throughput, and the throughput under agentrt's defaults.
 
     Clients hold sessions of coding agents, one after the other, and never say that a session is
     over. A cell shows tokens per second and GPU, the share of prompt tokens found in the KV cache,
@@ -129,7 +134,7 @@ class Spec:
 
 @dataclass(slots=True)
 class Counted:
-    """The calls that ended while it was measured. ``still_s`` are the seconds for which calls had
+    """The calls that ended during the measurement. ``still_s`` are the seconds for which calls had
     waited for their first token when the run ended.
     """
 
@@ -142,9 +147,9 @@ class Counted:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Tokens per second and GPU, hits, and seconds to the first token: the median of those that
-        came, and the P95 and the longest with those that did not come until the end. Without a
-        call, hits and seconds are not a number.
+        """Tokens per second and GPU, the share of prefix cache hits, and the seconds to the first
+        token. The median is over the first tokens that arrived; the P95 and the maximum include the
+        calls that still waited at the end. Without a call, the hits and the seconds are NaN.
         """
         waits, all_waits = sorted(self.first_s), sorted([*self.first_s, *self.still_s])
         return {
@@ -158,8 +163,8 @@ class Counted:
 
 
 class Session:
-    """A coding agent's session: a context that grows with each turn. It has no end but its last
-    turn, of which nobody hears.
+    """A coding agent's session: a context that grows with each turn. The client does not report the
+    end of a session.
     """
 
     def __init__(self, rng: Random, name: str, turns: int) -> None:
@@ -174,7 +179,7 @@ class Session:
         return self._rng.choices(_VOCABULARY, k=count)
 
     def skip(self, turns: int) -> None:
-        """Take turns of which the engine has seen nothing, as long as there is another one."""
+        """Take turns of which the engine sees nothing, and stop at the session's last turn."""
         for _ in range(turns):
             before = self.prompt
             self.output = OUTPUT.draw(self._rng)
@@ -183,12 +188,12 @@ class Session:
                 return
 
     def send(self) -> tuple[str, list[int], int]:
-        """Begin a turn: the call's id, its prompt and the number of output tokens."""
+        """Begin a turn. Return the call's id, its prompt and its number of output tokens."""
         self.output = OUTPUT.draw(self._rng)
         return f"{self.name}/{self.turn}", self.prompt, self.output
 
     def advance(self) -> bool:
-        """End the turn. Return whether there is another one."""
+        """End the turn. Return whether the session has another turn."""
         self.turn += 1
         self.prompt = [
             *self.prompt,
@@ -203,8 +208,8 @@ _SYSTEM_TOKENS = Random("system").choices(_VOCABULARY, k=SYSTEM)
 
 
 def first_session(rng: Random, name: str) -> Session:
-    """Return a session that is under way, as a client's session is at a random time: a long session
-    is as likely as it is long, and all of its turns are equally likely.
+    """Return a session in progress, like a client's session at a random time: the probability of a
+    session is proportional to its length, and all its turns are equally likely.
     """
     lengths = [TURNS.draw(rng) for _ in range(_AT_START)]
     (turns,) = rng.choices(lengths, lengths)
@@ -295,7 +300,7 @@ def run(spec: Spec) -> dict[str, float]:
 
 
 def medians(results: Mapping[Spec, Mapping[str, float]]) -> dict[tuple[int, str], dict[str, float]]:
-    """Return each figure's median over the seeds, by clients and scheduler."""
+    """Return the median of each figure over the seeds, by number of clients and scheduler."""
     groups: dict[tuple[int, str], list[Mapping[str, float]]] = {}
     for spec, figures in results.items():
         groups.setdefault((spec.clients, spec.name), []).append(figures)
@@ -306,7 +311,9 @@ def medians(results: Mapping[Spec, Mapping[str, float]]) -> dict[tuple[int, str]
 
 
 def table(results: Mapping[Spec, Mapping[str, float]]) -> str:
-    """Return a row for each number of clients: the measurement, then each scheduler."""
+    """Return a table with a row for each number of clients: the published measurement, then the
+    prediction for each scheduler.
+    """
     cells_of = medians(results)
     names = [*dict.fromkeys(name for _, name in cells_of)]
     rows: list[Sequence[str]] = []

@@ -22,11 +22,11 @@ MEAN = {"token_latency_s": "mean"}
 
 _MARKS = {"": "", ">=": "≥", "<": "≤"}
 Curve = list[tuple[float, float]]
-"""Ascending loads with the latency at each."""
+"""Pairs of a load and the latency at this load, in the order of loads."""
 
 
 Level = Callable[[Curve], float]
-"""Returns the level in seconds per token, from the medians of the baseline."""
+"""A function that returns the level in seconds per token, from the medians of the baseline."""
 
 
 def exactly(seconds: float) -> Level:
@@ -49,8 +49,9 @@ class Carried:
     - ``bound`` is about the load of the first repeat. It is ``>=`` if the policy kept the level
       even at the highest measured load, and ``<`` if it exceeded the level at the lowest.
     - ``mark`` is about the ratio. It is ``≥`` if the true ratio is at least the shown one, and
-      ``≤`` if it is at most the shown one. It is ``~`` if neither is known, because both loads are
-      bounded on the same side, or because the repeats differ.
+      ``≤`` if it is at most the shown one. It is ``~`` if nothing is known about the
+      true ratio, because both loads are bounded on the same side, or because the marks of the
+      repeats differ.
     """
 
     workload: str

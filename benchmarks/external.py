@@ -1,10 +1,11 @@
-"""``benchmarks external``: checks virtual time by predicting runs that others measured.
+"""``benchmarks external``: checks virtual time by predicting published runs of another author.
 
 Hung-Chun Lin (Georgia Tech, April 2026) served 100 SWE-smith trajectories with Llama-3.1-8B on
 three GPUs, at four rates, under six ways to keep contexts. The 72 single runs were published as the
 mean seconds of a job in its turns, without tools (``matrix-100job`` of github.com/hungchun0201's
 agentic-ai-survey). Here, programs of the same sizes run in virtual time on engines of the same
-size, with the step times that were fitted there. Then they run under agentrt's defaults.
+size, with the step times that were published with the runs. Then the programs run under agentrt's
+defaults.
 
 The costs of copies to host memory (`HostMemory`) are fitted to two of the published cells, and the
 other cells with offloading are predicted.
@@ -59,8 +60,8 @@ class Gpu:
     includes the mean time for reading contexts. Here this time is subtracted from the base and
     charged to the steps that read, by the card's ``bytes_per_s``. ``read_tokens``, the tokens that
     a mean step reads, was not published and is assumed. Our own FCFS runs read 115,000 to 172,000
-    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 2 to 5 ms too small.
-    ``link`` is the bandwidth of its link to host memory, as a multiple of PCIe 5.0's.
+    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 2 to 5 ms too small. ``link``
+    is the bandwidth of the GPU's link to host memory, as a multiple of PCIe 5.0's bandwidth.
     """
 
     kv_tokens: int
@@ -131,14 +132,15 @@ _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float, float]]] = {
         10: (895.7, 238.0, 240.9, 1419.2),
     },
 }
-"""The published seconds of a job in its turns, by GPU and jobs per second, in the order of
-`RIVALS`.
+"""The published seconds of a job in its turns, by GPU and jobs per second. The values are in the
+order of `RIVALS`.
 """
 FITTED = {("H200", 1, STOCK), ("H200", 3, OFFLOAD_16), ("H100", 3, OFFLOAD_128)}
-"""The cells that served to fit parameters, and so do not count in the errors. The mean of the
-outputs was fitted to the first cell, the costs of copies to the other two. The H200 hardly loads
-anything with 16 GB, but stores each context again after each tool, which determines how much a copy
-slows the steps. The H100 loads most of its prompts from 128 GB, which determines the bandwidth.
+"""The cells to which parameters were fitted. They do not count in the errors. The mean of the
+outputs was fitted to the first cell, and the costs of copies were fitted to the other two cells.
+The H200 hardly loads anything with 16 GB, but stores each context again after each tool, which
+determines how much a copy slows the steps. The H100 loads most of its prompts from 128 GB, which
+determines the bandwidth.
 """
 
 EPILOG = """\b
@@ -158,7 +160,7 @@ class GpuLoad(Load):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs that arrive at a GPU, ``per_s`` of them per second."""
+    """The jobs that arrive at a GPU, at a rate of ``per_s`` jobs per second."""
 
     gpu: str
     per_s: float
@@ -248,7 +250,7 @@ def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Fi
 
 
 def in_turns(results: Measured[Jobs, str]) -> Predicted:
-    """The mean seconds of a job in its turns, with each seed."""
+    """Return the mean seconds of a job in its turns, for each seed."""
     return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
 
 
@@ -297,10 +299,12 @@ def _shown(seconds: Sequence[float]) -> str:
 
 
 def verdict(predicted: Predicted) -> str:
-    """Say the median error over all cells and for each rival, and the largest with offloading."""
+    """Return a text with the median error over all cells and for each rival, and the largest error
+    of the cells with offloading.
+    """
     off = errors(predicted)
     if not off:
-        return "no cell to compare with"
+        return "no cell has a published run to compare with"
     by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
     parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
     lines = [f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"]

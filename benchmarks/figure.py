@@ -1,12 +1,12 @@
 """``benchmarks figure``: reproduces the paper's toy examples and its comparison to the optimum.
 
-The paper (Agentix, arXiv 2502.13965) draws toy examples, but does not state their conventions.
-Ours are the same for all: time is in decode steps; a program's waiting is its latency minus the
-work on its own critical path; the best B calls run in each step (Algorithm 1, lines
-32-39); preempted calls, the worst first, go to the tail of their level; calls that end are
-replaced by their successors before others are demoted, and a policy that learns from programs'
-ends learns from each at once; a call keeps the full quantum of the level that it enters; levels
-end at the running sum of the quanta; no promotion.
+The paper (Agentix, arXiv 2502.13965) draws toy examples, but does not state their conventions. Our
+conventions are the same for all examples: time is in decode steps; a program's waiting is its
+latency minus the work on its own critical path; the best B calls run in each step (Algorithm 1,
+lines 32-39); preempted calls, the worst first, go to the tail of their level; calls that end are
+replaced by their successors before other calls are demoted; a policy that learns from ended
+programs learns from each program at its end; a call keeps the full quantum of the level that it
+enters; levels end at the running sum of the quanta; no promotion.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _OF_20 = ("workload", "load", "programs", "max_num_seqs", "seeds", "jobs", "plot
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
     """Reproduce a figure of the paper (Agentix, arXiv 2502.13965) in the simulator.
 
-    2: how long four programs wait under each policy. 19: parallel short calls against a
-    long one. 20: how far policies are from one that knows the future.
+    2: how long four programs wait under each policy. 19: parallel short calls against a long call.
+    20: how far policies are from a policy that knows the future.
 
-    The paper leaves conventions open; what we chose is printed with the numbers.
+    The paper leaves conventions open; our choices are printed with the numbers.
     """
     check_plot(options["plot"])
     if number != "20":
@@ -90,7 +90,7 @@ def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
         case "20":
             _optimum(options)
         case _:
-            raise ConfigError(f"figure {number!r} is not among those simulated: 2, 19, 20")
+            raise ConfigError(f"figure {number!r} is not simulated; choose 2, 19 or 20")
 
 
 def _toy(number: int, options: Mapping[str, Any]) -> None:
@@ -132,7 +132,9 @@ _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 
 def _optimum(options: Mapping[str, Any]) -> None:
-    """Compare the policies' mean latency by load with that of a policy that knows the future."""
+    """Compare the mean latency of the policies, by load, with the mean latency of a policy that
+    knows the future.
+    """
     # The optimum is the last policy of the drawing and of the table.
     names = [*(name for name in options["policy"] or _POLICIES if name != OPTIMUM), OPTIMUM]
     source = Source(options["workload"])
@@ -239,7 +241,8 @@ class Toy:
 class ToyRun:
     """The result of a toy example under a policy.
 
-    ``waiting`` is that of the counted programs, in steps; ``ends`` has the step of each end.
+    ``waiting`` is the waiting time of the counted programs, in steps; ``ends`` has the step at
+    which each program ends.
     """
 
     toy: Toy
@@ -270,7 +273,9 @@ FIGURE_2 = Toy(
     note="No quanta that we tried (all up to 5 steps, 1 to 4 of them) give both 18 for mlfq "
     "and 12 for plas; with the quanta 1, 2 for both it is 18 and 14.",
 )
-"""Four programs of calls in a row, two slots: what FCFS and MLFQ do to short programs."""
+"""Four programs whose calls follow each other, and two slots. The figure shows how FCFS and MLFQ
+treat short programs.
+"""
 
 FIGURE_19 = Toy(
     figure=19,
@@ -283,10 +288,10 @@ FIGURE_19 = Toy(
     counted=("B",),
     other_quanta=(2,),
     paper={"mlfq": 5, "atlas": 3},
-    note="The paper does not give the lengths of the calls; these reproduce its waiting times. "
-    "B's later calls are left out: what is counted is how long its first one waits.",
+    note="The paper does not give the lengths of the calls; these lengths reproduce its waiting "
+    "times. B's later calls are left out, because only the wait of B's first call is counted.",
 )
-"""Two-way parallel short calls (A) against one long call (B), one slot."""
+"""Two parallel short calls (A) against one long call (B), on one slot."""
 
 TOYS = {toy.figure: toy for toy in (FIGURE_2, FIGURE_19)}
 """Figures whose number is a waiting time."""

@@ -26,7 +26,9 @@ WHOLE = "{:.0f}"
 
 
 Figures = Mapping[str, float]
-"""The measurements of one side in one repeat, by name; NaN for a figure that the side lacks."""
+"""The measurements of one side in one repeat, by name. A figure that the side does not have is
+NaN.
+"""
 SPREAD = "{:.2f} ({:.2f}-{:.2f})"
 
 
@@ -60,11 +62,12 @@ def run_shown(
 
 
 class Column(NamedTuple):
-    """A column of a table: its head, and what it shows of a row.
+    """A column of a table: its head, and the value of a row that it shows.
 
-    ``shown`` is a function of the row; or, for rows of `Results`, the name of a figure, whose
-    median, least and greatest value ``form`` formats. In the format, ``{total}`` is the sum over
-    the repeats. ``unknown`` is the text for an unknown figure.
+    ``shown`` is a function that returns the text for a row. For rows of `Results` it may be the
+    name of a figure instead; then ``form`` formats the figure's median, least and greatest value.
+    In the format, ``{total}`` is the sum over the repeats. ``unknown`` is the text of the cell if
+    the figure is unknown.
     """
 
     head: str
@@ -90,7 +93,7 @@ def table(rows: Iterable[Any], *columns: Column) -> str:
 
 
 def _values(samples: Sequence[Figures], name: str) -> list[float]:
-    """Return a figure of each repeat; empty if it is unknown in any."""
+    """Return the values of a figure in all repeats; empty if the figure is unknown in a repeat."""
     figures = [sample.get(name, math.nan) for sample in samples]
     return [] if any(map(math.isnan, figures)) else figures
 
@@ -106,7 +109,9 @@ class Results:
         self.samples: dict[tuple[object, ...], list[Figures]] = {}
 
     def expect(self, keys: Iterable[tuple[object, ...]]) -> None:
-        """Show these keys in this order, independent of the order of measurement."""
+        """Set the order in which tables show these keys, independent of the order of
+        measurement.
+        """
         self.samples |= {key: [] for key in keys}
 
     def add(self, *key: object, figures: Figures) -> None:
@@ -177,9 +182,9 @@ def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
 def ratios(
     mine: Figures, base: Figures, names: Sequence[str], suffix: str, of: str = ""
 ) -> Figures:
-    """Return the ratios of figures to those of ``base`` in the same repeat.
+    """Return the ratios of the figures of ``mine`` to the figures of ``base`` in the same repeat.
 
-    The names of ratios end in ``suffix``; those of the figures end in ``of``.
+    The names of the ratios end in ``suffix``, and the names of the figures end in ``of``.
     """
     return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
 

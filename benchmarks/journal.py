@@ -1,8 +1,8 @@
 """``benchmarks journal``: the CPU time of a journal for each call.
 
-The same programs run with a journal and without a journal, in turns, in this process: on an engine
-that answers at once, so that the rest of a call costs as little as possible, and with ``--real`` on
-vLLM's engine, whose own process does not count.
+The same programs run in this process with a journal and without a journal, in turns. The engine
+answers at once, so that a call costs little besides its journal. With ``--real``, the programs also
+run on vLLM's engine; the CPU time of this engine's own process does not count.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ Examples:
 
 \b
 Each row is a value of --journal-content; off is without a journal. CPU is the processor time of
-this process, including the kernel's. Each repeat runs all rows, and compares them.
+this process, including the time of the kernel. Each repeat runs all rows, and compares them with
+each other.
 """
 
 
@@ -81,7 +82,7 @@ this process, including the kernel's. Each repeat runs all rows, and compares th
 @click.option("--real", is_flag=True, help="Run also on a real engine of vLLM.")
 @json_option
 def journal(**options: Any) -> None:
-    """Compare the processor time of a call with a journal and without one."""
+    """Compare the processor time of a call with a journal and without a journal."""
     load = Load(options["programs"], options["calls"], options["tokens"])
     engines: dict[str, Callable[[], Executor]] = {INSTANT: partial(Instant, load.tokens)}
     if options["real"]:

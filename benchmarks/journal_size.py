@@ -89,7 +89,7 @@ async def chat(ctx: Context, turns: int) -> int:
 
 
 async def context(ctx: Context, turns: int) -> int:
-    """Extend a context, and return the number of bytes of its text."""
+    """Extend a context in each turn, and return the number of bytes of its text."""
     made = await ctx.context(text_of(words(0)))
     for turn in range(turns):
         await made.fill(text_of(words(turn + 10_000)))
@@ -106,8 +106,9 @@ def journal_size() -> None:
     """Measure the bytes of a journal for each byte of text, for chats and contexts of 25 to 200
     turns.
 
-    The table also shows the times of a resume, of agentrt journal why, and of reading the journal
-    for agentrt journal replay, as ratios to those with 25 turns, and the memory that why uses.
+    The table also shows the memory that 'agentrt journal why' uses, and three times as ratios to
+    the times with 25 turns: of a resume, of 'agentrt journal why', and of reading the journal for
+    'agentrt journal replay'.
     """
     rows = [row for name in KINDS for row in measure(name, TURNS)]
     heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]

@@ -1,4 +1,6 @@
-"""``benchmarks journal-values``: kinds of values, errors and states, recorded and read again."""
+"""``benchmarks journal-values``: records kinds of values, errors and states, and reads them
+again.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ STATES = (
 
 
 class Row(NamedTuple):
-    """The outcome of a kind of values: a value came back ``equal``, or was ``refused`` with
-    ``words``. Any other outcome is a fault.
+    """The outcome of a kind of values: the journal returned an ``equal`` value, or ``refused`` the
+    value with the error text ``words``. Any other outcome is a fault.
     """
 
     door: str
@@ -48,12 +50,14 @@ class Row(NamedTuple):
 
 
 class AgainError(AgentrtError):
-    """The program must run again from its top."""
+    """The error that makes the program run again from its start."""
 
 
 @dataclass
 class Life:
-    """The values that a program saw in one of its lives, and the kinds that it made."""
+    """The values that a program saw in one of its runs (a life), and the kinds of values that it
+    made in this life.
+    """
 
     seen: dict[str, Any] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
@@ -61,7 +65,8 @@ class Life:
 
 @click.command()
 def journal_values() -> int:
-    """Test kinds of values, errors and states that a journal returns equal, or refuses at once.
+    """Test whether a journal returns each kind of values, errors and states unchanged, or refuses
+    the kind at once.
 
     Each value is recorded by a program that fails and runs again; the second run gets the recorded
     value. Fails if a kind has any other outcome.
@@ -73,7 +78,7 @@ def journal_values() -> int:
     sums = ", ".join(
         f"{sum(row.outcome == outcome for row in rows)} {outcome}" for outcome in (EQUAL, REFUSED)
     )
-    click.echo(f"\n{len(rows)} kinds: {sums}, {len(faults)} anything else")
+    click.echo(f"\n{len(rows)} kinds: {sums}, {len(faults)} with another outcome")
     return 1 if faults else 0
 
 
@@ -106,7 +111,7 @@ def _raised(make: Callable[[], Any]) -> Any:
 async def _by_tools(
     path: Path, door: str, kinds: Mapping[str, Callable[[], Any]], do: Caught
 ) -> list[Row]:
-    """Run a program that calls a tool for each kind, in two lives."""
+    """Run a program twice, in two lives. The program calls a tool for each kind."""
     lives: list[Life] = []
 
     async def tools(ctx: Context) -> None:
@@ -142,7 +147,9 @@ def _row(door: str, kind: str, before: Any, after: Any) -> Row:
 
 
 def _differs(before: BaseException | None, after: BaseException | None) -> str:
-    """Return how an error differs from the recorded one; "" if all that is promised is equal."""
+    """Return the difference between an error and the recorded error; "" if everything is equal that
+    the journal promises to keep.
+    """
     if before is None or after is None or "recorded" in vars(type(after)):
         return "" if before is after else "other causes"
     built_in = [kind for kind in type(before).__mro__ if kind.__module__ == "builtins"]
@@ -266,7 +273,9 @@ async def _as_event(path: Path, door: str, kind: str) -> Row:
 
 
 async def _as_spawned(path: Path, door: str, kind: str) -> Row:
-    """Spawn a program in two lives. Its code runs in both; each life must get its own result."""
+    """Spawn a program in two lives. The spawned program's code runs in both lives, and each life
+    must get its own result.
+    """
     made: list[Any] = []
 
     async def helper(ctx: Context) -> Any:

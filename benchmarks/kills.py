@@ -1,4 +1,4 @@
-"""``benchmarks kills``: kills `agentrt run --journal` on a real engine at random moments."""
+"""``benchmarks kills``: kills `agentrt run --journal` with a real engine at random moments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLDER = "KILLS_FOLDER"
 
 
 class Written(Counter[str]):
-    """A counter that also appends to a file, which survives a kill."""
+    """A counter that also appends each count to a file, because the file survives a kill."""
 
     def __setitem__(self, name: str, times: int) -> None:
         super().__setitem__(name, times)
@@ -45,7 +45,7 @@ WORLD = World(calls=Written(), tools=Written())
 
 
 def made() -> Program:
-    """Make the program, for the file that the command runs."""
+    """Make the program. The file that the command runs calls this function."""
     return everything(WORLD, most=32)
 
 
@@ -66,7 +66,7 @@ def kills(kills: int, seed: int) -> int:
     """Kill agentrt run by SIGKILL and run the same command again, for a number of kills.
 
     The program has parallel calls, tools, a spawned program, a saved context and a question. Fails
-    if a recorded step is done again, or if a result is not that of a run without kills.
+    if a recorded step is done again, or if a result differs from the result of a run without kills.
     """
     rng, counts = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="agentrt-kills-") as name:
@@ -83,7 +83,7 @@ def kills(kills: int, seed: int) -> int:
                 result, done = _life(folder, journal, dies, rng.uniform(0, 0.3))
                 again = len(recorded & set(done)) + len(done) - len(set(done))
                 life = {"kills": int(result is None), "done": len(done), "done again": again}
-                note(f"{journal}: {len(recorded)} were recorded; {life}")
+                note(f"{journal}: {len(recorded)} steps were recorded; {life}")
                 counts.update(life)
             counts["wrong results"] += comparable(result) != comparable(expected)
     click.echo(", ".join(f"{name}: {times}" for name, times in counts.items()))

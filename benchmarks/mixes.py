@@ -1,10 +1,10 @@
-"""Twenty mixes of programs, as a user has them who tries agentrt for the first time.
+"""Twenty mixes of programs, like those of a user who tries agentrt for the first time.
 
 There are few programs, which arrive at once or within seconds, and the engine has few batch slots.
-In ten mixes the programs differ, in ten they are alike. All sizes are our assumptions, except those
-of the generators. Counts and sizes were chosen such that calls wait under stock vLLM, and that an
-order that knows all sizes (``--policy srpt``) gains if programs differ. They were not chosen by the
-gain of agentrt's defaults.
+In ten mixes the programs differ; in the other ten mixes the programs are alike. All sizes are our
+assumptions, except the sizes of the generators of `benchmarks.workloads`. Counts and sizes were
+chosen such that calls wait under stock vLLM, and that an order that knows all sizes (``--policy
+srpt``) gains if programs differ. The gain of agentrt's defaults did not influence the choice.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _CUT = Cut(tokens=24_576)
 
 Limit = Literal["exact", "own", "unset"] | int
 """How clients set max_tokens. ``exact``: outputs fill the limit, as in ``agentrt demo``. ``own``: a
-power of two for each node of a program, which suffices for all of its outputs. ``unset``: vLLM's
-default, all that is left of the context. A number: that limit for every call."""
+power of two for each node of a program, which is large enough for all outputs of the node.
+``unset``: vLLM's default, all that is left of the context. A number: that limit for every call.
+"""
 Order = Literal["as listed", "in turns", "shuffled"]
 
 
@@ -46,7 +47,7 @@ Order = Literal["as listed", "in turns", "shuffled"]
 class Group:
     """``count`` programs of a kind. ``scale`` multiplies their tokens.
 
-    ``type`` is the name of the graph, if it differs from that of the kind.
+    ``type`` is the name of the graph, if it differs from the name of the kind.
     """
 
     kind: str
@@ -59,8 +60,8 @@ class Group:
 class Mix:
     """Programs, and an engine with ``slots`` batch slots.
 
-    They arrive at random times within ``within_s`` seconds; with 0, all at once. ``tool_s`` is the
-    median time of the commonest tool in seconds. Humans answer at once.
+    The programs arrive at random times within ``within_s`` seconds; with 0, all programs arrive at
+    once. ``tool_s`` is the median time of the commonest tool in seconds. Humans answer at once.
     """
 
     groups: tuple[Group, ...]
@@ -72,8 +73,8 @@ class Mix:
     tool_s: float = 0.1
 
     def programs(self, name: str, seed: int) -> list[ProgramShape]:
-        """Return the programs in the order of their arrival. They depend on the mix's name and the
-        seed only.
+        """Return the programs in the order of their arrival. The programs depend only on the mix's
+        name and the seed.
         """
         groups = [
             [_program(group, f"{name}/{seed}/{place}/{number}") for number in range(group.count)]

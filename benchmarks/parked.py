@@ -1,7 +1,8 @@
-"""``benchmarks parked``: the cost of programs that wait for a human, and are parked meanwhile.
+"""``benchmarks parked``: the cost of programs that wait for a human, and are parked while they
+wait.
 
 The engine is scripted, and there is no HTTP. Programs ask questions, and are parked in batches.
-Then the server starts again, and each question is answered, in random order.
+Then the server starts again, and all questions are answered in random order.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Local:
     wrong: int = 0
 
     async def timed(self, work: Any) -> Figures:
-        """Await ``work``, which returns a number of programs, and return its figures."""
+        """Await ``work``, which returns a number of programs. Return the figures of the work, with
+        the CPU time for each program.
+        """
         self.most = self.wrong = 0
         cpu, began = time.process_time(), time.monotonic()
         count = await work

@@ -1,4 +1,4 @@
-"""Draws latency against load, with matplotlib."""
+"""Drawings of latency by load, with matplotlib."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def draw_panels(
 ) -> None:
     """Draw a column for each panel and a row for each measure, with dotted lines at ``levels``.
 
-    A line is the median over the seeds, and its band their spread. Bursts (b0.8) are to the right
-    of the steady loads.
+    A line shows the median over the seeds, and the band around the line shows the spread. Bursts
+    (b0.8) are to the right of the steady loads.
     """
     figure = new_figure(1 + 4.2 * len(panels), 0.8 + 2.8 * len(measures))
     axes = figure.subplots(len(measures), len(panels), squeeze=False)
@@ -59,7 +59,7 @@ def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """Labels the usual ticks, but with plain numbers instead of powers of ten."""
+        """A formatter that labels the usual ticks with plain numbers instead of powers of ten."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
             return f"{x:g}" if super().__call__(x, pos) else ""

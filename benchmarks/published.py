@@ -1,10 +1,10 @@
-"""``benchmarks published``: compares the numbers of README and other pages with the files of
+"""``benchmarks published``: compares the numbers on README.md and other pages with the files of
 results.
 
-A benchmark's JSON is kept in ``docs/results/data``, with the commands that printed it and the
-commit. On a page, a number stands between two comments, which readers do not see:
-``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says what each name stands for. A number that differs
-from its file is an error, so that a page only has numbers that a run has printed.
+The JSON output of a benchmark is kept in ``docs/results/data``, with the commands that printed the
+output, and the commit. On a page, a number stands between two comments, which readers do not see:
+``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says which value each name stands for. A number that
+differs from the value in its file is an error, so every such number on a page was printed by a run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_S = 3600
 _SEEDS = range(5000, 5005)
 
 Results = Sequence[Any]
-"""The values that the commands of a source printed, in their order."""
+"""The values that the commands of a source printed, in the order of the commands."""
 Data = Mapping[str, Any]
 """A file of results: its ``commands``, the ``commit`` that ran them, and their ``results``."""
 
@@ -46,7 +46,7 @@ Data = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Source:
     """The commands that fill a file of results; the last line of their output is JSON. ``without``
-    names the keys that the file leaves out.
+    names the keys of the JSON that are not written to the file.
     """
 
     commands: Sequence[str]
@@ -106,8 +106,8 @@ def _to_stock(when: str) -> Callable[[Results], str]:
 
 
 def _means(results: Results, when: str) -> list[float]:
-    """Return for each seed the ratio of the mean to stock's: the median over the seed's pairs of
-    runs.
+    """Return, for each seed, the median over the seed's pairs of runs of the ratio of our mean to
+    stock's mean.
     """
     return [median(each["mean"][when]) for each in results]
 
@@ -231,8 +231,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "front-table": ("front", _front_table),
     **{f"{source}-commit": (source, None) for source in SOURCES},
 }
-"""For each name, the file of results, and a function that makes the text on the page from it; None
-for the commit of the file.
+"""For each name, the file of results, and a function that makes the text on the page from the
+file's results. Without a function (None), the text is the commit of the file.
 """
 
 
@@ -243,10 +243,12 @@ for the commit of the file.
 @many(
     "--record",
     metavar="NAME,…",
-    help="Measure again: run the commands of these files of results, and write the files. Takes 4 "
-    f"to 10 minutes for each of {', '.join(SOURCES)}.",
+    help="Measure again: run the commands of these files of results, and write the files. This "
+    f"takes 4 to 10 minutes for each of {', '.join(SOURCES)}.",
 )
-@click.option("--write", is_flag=True, help="Write the numbers onto the pages.")
+@click.option(
+    "--write", is_flag=True, help="Write the numbers of the files of results onto the pages."
+)
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -255,7 +257,7 @@ for the commit of the file.
     help="Folder of the checkout.  [default: the checkout of this command]",
 )
 def published(record: Sequence[str], write: bool, root: Path) -> int:
-    """Compare the numbers on README and other pages with the files of results.
+    """Compare the numbers on README.md and other pages with the files of results.
 
     Prints the numbers that differ, and exits with 1 if there are any. With --write, writes the
     numbers of the files onto the pages.
@@ -302,8 +304,8 @@ def _read(file: Path) -> Data:
 
 
 def _check_marks(page: str, text: str) -> None:
-    """Raise `ConfigError` for a mark without its counterpart, or that Markdown would
-    read as HTML.
+    """Raise `ConfigError` for a mark that has no counterpart, or that Markdown would read as
+    HTML.
     """
     if left := _MARK.search(_PLACE.sub("", text)):
         raise ConfigError(f"{page}: {left[0]} has no counterpart; write <!--NAME-->number<!--/-->")
@@ -367,7 +369,9 @@ def _output(command: str) -> Any:
 
 
 def _commit() -> str:
-    """Return the commit of the code, with ``-dirty`` if a file of the code differs from it."""
+    """Return the commit of the code, with ``-dirty`` if a file of the code differs from the
+    commit.
+    """
     changed = _git("status", "--porcelain", "--", "agentrt", "benchmarks", "demos")
     return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 

@@ -49,7 +49,9 @@ from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 WANTED_UNLIKE, WANTED_ALIKE = 0.90, 1.01
 """The highest acceptable mean completion time of a first run, as a multiple of stock vLLM's."""
 EQUAL = 1.01
-"""The highest acceptable ratio of mean and P99 to stock's if no policy can gain anything."""
+"""The highest acceptable ratio of the mean and the P99 to stock's values, at loads at which no
+policy can gain anything.
+"""
 WORKS = tuple(name for name in ALL_WORKS if name != RECORDED)
 LOADS = ("0.6", "2")
 SLOTS = 16
@@ -59,7 +61,9 @@ Ratios = Mapping[str, float]
 ratio of the means in the second run, if the policy learns.
 """
 Results = Mapping[tuple[Any, ...], Sequence[Ratios]]
-"""The ratios of each seed, by mix and policy; in ``room``, by load, workload and policy."""
+"""The ratios of each seed, by mix and policy; for the command ``room``, by load, workload and
+policy.
+"""
 _POLICIES = policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
 
 
@@ -70,9 +74,9 @@ _POLICIES = policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
 def first_runs(**options: Any) -> None:
     """Compare completion times of programs that are new to the engine with stock vLLM's.
 
-    In ten mixes the programs differ, in ten they are alike. Each figure is the median ratio to
-    stock over the seeds, with the least and the greatest; less is better. "once known" is the mean
-    in a second run of the same programs.
+    In ten mixes the programs differ; in the other ten mixes the programs are alike. Each figure is
+    the median ratio to stock over the seeds, with the least and the greatest; less is better. "once
+    known" is the mean in a second run of the same programs.
     """
     names = check_names("mix", options["workload"], list(MIXES))
     works = [Newcomers(name) for name in MIXES if name in names]
@@ -86,7 +90,7 @@ def first_runs(**options: Any) -> None:
 
 @click.command(cls=ManyCommand)
 @workload_option(f"Workloads to run.  [default: all: {', '.join(WORKS)}]")
-@load_option(f"Arrivals, in shares of what the engine can do.  [default: {','.join(LOADS)}]")
+@load_option(f"Arrival rates, as shares of the engine's capacity.  [default: {','.join(LOADS)}]")
 @_POLICIES
 @text_option(
     "--lane",
@@ -98,7 +102,8 @@ def first_runs(**options: Any) -> None:
 @programs_option("Number of programs of each workload.")
 @study_options(5)
 def room(**options: Any) -> None:
-    """Compare mean and P99 of completion times with stock vLLM's, with room for everything.
+    """Compare mean and P99 of completion times with stock vLLM's, with a KV cache that has room for
+    everything.
 
     Each figure is the median ratio to stock over the seeds, with the least and the greatest; less
     is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
@@ -138,7 +143,7 @@ def _compare(
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """The programs of a mix, at an engine with room for all of them."""
+    """A mix of programs, on an engine with room for all programs."""
 
     name: str
 
@@ -183,7 +188,8 @@ def _load(text: str) -> float:
 def check_policies(names: Sequence[str]) -> list[str]:
     """Return stock and the policies to compare with it; without names, the default policies.
 
-    Raises `ConfigError` for stock itself, and for a contender that is more than a policy.
+    Raises `ConfigError` for stock itself, and for a contender that is not just a policy of
+    agentrt's scheduler.
     """
     policies = contenders(names or [DEFAULT])
     for item in policies:
@@ -199,13 +205,15 @@ def check_policies(names: Sequence[str]) -> list[str]:
 
 
 def first_run(load: Load, name: str, settings: SchedulerConfig) -> Figures:
-    """Return the completion times of a run. ``settings`` has what the policy's name leaves open."""
+    """Return the completion times of a run. ``settings`` has the settings that the policy's name
+    does not determine.
+    """
     return times(load.virtual(contender(name, settings)).outcomes)
 
 
 def first_and_known(load: Load, name: str) -> Figures:
-    """Return the completion times of a first run, and if the policy learns, the mean of a second
-    run.
+    """Return the completion times of a first run. If the policy learns, also return the mean of a
+    second run.
     """
     policy = contender(name)
 
@@ -230,7 +238,9 @@ def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def ratios(mine: Figures, base: Figures) -> Ratios:
-    """Return the ratios of completion times to those of ``base``, which has no second run."""
+    """Return the ratios of completion times to the completion times of ``base``, which has no
+    second run.
+    """
     over = {name: mine[name] / base[name] for name in FIGURES}
     return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over
 
@@ -299,7 +309,9 @@ def _mixes_table(results: Results, wanted: float) -> str:
 
 
 def summary(title: str, results: Results, policy: str, wanted: float) -> str:
-    """Say how many mixes reach the wanted ratio, and the mean over the mixes."""
+    """Return a line with the number of mixes that reach the wanted ratio, and the mean ratio over
+    the mixes.
+    """
     mine = {mix: seeds for (mix, name), seeds in results.items() if name == policy}
     means = [median(item["mean"] for item in seeds) for seeds in mine.values()]
     count = sum(reached(seeds, "mean", wanted) for seeds in mine.values())
@@ -347,7 +359,7 @@ def room_table(results: Results) -> str:
         Column("reached", lambda row: "yes" if both_reached(row[0][0], row[1]) else "no"),
     )
     count = sum(both_reached(key[0], seeds) for key, seeds in results.items())
-    return f"{rows}\n\n{count} of {len(results)} rows are as they should be."
+    return f"{rows}\n\n{count} of {len(results)} rows are acceptable."
 
 
 def loads_as_json(results: Results) -> list[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""``benchmarks scheduler``: the CPU time of our scheduler class in the engine core, and of vLLM's.
+"""``benchmarks scheduler``: the CPU time of agentrt's scheduler class in the engine core, and of
+vLLM's scheduler class.
 
 The real schedulers run over real KV-cache blocks without a model. Programs of several calls keep
 the batch full: calls arrive, run and end, and their programs end. The CPU time of all calls from
 the engine core to the scheduler is summed up. The cases take turns of a few steps. Each case has a
-process of its own, as engine cores have, because Python specializes code for the classes that run
-it, so that schedulers of several classes slow each other down in one process. The functions that a
+process of its own, like each engine core. Python specializes code for the classes that run it, so
+schedulers of several classes would slow each other down in one process. The functions that a
 scheduler calls are also counted; other work on the machine does not change this number.
 """
 
@@ -50,12 +51,12 @@ CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+mem
 CALLS = 4
 """Number of consecutive calls of a program."""
 PROMPT, GROWTH, LONGEST = 96, 64, 96
-"""Tokens of a program's first prompt, tokens that each later prompt adds, and tokens of the longest
-output.
+"""The tokens of a program's first prompt, the tokens that each later prompt adds, and the tokens of
+the longest output.
 """
 STEP_S = 0.02
 ASKED = ("add_request", "schedule", "update_from_output", "control")
-"""The scheduler's methods that the engine core calls, by itself or for a client of ours."""
+"""The methods of the scheduler that the engine core calls, by itself or for a client of agentrt."""
 COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
     Column("least", "step_us", "{1:.0f}"),
@@ -70,22 +71,24 @@ COLUMNS = (
 
 @click.command(cls=ManyCommand)
 @policy_option(
-    f"Policies, with a plus each a retention and an admission.  [default: {','.join(CASES)}]",
+    "Policies, optionally with a retention and an admission after plus signs.  [default: "
+    f"{','.join(CASES)}]",
     former=["--cases"],
 )
-@many("--running", metavar="N,…", help="Calls in the batch.  [default: 4,64]")
-@many("--waiting", metavar="N,…", help="Calls that wait.  [default: 10,1000]")
+@many("--running", metavar="N,…", help="Number of calls in the batch.  [default: 4,64]")
+@many("--waiting", metavar="N,…", help="Number of calls that wait.  [default: 10,1000]")
 @count_option("--steps", "Number of steps in a turn.", default=200)
 @repeat_option(15, "Number of turns of each case.")
 @count_option(
     "--warm-up",
-    about="Steps before the first measured one. The default measures an engine that has seen few "
-    "programs end; 3000 steps measure one that knows all types.  [default: as many as --steps]",
+    about="Number of steps before the first measured step. With the default, the engine has seen "
+    "few programs end; after 3000 steps, it knows all types of programs.  [default: as many "
+    "as --steps]",
 )
 @seed_option
 @json_option
 def scheduler(**options: Any) -> None:
-    """Measure the CPU time of the steps of our scheduler and of vLLM's own."""
+    """Measure the CPU time of a step of agentrt's scheduler and of vLLM's own scheduler."""
     cases = contenders([STOCK, *(options["policy"] or CASES)])
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
@@ -127,8 +130,8 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """Run a `Load` in a process of its own, and yield a function that calls its methods by name,
-    with a number of steps.
+    """Run a `Load` in a process of its own. Yield a function that calls a method of the load, by
+    the method's name and a number of steps.
     """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()

@@ -1,9 +1,10 @@
 """``benchmarks sensitivity``: the effect of each constant of the scheduler.
 
-A constant is a module's own name in capital letters for a number that the source writes out. Each
-constant is halved and doubled in turn, on workloads on which no constant was tuned. The scheduler
-reads such names while it runs, so that a new value takes effect at once. vLLM's real scheduler and
-KV-cache manager decide in virtual time, as in ``python -m benchmarks memory``.
+A constant is a name in capital letters that a module of the scheduler assigns to a number written
+out in the source. Each constant is halved and doubled in turn, on workloads on which no constant
+was tuned. The scheduler's code reads such names while it runs, so that a new value takes effect at
+once. vLLM's real scheduler and KV-cache manager decide in virtual time, as in ``python -m
+benchmarks memory``.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_jct_s": "mean", "p99_jct_s": "P99"}
 _SHARE = 0.25
 SAME, FAILED, NONE = "=", "fails", "-"
-"""The texts of cells where nothing changed on any workload and seed, where a run raised an error,
-and where there is no such value.
+"""The texts of three kinds of cells: nothing changed on any workload and seed; a run raised an
+error; there is no such value.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The name and the value of a number, and its module."""
+    """A constant: its name, its value and its module."""
 
     name: str
     module: str
@@ -84,7 +85,9 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A held-out workload over a share of its working set, with a number of programs."""
+    """A held-out workload on an engine that holds a share of its working set, with a number of
+    programs.
+    """
 
     setup: Setup
     programs: int | None
@@ -103,8 +106,8 @@ class Variant:
 
 
 Runs = Measured[HeldOut, Variant | None]
-"""The figures of the runs; None for a run that raised an error. The variant None changes no
-constant.
+"""The figures of the runs by variant. A run that raised an error has None. The variant None is the
+run without a changed constant.
 """
 
 
@@ -114,7 +117,7 @@ constant.
 @programs_option("Number of programs of each workload.")
 @study_options(2, FIRST_HELD_OUT)
 def sensitivity(**options: Any) -> None:
-    """Halve and double each constant of the scheduler, on workloads on which none was tuned.
+    """Halve and double each constant of the scheduler, on workloads on which no constant was tuned.
 
     Each figure is the ratio to the run with the unchanged constant, on the workload where this
     ratio is highest. = means that nothing changed.
@@ -208,7 +211,7 @@ def _number(value: ast.expr) -> float | None:
 
 @contextmanager
 def replaced(constant: Constant, value: float) -> Iterator[None]:
-    """Set a constant to ``value`` during the ``with`` block, also where its name is imported."""
+    """Set a constant to ``value`` during the ``with`` block, also in modules that import it."""
     own = vars(import_module(constant.module))
     before = own[constant.name]
     having = [own]
@@ -226,7 +229,9 @@ def replaced(constant: Constant, value: float) -> Iterator[None]:
 
 
 def _put(name: str, value: float, having: Sequence[dict[str, Any]]) -> None:
-    """Set a name in modules, and clear the caches of values that used the old value."""
+    """Set a name to ``value`` in the modules whose dictionaries are ``having``. Clear the caches in
+    these modules, because cached values may depend on the old value.
+    """
     for names in having:
         names[name] = value
         for item in names.values():

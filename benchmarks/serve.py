@@ -1,9 +1,9 @@
 """``benchmarks serve``: `agentrt serve` under load, compared with vLLM's own server.
 
-All servers run in processes of their own, with the same engine options. The load comes from this
-process, and one server has it at a time, in turns. Clients are programs of a few calls without
-pauses; each call sends the chat of the previous call and more. To measure the CPU time of a
-server's own process, clients make single calls, whole or streamed, and do not name programs.
+All servers run in processes of their own, with the same engine options. This process makes the
+load, for one server at a time, in turns. Clients are programs of a few calls without pauses. Each
+call sends the chat of the previous call and a new message. To measure the CPU time of a server's
+own process, clients make single calls, whole or streamed, and do not name programs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_mo
 CALLS = 3
 TOKENS = 8
 SINGLES = {"calls": 1, "streams": 64}
-"""The tokens of a whole answer and of a streamed one, for clients that do not name programs."""
+"""The numbers of tokens of a whole answer and of a streamed answer, for clients that do not name
+programs.
+"""
 _SINGLES_CLIENTS = 16
 _CALL_S = 600.0
 _WARM_UP_S = 1.0
 _PARTS, _OF_ALL_CLIENTS = 6, 3
-"""A repeat's time of a server has `_PARTS` parts, of which `_OF_ALL_CLIENTS` are for all clients;
-one client, calls and streams have one part each.
+"""In each repeat, the time of a server is divided into `_PARTS` parts. The load of all clients gets
+`_OF_ALL_CLIENTS` of these parts. The loads of one client, of whole calls and of streams get one
+part each.
 """
 _BUSY = "429"
 _TOTAL = "{total:.0f}"
@@ -86,8 +89,8 @@ _pause = asyncio.sleep
     default=20.0,
     show_default=True,
     metavar="M",
-    help="Minutes for which the servers have the load, all together; calls that have begun are "
-    "waited for.",
+    help="Minutes of load for all servers together. The benchmark waits for the calls that have "
+    "begun by then.",
 )
 @repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)
@@ -96,9 +99,10 @@ _pause = asyncio.sleep
 def serve(**options: Any) -> None:
     """Compare agentrt serve with vLLM's own server, under programs of three calls, in turns.
 
-    The second table shows the CPU time of the server's own process, without that of its engine; the
-    third the resources of agentrt's servers after each of their turns: what grows is a leak. With
-    the policy fcfs, agentrt schedules as vLLM does, and only the servers differ.
+    The second table shows the CPU time of the server's own process, without the CPU time of its
+    engine. The third table shows the resources of agentrt's servers after each of their turns; a
+    resource that grows from turn to turn is a leak. With the policy fcfs, agentrt schedules as vLLM
+    does, and only the servers differ.
     """
     policies = tuple(dict.fromkeys(options["policy"] or POLICIES))
     for name in policies:
@@ -164,8 +168,8 @@ class Turn:
 
 
 class ServingBench:
-    """The loads of each server: ``clients`` programs at a time, and others. In each repeat, a
-    server has its loads for ``seconds`` in all.
+    """The loads of each server: ``clients`` programs at a time, one program, and single calls. In
+    each repeat, the loads of a server take ``seconds`` in total.
     """
 
     def __init__(
@@ -221,7 +225,9 @@ class ServingBench:
         return figures
 
     def keep(self, figures: Mapping[str, Mapping[int | str, Figures]]) -> None:
-        """Keep the figures of a repeat by server and load, with their ratios to stock's."""
+        """Record the figures of a repeat by server and load, with their ratios to stock's
+        figures.
+        """
         for name, loads in figures.items():
             for load, mine in loads.items():
                 results, names = self.measured, ["p50", "p99", "rate"]
@@ -231,7 +237,7 @@ class ServingBench:
                 results.add(name, load, figures={**mine, **to_stock})
 
     async def _look(self, servers: Mapping[str, Server], turn: int) -> None:
-        """Keep the resources that agentrt's processes use now."""
+        """Record the resources that agentrt's processes use now."""
         for name, server in servers.items():
             if not isinstance(server, AgentrtServer):
                 continue

@@ -1,4 +1,6 @@
-"""OpenAI servers in processes of their own, for comparisons: vLLM's own, and `agentrt serve`."""
+"""OpenAI servers in processes of their own, for comparisons: vLLM's own server, and `agentrt
+serve`.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,18 @@ from tests.doubles.ports import reserved_port
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
 _OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
-"""Arguments of an embedded engine that a stock server does not get, or gets in another way."""
+"""Arguments of an embedded engine that are not passed to a stock server, or that are passed in
+another way.
+"""
 _SAYS = " (OpenAI API: "
 PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Flags of both servers: agentrt would choose a tool parser by itself, and vLLM would have none."""
+"""Flags that both servers get. Without them, agentrt would choose a tool parser by itself, and vLLM
+would have no tool parser.
+"""
 
 
 class Server:
-    """The process of a server. An async context manager: the process ends with its body.
+    """The process of a server. An async context manager: the process ends with the ``with`` block.
 
     ``base_url`` is the address for an OpenAI client.
     """
@@ -63,7 +69,9 @@ class Server:
         return self.base_url.removesuffix("/v1")
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the process so far, without those of its engine's process."""
+        """Return the CPU seconds of the process so far, without the CPU seconds of its engine's
+        process.
+        """
         assert self.process is not None
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
@@ -101,8 +109,8 @@ class StockServer(Server):
         """Start the process inside ``collecting()``, which collects its log, and wait until it
         serves.
 
-        Raises `EngineStartError` if the process ends before, and `TimeoutError` if it takes too
-        long.
+        Raises `EngineStartError` if the process ends before it serves, and `TimeoutError` if the
+        start takes too long.
         """
         # As in `agentrt serve`, which limits what it stores.
         environment = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
@@ -151,8 +159,8 @@ class AgentrtServer(Server):
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process, and wait until it serves. Raises `EngineStartError` if it ends before,
-        and `TimeoutError` if it takes too long.
+        """Start the process, and wait until it serves. Raises `EngineStartError` if the process
+        ends before it serves, and `TimeoutError` if the start takes too long.
         """
         self.process = await asyncio.create_subprocess_exec(*self._command, stderr=PIPE)
         log = self.process.stderr
@@ -191,9 +199,9 @@ async def _drop(stream: asyncio.StreamReader) -> None:
 def engine_and_model(
     options: Mapping[str, Any], slots: int | None = None, policy: str | None = None
 ) -> tuple[EngineOptions, str]:
-    """Return the engine's options and the model of ``--model``, by default the embedded one.
+    """Return the engine's options and the model of ``--model``, by default the embedded model.
 
-    ``slots`` is the number of batch slots, by default that of ``--max-num-seqs``.
+    ``slots`` is the number of batch slots, by default the value of ``--max-num-seqs``.
     """
     slots = options.get("max_num_seqs") if slots is None else slots
     scheduler = SchedulerConfig() if policy is None else SchedulerConfig(policy=policy)
@@ -206,8 +214,8 @@ def engine_and_model(
 async def started(
     name: str, options: EngineOptions, model: str, flags: Sequence[str] = PARSER
 ) -> AsyncIterator[Server]:
-    """Start the server of a contender: vLLM's own for stock, and otherwise `agentrt serve` with the
-    policy, retention and admission of that name.
+    """Start the server of a contender: vLLM's own server for stock, and otherwise `agentrt serve`
+    with the policy, retention and admission of that name.
 
     Raises `ConfigError` for any other contender.
     """
@@ -231,7 +239,9 @@ async def started(
 async def all_started(
     names: Sequence[str], options: EngineOptions, model: str
 ) -> AsyncIterator[dict[str, Any]]:
-    """Start the servers of contenders (`started`) with the same engine options, stock's last."""
+    """Start the servers of contenders (`started`) with the same engine options. The server of stock
+    starts last.
+    """
     async with contextlib.AsyncExitStack() as stack:
         servers = {}
         for name in sorted(names, key=lambda name: name == STOCK):
@@ -240,14 +250,14 @@ async def all_started(
 
 
 def scheduling(name: str) -> SchedulerConfig:
-    """Return the settings of one of our schedulers (`contender`). Raises `ConfigError` for another
-    contender.
+    """Return the settings of a contender that uses agentrt's scheduler (`contender`). Raises
+    `ConfigError` for any other contender.
     """
     config = contender(name).config
     if config is None:
         raise ConfigError(
-            f"--policy {name!r} does not name a policy of agentrt's scheduler; name one such as "
-            "default or atlas"
+            f"--policy {name!r} does not name a policy of agentrt's scheduler; name a policy "
+            "such as default or atlas"
         )
     return config
 
@@ -271,8 +281,8 @@ async def piped(
 
 
 def stock_flags(options: EngineOptions, model: str) -> list[str]:
-    """Return vLLM's flags that set what an embedded engine with ``options`` sets, except the
-    metrics, which both servers keep.
+    """Return the flags that give vLLM's server the settings of an embedded engine with ``options``,
+    except for the metrics, which both servers keep.
     """
     import torch
 

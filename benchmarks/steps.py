@@ -3,15 +3,16 @@
 `agentrt simulate`, and all tables in which memory matters, use virtual time with vLLM's own
 scheduler. The step simulator exists because it is about thirty times as fast: studies of dozens of
 engines, or tests of the order on hundreds of generated workloads
-(``tests/scheduler/test_lane_bounds.py``), would take days in virtual time. It skips all steps at
-which nothing changes, whereas vLLM's scheduler must be called at each step.
+(``tests/scheduler/test_lane_bounds.py``), would take days in virtual time. The step simulator skips
+all steps at which nothing changes, whereas vLLM's scheduler must be called at each step.
 
 Every step of continuous batching takes ``step_s`` and gives each running call one token. The
-queues, the process table, the policies and the router are the real ones. Between two events (an
-arrival, an end, a spent quantum, a starved call) nothing changes, so the simulator jumps from event
-to event; it decides exactly as if it visited every step. At each moment, calls end, best first,
-each followed by its successors. Then calls with a spent quantum are demoted, calls arrive after
-their gaps, and programs arrive. Finally, the running calls are chosen.
+queues, the process table, the policies and the router are the same code as in agentrt's engines.
+Between two events (an arrival, an end, a spent quantum, a starved call) nothing changes, so the
+simulator jumps from event to event; it decides exactly as if it visited every step. At each moment,
+calls end in the order of their priority, and each ended call is followed by its successors. Then
+calls with a spent quantum are demoted, calls arrive after their gaps, and programs arrive. Finally,
+the running calls are chosen.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from agentrt.scheduler.table import ProgramTotals
 
 @dataclass(frozen=True, slots=True)
 class SlotMachine(Machine):
-    """An engine with batch slots and steps of ``step_s`` seconds, without memory; it is described
-    by plain values, like `Machine` for virtual time.
+    """An engine with batch slots and steps of ``step_s`` seconds, without memory. It is described
+    by plain values, like a `Machine` in virtual time.
     """
 
     step_s: float = 0.025
@@ -77,12 +78,15 @@ class SlotMachine(Machine):
         return self.replicas * (self.max_num_seqs / self.step_s / tokens)
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that needs vLLM's scheduler, or more memory."""
+        """Raise `ConfigError` for a contender that needs vLLM's scheduler or more memory than other
+        contenders.
+        """
         for contender in contenders:
             if contender.config is None or contender.scheduler or contender.memory > 1:
                 raise ConfigError(
                     f"{contender.name!r} needs vLLM's scheduler or its memory, which the step "
-                    f"simulator does not have; it runs ours, such as {', '.join(policy_names())}"
+                    "simulator does not have; it runs the policies of agentrt's scheduler: "
+                    f"{', '.join(policy_names())}"
                 )
 
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
@@ -98,7 +102,8 @@ class SlotMachine(Machine):
 
 
 class Steps(Backend):
-    """A backend of ``replicas`` engines with ``batch`` slots each, behind a router if several.
+    """A backend of ``replicas`` engines with ``batch`` slots each. Several engines are behind a
+    router.
 
     Moments are whole steps.
     """
@@ -192,7 +197,9 @@ class Steps(Backend):
         self.touch(engine)
 
     def _program(self, engine: Slots, row: ProgramStats) -> EngineProgram:
-        """Return the program of a row in the form for an engine, with its service elsewhere."""
+        """Return an engine's record of a program. It includes the service that the program got on
+        other engines.
+        """
         table = engine.core.table
         program = table.get(row.program_id) or table.start_program(
             row.program_id, row.type, self.now, tenant=row.tenant, session=row.session
@@ -234,11 +241,11 @@ class Steps(Backend):
         heapq.heappush(self._due, (step, self._serial, action))
 
     def touch(self, engine: Slots) -> None:
-        """Let the engine choose its running calls at this moment."""
+        """Mark the engine, so that it chooses its running calls at this moment."""
         self._touched[engine] = None
 
     def served(self, engine: Slots) -> None:
-        """Let the engine end the service of calls at this moment."""
+        """Mark the engine, so that it ends calls at this moment."""
         self._served[engine] = None
         self.touch(engine)
 
@@ -263,7 +270,9 @@ class Steps(Backend):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """The payload of a queued call: its index in its program, and the steps that it needs."""
+    """The payload of a queued call: the call's index in its program, and the steps that the call
+    needs.
+    """
 
     live: LiveProgram
     index: int
@@ -319,7 +328,7 @@ class Slots:
                 self._wake(step_of(starving, clock.step_s))
 
     def _wake(self, step: int) -> None:
-        """Choose again at a step, even if nothing else happens then."""
+        """Choose the running calls again at a step, even if nothing else happens then."""
         step = max(step, self._clock.at + 1)
         if step not in self._wakes:
             self._wakes.add(step)
@@ -358,7 +367,9 @@ class Slots:
     # -- service -----------------------------------------------------------------------
 
     def _watch(self, call: QueuedCall) -> None:
-        """Wake up when the call ends or has spent its quantum, whichever is first."""
+        """Schedule a wake-up for the step at which the call ends or has spent its quantum,
+        whichever is first.
+        """
         job: Job = call.item
         clock = self._clock
         budget = job.left
@@ -373,7 +384,7 @@ class Slots:
             self._clock.served(self)
 
     def serve(self) -> None:
-        """End the calls whose service is over, then demote those whose quantum is spent."""
+        """End the calls whose service is complete, then demote the calls whose quantum is spent."""
         over, self._over = sorted(self._over, key=_key), []
         for call in (call for call in over if call.item.ends_at == self._clock.at):
             self._settle(call)

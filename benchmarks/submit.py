@@ -1,8 +1,9 @@
-"""``benchmarks submit``: the cost of programs that clients send, and the effects of hostile ones.
+"""``benchmarks submit``: the cost of programs that clients send, and the effects of hostile
+programs.
 
-The server has keys. First, a program of one line is sent several times at once, in turns with the
-same program that the server itself serves. Then one tenant makes short calls, alone and while
-another tenant sends programs that do not end by themselves, in turns.
+The server has keys. First, clients send a program of one line several times at once. In turns with
+this, they start the same program as a program that the server itself serves. Then one tenant makes
+short calls, in turns alone and while another tenant sends programs that do not end by themselves.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ OTHERS = (
 @model_option
 @json_option
 def submit(**options: Any) -> None:
-    """Measure how long sent programs take to start, and how hostile ones affect other tenants.
+    """Measure how long sent programs take to start, and how hostile programs affect other tenants.
 
     The second table shows one tenant's calls of 4 tokens while another tenant's programs loop, fill
     the memory, recurse, and make calls without end.
@@ -115,7 +116,7 @@ async def _measure(
 async def _server(
     engine: EngineOptions, model: str
 ) -> AsyncIterator[tuple[str, Mapping[str, str]]]:
-    """Start a server, and give the body its address and the keys of a good and of a bad tenant."""
+    """Start a server, and yield its address and the keys of a good and of a bad tenant."""
     with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
         program, file = Path(folder, "answer.py"), Path(folder, "keys.json")
         keys = _prepare(program, file)
@@ -144,8 +145,8 @@ class SubmitBench:
         self.others = Results({"beside": "beside"})
 
     async def time_starts(self, url: str, key: str, sizes: tuple[int, ...], repeats: int) -> None:
-        """Send programs and start served ones, in turns. ``sizes`` are numbers of
-        programs at once.
+        """Send programs, and start served programs, in turns. ``sizes`` are the numbers of programs
+        that start at the same time.
         """
         self.starts.expect((size, side) for size in sizes for side in ("served", "sent"))
         sides = {
@@ -198,7 +199,9 @@ async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
 
 @asynccontextmanager
 async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> AsyncIterator[None]:
-    """Send hostile programs during the ``with`` block, as many at once as the tenant may run."""
+    """Send hostile programs during the ``with`` block, as many at the same time as the tenant may
+    run.
+    """
     async with _client(key) as client:
 
         async def send(sources: Iterable[str]) -> None:
@@ -217,7 +220,9 @@ async def _hostile(url: str, key: str, stopped: Counter[str], *, on: bool) -> As
 
 
 def _turned(first: int) -> Iterable[str]:
-    """Yield the hostile programs without end. Senders begin with different programs."""
+    """Yield the hostile programs in an endless cycle that begins with the number ``first``, so that
+    senders begin with different programs.
+    """
     sources = list(HOSTILE.values())
     return islice(cycle(sources), first % len(sources), None)
 

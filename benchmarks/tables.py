@@ -24,8 +24,8 @@ _OF_FLEET = {
     "balance": ("balance", "the busiest engine's time over the mean"),
     "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
 }
-"""Further fields of `Summary` for comparisons, each with the head of its column and a text with its
-unit. The first ones need an engine with memory, the others several engines.
+"""Further fields of `Summary` for comparisons, each with the head of its column and a longer text
+with its unit. Some of them need an engine with memory, and the others need several engines.
 """
 SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE | _OF_FLEET).items()}
 ALL = {name: text for name, (_, text) in (PLAIN | _OF_ENGINE).items()}
@@ -49,12 +49,14 @@ MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_late
 
 
 def values(*measures: str) -> list[Column]:
-    """Return a column with the values of each measure."""
+    """Return a column for each measure, with its values."""
     return [Column(SHORT[measure], partial(value, measure=measure)) for measure in measures]
 
 
 def ratios(*measures: str, over: str) -> list[Column]:
-    """Return a column with the ratios of each measure to that of the baseline ``over``."""
+    """Return a column for each measure, with its ratio to the same measure of the baseline
+    ``over``.
+    """
     return [
         Column(f"{SHORT[measure]} / {over}", partial(ratio, measure=measure))
         for measure in measures
@@ -78,14 +80,18 @@ def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
 
 
 def sweep_table(cells: Sequence[Series], baseline: str) -> str:
-    """Return a table of latencies (or makespans) over the baseline's; less is better."""
+    """Return a table of the ratios of latencies (or makespans) to the baseline's values; less is
+    better.
+    """
     measures = _OFFLINE if cells[0].setting.pressure.kind == "at-once" else _COMPARED
     first = Column(MEASURES[measures[0]], lambda cell: value(cell, measures[0]))
     return table(cells, WORKLOAD, _load(cells), POLICY, first, *ratios(*measures, over=baseline))
 
 
 def latencies(cells: Sequence[Series], baseline: str) -> str:
-    """Return a table of latencies of programs, and per token; ratios below 1 are better."""
+    """Return a table of the latencies of programs and of the latencies per token; ratios below 1
+    are better.
+    """
     mean = Column("mean, s", lambda cell: value(cell, "mean_s"))
     over = ratios(*_LATENCIES, over=baseline)
     return table(cells, _load(cells), POLICY, mean, *over, MS_PER_TOKEN)

@@ -41,8 +41,8 @@ _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """Maximum number of bytes of a line, and of a field of a CSV file."""
 _COMPRESSED_BYTES = 4096
-"""Number of compressed bytes that are decompressed at once. They can become a thousand times as
-many.
+"""Number of compressed bytes that are decompressed at once. The decompressed bytes can be a
+thousand times as many.
 """
 _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
@@ -176,7 +176,7 @@ class Fields:
         )
 
     def item(self, record: Any, number: int, place: str) -> Item | Problem:
-        """Return a record as an item, or the problem why it cannot be used."""
+        """Return a record as an item, or a `Problem` that says why the record cannot be used."""
         raw_value: Any = record
         id_value: Any = number
         for name in filter(None, (self.input, self.id)):
@@ -308,7 +308,7 @@ class InputFile:
             raise InputsError(
                 f"{self.name}: no records that fulfil --where; change the condition"
                 if self._conditions
-                else f"{self.name}: no records; add at least one"
+                else f"{self.name}: the file has no records; add at least one record"
             )
         return count
 

@@ -154,7 +154,7 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
         return read_result(line)
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"{path}, line {number}: not a result: {error}; name a file of results, or a new one"
+            f"{path}, line {number}: not a result: {error}; name a file of results, or a new file"
         ) from error
 
 

@@ -189,7 +189,7 @@ class Batch:
         self._draining = True
 
     def stop_samples(self, item_id: str, below: int) -> None:
-        """Stop the samples of an item whose numbers are below ``below``, as ``stop_when`` does.
+        """Stop those samples of an item that have a number below ``below``, as ``stop_when`` does.
 
         A sample that has not begun has a result without a program, which is not written to the
         file.
@@ -617,7 +617,9 @@ def _not_begun(item: Item, sample: int) -> Result:
 
 
 def digest_of(raw_value: Any) -> str:
-    """Return a fingerprint of an input. It shows whether the input has changed since its result."""
+    """Return a fingerprint of an input. The fingerprint shows whether the input has changed since
+    its result was made.
+    """
     return key_of(as_json(raw_value)).hex()[:12]
 
 
@@ -639,8 +641,8 @@ def _message_of(error: BaseException) -> str:
 
 
 def fatal_in(error: BaseException | None) -> BaseException | None:
-    """Return the error of the engine or of the journal among an error and its causes; None if there
-    is no such error.
+    """Search an error and its causes for an error of the engine or of the journal, and return it;
+    None if there is no such error.
     """
     left, seen = [error], set[int]()
     while left:

@@ -42,8 +42,8 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | No
 
 
 def pass_at(k: int, samples: int, passed: int) -> float:
-    """Return the unbiased estimate of pass@k for an input, of whose ``samples`` samples ``passed``
-    samples have passed.
+    """Return the unbiased estimate of pass@k for an input. Of the input's ``samples`` samples,
+    ``passed`` samples have passed.
 
     It is 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on
     Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
@@ -58,8 +58,8 @@ def pass_at(k: int, samples: int, passed: int) -> float:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p-value of the sign test: the probability that two such numbers are at
-    least as unequal, if better and worse were equally likely.
+    """Return the two-sided p-value of the sign test: the probability that two numbers with the same
+    sum are at least as unequal, if better and worse results were equally likely.
     """
     count, least = better + worse, min(better, worse)
     if count == 0:

@@ -233,7 +233,8 @@ async def opened_target(
 
 
 def lent(runtime: Runtime) -> Any:
-    """Return a context manager. In its body, chat models that have no engine use this runtime.
+    """Return a context manager. In its ``with`` block, chat models that have no engine use this
+    runtime.
 
     If LangChain is not loaded yet, the context manager does nothing, because loading LangChain
     would take a second.

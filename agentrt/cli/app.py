@@ -60,9 +60,10 @@ _RENAMED = {
     "answer": ("questions", "answer"),
 }
 COMMANDS = _PRODUCT | (_LABORATORY if find_spec("agentrt.lab") else {})
-"""For each subcommand's name, its ``module:attribute`` and its line in ``agentrt --help``."""
+"""The ``module:attribute`` and the line in ``agentrt --help`` of each subcommand, by name."""
 _MOVED = {"bench": ("agentrt.cli.moved:bench", "")}
-"""Removed commands, which only say what replaces them. No help lists them."""
+"""Removed commands. Such a command prints what replaces it. The help does not list these commands.
+"""
 
 
 class App(LazyGroup):

@@ -74,8 +74,8 @@ _NOT_WITH_INPUTS = {
 }
 _COMMAND = "cmd:"
 _LIVE_S, _PLAIN_S = 0.5, 10.0
-"""Seconds between two lines of progress: first on a terminal, where each line replaces the line
-before, and then for output that is not a terminal.
+"""Seconds between two lines of progress. The first value is for a terminal, where each line
+replaces the previous line; the second value is for all other output.
 """
 
 
@@ -104,7 +104,10 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
         if options[name]:
             raise UsageError(f"{flag} is for a single input: leave it out with --inputs")
     if options["n"] != 1:
-        raise UsageError("--n repeats one input; for several runs of each record give --samples N")
+        raise UsageError(
+            "--n is for a single input; to run each record of --inputs several times, give "
+            "--samples N"
+        )
     if options["out"] is None:
         raise UsageError("--inputs needs a file for the results: give --out FILE.jsonl")
     check_kind(options["kind"], click.get_current_context(), engine_flags)
@@ -191,11 +194,11 @@ def _price(text: str) -> tuple[float, float]:
 
 
 def _journal(options: Mapping[str, Any]) -> JournalPlan:
-    """Return the journal that ``--journal`` names, by default one next to the results."""
+    """Return the journal that ``--journal`` names, by default a journal next to the results."""
     if options["journal_content"] != "full":
         raise UsageError(
-            f"--journal-content {options['journal_content']}: a batch is resumed from its journal, "
-            "which must have the content full; leave this option out"
+            f"--journal-content {options['journal_content']}: a batch resumes from its journal, "
+            "which must record the full content; leave this option out"
         )
     if (named := options["journal"]) is not None:
         plan = read_journal(options)
@@ -223,8 +226,8 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
         if not chosen:
             known = ", ".join(score.name for score in there) or "none"
             raise UsageError(
-                f"--score {text}: found no such score; {path} has {known}. A score is "
-                "a function of a record and a result with agentrt's decorator @score"
+                f"--score {text}: unknown score; {path} has the scores: {known}. A score is a "
+                "function of a record and a result with agentrt's decorator @score"
             )
         scores += chosen
     distinct = [*{id(score): score for score in scores}.values()]
@@ -277,7 +280,9 @@ async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
 async def _execute(
     job: _BatchJob, executor: Executor, screen: Screen, log: EngineLog, drain: Drain
 ) -> bool:
-    """Check all records, and run those without a result. Return whether the batch has ended."""
+    """Check all records, and run the records that have no result. Return whether the batch has
+    ended.
+    """
     async with AsyncExitStack() as stack:
         threads = threads_beside(job.out.path)
         is_new = not threads.exists()
@@ -360,8 +365,8 @@ def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
         raise
     if changed:
         say(
-            f"warning: {changed} results in {job.out.path} are of inputs that have changed since; "
-            "--retry all makes them again"
+            f"warning: the inputs of {changed} results in {job.out.path} have changed since; "
+            "--retry all repeats all results"
         )
     return total, left
 
@@ -386,12 +391,14 @@ async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left
     if drain.first is not None:
         return False
     if batch.total is not None and (unbegun := batch.total - batch.ended) > 0:
-        screen.announce(f"{unbegun} were not begun, because enough others had ended (--stop-when)")
+        screen.announce(
+            f"{unbegun} runs did not start, because enough runs had ended (--stop-when)"
+        )
     return True
 
 
 class _BatchProgress:
-    """The progress of a batch on the screen: on a terminal, one line that is replaced; elsewhere, a
+    """The progress of a batch on the screen: on a terminal, one line that is updated; elsewhere, a
     new line every 10 seconds.
     """
 
@@ -407,7 +414,7 @@ class _BatchProgress:
         self._failed += result.failed
 
     async def tick(self) -> None:
-        """Show the progress again and again, until this call is cancelled."""
+        """Show the progress repeatedly, until this call is cancelled."""
         while True:
             self._screen.progress(self.line())
             await asyncio.sleep(self._pause)
@@ -448,7 +455,7 @@ def _conclude(job: _BatchJob, console: Console, *, complete: bool, as_json: bool
     path = job.out.path
     where = f"results: {path}"
     if not complete:
-        say(f"{where}; stopped before its end; the same command resumes the batch")
+        say(f"{where}; the batch was stopped before its end; the same command resumes it")
         return FAILED
     say(where)
     fault = any(each["errors"] for each in summary["scores"].values()) or summary["failed"]

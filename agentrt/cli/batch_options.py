@@ -63,8 +63,9 @@ inputs_options = together(
     _batch.text(
         "--retry",
         "failed|scores|all",
-        "Make results again: failed: those that failed; all: every result; scores: keep the "
-        "results, and compute the scores again where a score is missing or raised an error.",
+        "Repeat a part of the batch. failed: repeat the runs that failed; all: repeat every run; "
+        "scores: repeat no run, but compute the scores again for results in which a score is "
+        "missing or raised an error.",
         type=click.Choice(["failed", "scores", "all"]),
     ),
     _batch.several(
@@ -74,28 +75,32 @@ inputs_options = together(
         "Also score results with the @score functions of this file, or with a command. The @score "
         "functions of PROGRAM.py are always used.",
     ),
-    _batch.count("--max-tokens-total", "Stop an item whose calls have used N tokens."),
-    _batch.count("--max-calls", "Stop an item that would make more than N calls."),
+    _batch.count(
+        "--max-tokens-total",
+        "Stop a run once its calls have used N tokens of prompts and outputs together.",
+    ),
+    _batch.count("--max-calls", "Stop a run that begins more than N calls."),
     _batch.text(
-        "--stop-when", "SHARE", "Stop the batch once this share of it has ended, such as 99%."
+        "--stop-when", "SHARE", "Stop the batch once this share of its runs has ended, such as 99%."
     ),
     _batch.text(
         "--price",
         "IN,OUT",
-        "Prices of a million prompt tokens and of a million output tokens. With them, results have "
-        "a cost.",
+        "Prices of a million prompt tokens and of a million output tokens. With this option, "
+        "each result has a cost.",
     ),
     _batch.file(
         "--tokens",
-        "Write each result's token ids, with log probabilities and a mask of the tokens that the "
-        "model wrote: one line of JSON for each result, or at the end a .parquet or .arrow file.",
+        "Write the token ids of each result to this file, with log probabilities and a mask of "
+        "the tokens that the model wrote. Each result becomes one line of JSON; a .parquet or "
+        ".arrow file is written at the end of the batch.",
         dir_okay=True,
     ),
 )
 
 
 def refuse_without_inputs(options: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if an option is set that only a batch has."""
+    """Raise `UsageError` if an option is set that is only for batches."""
     from agentrt.errors import UsageError
 
     for name, flag in _NAMES.items():

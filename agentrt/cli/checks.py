@@ -59,8 +59,8 @@ class CheckResult(NamedTuple):
 DoctorOptions = Mapping[str, str | None]
 """The options of ``agentrt doctor``, by name."""
 Check = Callable[[DoctorOptions], CheckResult | None]
-"""A check. It returns None if the options do not request the check. If it raises an error, its
-state is `MISSING`.
+"""A function that checks one requirement. It returns None if the options do not request the check.
+If the function raises an error, the state of the check is `MISSING`.
 """
 
 
@@ -123,7 +123,7 @@ def _torch(options: DoctorOptions) -> CheckResult:
 
 
 def _built_for() -> str:
-    """Return what torch is built for: CUDA or ROCm with its version, or CPUs."""
+    """Return the platform that torch is built for: CUDA or ROCm with its version, or CPUs."""
     spec = find_spec("torch")
     build = run_path(str(Path(spec.origin).with_name("version.py"))) if spec and spec.origin else {}
     kinds = (("CUDA", build.get("cuda")), ("ROCm", build.get("hip")))
@@ -137,10 +137,12 @@ def _gpu(options: DoctorOptions) -> CheckResult:
     except (OSError, subprocess.SubprocessError) as error:
         return CheckResult(WARNING if for_cpus else MISSING, str(error), "repair the GPU's driver")
     if not gpus and for_cpus is False:
-        return CheckResult(MISSING, "none, but vLLM is its build for GPUs", install_vllm())
+        return CheckResult(
+            MISSING, "no GPU, but the installed vLLM is the build for GPUs", install_vllm()
+        )
     if gpus and for_cpus:
         return CheckResult(
-            WARNING, gpus, f"vLLM is its build for CPUs; {install_command('engine')}"
+            WARNING, gpus, f"the installed vLLM is the build for CPUs; {install_command('engine')}"
         )
     return CheckResult(OK, gpus or "none: engines run on the CPU, with small models only")
 
@@ -187,10 +189,10 @@ def _host_memory(options: DoctorOptions) -> CheckResult:
     from agentrt.executors.vllm.host_memory import HostRoom
 
     if _is_for_cpus() is not False:
-        return CheckResult(OK, "none: vLLM's build for CPUs offloads no KV cache")
+        return CheckResult(OK, "none: vLLM's build for CPUs does not offload the KV cache")
     room = HostRoom.of_machine()
     size = room.gib()
-    observation = f"an engine takes {size} GiB for KV cache with --host-memory auto ({room})"
+    observation = f"with --host-memory auto, an engine takes {size} GiB of host memory ({room})"
     return CheckResult(OK, observation) if size else CheckResult(WARNING, observation, room.advice)
 
 
@@ -229,7 +231,7 @@ def _open_files(options: DoctorOptions) -> CheckResult:
     # Check the hard limit, because a server raises its own limit to the hard limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= most < _FILES:
-        advice = f"many clients need more; run: ulimit -n {_FILES}"
+        advice = f"a server with many clients needs more open files; run: ulimit -n {_FILES}"
         return CheckResult(WARNING, f"{most} at most", advice)
     return CheckResult(OK, "any number" if most < 0 else f"{most} at most")
 

@@ -39,8 +39,8 @@ _TOOL_RESULT = 16_000
 after a call whose context was too large, so a result that arrives before that call must still fit.
 """
 _OPENCODE_RESERVED = 20_000
-"""The number of tokens that OpenCode keeps free of its ``input`` limit. It keeps fewer free if the
-limit of an answer is smaller.
+"""The number of tokens that OpenCode keeps free of its ``input`` limit. OpenCode keeps fewer tokens
+free if the limit of an answer is smaller.
 """
 _LEAST_COMPACT = 100_000
 """The smallest value, in tokens, that Claude Code accepts for its setting
@@ -305,7 +305,7 @@ def client(
 
 
 def _become(program: str, setup: Setup) -> None:
-    """Replace this process by the client, so that the client has its terminal and signals."""
+    """Replace this process by the client, so that the client gets the terminal and the signals."""
     from agentrt.cli.faults import RefusedError
 
     environ = {**os.environ, **{name: v for name, v in setup.variables.items() if v is not None}}

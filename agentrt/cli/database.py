@@ -18,8 +18,8 @@ def default_database(working_folder: Path | None = None) -> str:
 
     The database is a file below the user's folder for data. There each working folder has a folder
     of its own, so that servers of different projects do not share threads. The database is in the
-    working folder itself if a server of an earlier version has left one there, or if the folder for
-    data cannot be made.
+    working folder itself if a server of an earlier version has left a database there, or if the
+    folder for data cannot be made.
     """
     here = (working_folder or Path.cwd()).resolve()
     if not (here / FILE).exists():

@@ -84,7 +84,9 @@ def _within(limit_s: float, check: Check, options: DoctorOptions) -> CheckResult
     thread.start()
     thread.join(limit_s)
     late = CheckResult(
-        MISSING, f"no answer within {limit_s:g} s", "find out why it does not respond"
+        MISSING,
+        f"no answer within {limit_s:g} s",
+        "find out why this part of the machine does not respond",
     )
     result = answers[0] if answers else late
     if isinstance(result, ConfigError):
@@ -103,7 +105,9 @@ def _attempt(check: Check, options: DoctorOptions) -> CheckResult | ConfigError 
         extra = _EXTRAS.get(str(error.name), "engine")
         return CheckResult(MISSING, f"{error.name} is not installed", install_command(extra))
     except Exception as error:
-        return CheckResult(MISSING, summary(error), "correct, install or repair what this names")
+        return CheckResult(
+            MISSING, summary(error), "correct, install or repair what the message names"
+        )
 
 
 def _show(results: Mapping[str, CheckResult]) -> None:

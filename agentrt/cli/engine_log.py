@@ -91,7 +91,9 @@ class EngineLog:
         return os.dup(2 if self._file is None else self._file.fileno())
 
     def name_it(self) -> str:
-        """Copy the log to a file that stays, and return in words where the user can read it."""
+        """Copy the log to a file that outlives the command, and return words that say where to read
+        the log.
+        """
         if self._file is None:
             return "see vLLM's own log above"
         if self.path is None:

@@ -36,7 +36,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import check_settings, policy_class
 
 SLOWER = (
-    "--engine transformers computes one call at a time, so it is slower than vLLM, and more so "
+    "--engine transformers computes one call at a time, so it is slower than vLLM, especially "
     "with many calls; use it for attention= and for models that vLLM does not support"
 )
 MADE_UP = (

@@ -31,7 +31,7 @@ from agentrt.serving.questions.server_questions import ServerQuestions
 
 
 class Watch:
-    """An observer of a command's runs. ``runs`` has all started runs, in their order."""
+    """An observer of a command's runs. ``runs`` has all runs, in the order of their start."""
 
     def __init__(self, screen: Screen) -> None:
         self.runs: list[Run] = []
@@ -197,7 +197,7 @@ async def _execute(
 
 
 def _elsewhere(job: Job) -> str:
-    """Return in words where questions can be answered if there is no terminal; "" if nowhere."""
+    """Return words that say where humans can answer questions without a terminal, or ""."""
     if job.dashboard is not None:
         return "in the dashboard"
     return "" if job.tools.broker is None else f"at {job.tools.broker}"
@@ -286,8 +286,9 @@ async def _finish(run: Run, job: Job) -> None:
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON description of the engine.
 
-    ``table`` has the numbers of programs that the runtime and the engine still track. For a setting
-    that the options leave open, the description has the engine's value if the engine reports one.
+    The field ``table`` has the numbers of programs that the runtime and the engine still track. For
+    a setting that the options leave open, the description has the engine's value if the engine
+    reports one.
     """
     options, info = job.options, runtime.executor.info
     return {

@@ -47,7 +47,7 @@ _KINDS = {
     "a valid float range": "a number",
     "a valid float": "a number",
 }
-"""Words of click for kinds of numbers, and ours."""
+"""click's words for kinds of numbers, each with agentrt's words for it."""
 _NO_TEMPORARY = "No usable temporary directory"
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 

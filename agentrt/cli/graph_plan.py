@@ -71,8 +71,7 @@ class GraphPlan(Plan):
     """A plan that runs instances of one graph, each in its own thread. Each resume of a thread is a
     new program.
 
-    ``invocation`` is the command line. The plan makes from it the command that answers open
-    questions.
+    From the command line ``invocation``, the plan makes the command that answers open questions.
     """
 
     def __init__(self, target: LoadedGraph, terms: GraphTerms, invocation: Invocation) -> None:
@@ -128,7 +127,9 @@ class GraphPlan(Plan):
             raise ImportFailedError(str(path)) from error
 
     async def _open_checkpointer(self, stack: AsyncExitStack) -> Checkpointer | None:
-        """Open the checkpointer: the requested one, else the graph's own, else one in memory."""
+        """Open the checkpointer: the requested checkpointer, else the graph's own, else a
+        checkpointer in memory.
+        """
         graph, requested = self._graph, self._terms.checkpointer
         if requested is None and (own := own_checkpointer(graph)) is not None:
             return own
@@ -245,8 +246,8 @@ class GraphPlan(Plan):
 
 
 _OF_ITS_BEGINNING = ("--input", "--n", "--thread", FLAG)
-"""Options with a value that are for the start of a thread. The command that resumes the thread does
-not repeat these options.
+"""Options that take a value and concern only the start of a thread. The command that resumes the
+thread does not repeat these options.
 """
 
 

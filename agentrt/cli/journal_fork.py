@@ -65,8 +65,9 @@ class _ForkCommand(RunCommand):
 @_fork.text(
     "--on-divergence",
     "[fail|rerun]",
-    "What to do if, before the node, the code makes another request than the recorded one: "
-    "fail, or run everything from there again.  [default: fail; with --set: rerun]",
+    "What to do if the code, before it reaches the node, makes a request that differs from the "
+    "recorded request: fail, or run everything from that request on again.  [default: fail; with "
+    "--set: rerun]",
     type=click.Choice(["fail", "rerun"]),
 )
 @_fork.text(
@@ -97,8 +98,8 @@ def _planned(
     file: str, program: str, target: str, options: dict[str, Any]
 ) -> tuple[Plan, JournalPlan]:
     """Record the beginning of the fork, up to the first node that runs again. Return the plan that
-    runs the rest, and its journal. Raises `UsageError` for options that do not fit the program or
-    the journal.
+    runs this node and all later nodes, and the journal of the plan. Raises `UsageError` for options
+    that do not fit the program or the journal.
     """
     if options["into"] is None and is_url(file):
         raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")

@@ -125,7 +125,7 @@ def _row(node: PastNode, depth: int) -> tuple[Any, ...]:
 
 
 def comparison_text(first: History, second: History) -> Iterator[str]:
-    """Yield lines that say where two programs differ, and what each program cost."""
+    """Yield lines with the differences between two programs, and with the cost of each program."""
     result = comparison(first, second)
     if result["input"]:
         yield f"input: {result['input']}"

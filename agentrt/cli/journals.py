@@ -73,7 +73,7 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
 
 def postgres_journal(address: Address, *, makes: bool = True) -> Store:
     """Open the journal in a PostgreSQL database. With ``makes``, missing tables are created;
-    without, the journal is only read.
+    without it, the journal can only be read.
     """
     try:
         from agentrt.journal.postgres import PostgresStore
@@ -112,7 +112,7 @@ async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
     """Return whether the journal has the results of all these programs. Such programs need no
     engine.
 
-    Raises `JournalError` if the journal's programs of the same type had another input.
+    Raises `JournalError` if programs of the same type in the journal had another input.
     """
     if journal is None:
         return False

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 Lazy = Mapping[str, tuple[str, str]]
-"""For each command's name, its ``module:attribute`` and its line in ``--help``."""
+"""The ``module:attribute`` and the line in ``--help`` of each command, by name."""
 Renamed = Mapping[str, Sequence[str]]
-"""For each former name of a command, the words that replace it."""
+"""The words that replace each former name of a command, by the former name."""
 REMOVED_IN = "0.4"
 """The version that removes the former names."""
 
@@ -22,7 +22,7 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
     """Return a command's arguments with the current names of its options.
 
     If an option that takes a single value is repeated, click silently uses the last value. This
-    function prints a notice. For an option with ``once``, where the user may have meant both
+    function also prints a notice. For an option with ``once``, where the user may have meant both
     values, it raises `click.UsageError` instead.
     """
     border = args.index("--") if "--" in args else len(args)
@@ -33,7 +33,7 @@ def _current_args(command: click.Command, args: list[str], ctx: click.Context) -
             name = max(option.opts, key=len)
             if times[name] > 1 and getattr(option, "once", False):
                 raise click.UsageError(
-                    f"{name} is set {times[name]} times, but takes one value; set it once",
+                    f"{name} is set {times[name]} times, but takes only one value; set it once",
                     click.Context(command, parent=ctx, info_name=command.name),
                 )
             if times[name] > 1:

@@ -63,7 +63,9 @@ class Queue:
         )
 
     def describe(self, call_id: str) -> str:
-        """Return in words what a call is doing. The first level is Q1, as in the Agentix paper."""
+        """Return words that describe the state of a call. The first level is Q1, as in the Agentix
+        paper.
+        """
         if call_id not in self.levels:
             return "being sent"
         level = "lane" if call_id in self.promoted else ""

@@ -140,7 +140,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
 
 
 def _suggestion(path: Path) -> str:
-    """Return a suggestion which file to name instead of one that does not exist."""
+    """Return a hint for the message that the file ``path`` does not exist."""
     folder = path.parent
     if not folder.is_dir():
         return f"the folder {str(folder)!r} does not exist in {Path.cwd()}"

@@ -26,7 +26,9 @@ _AS_IT_IS: dict[str, Any] = {
 @click.command(hidden=True, context_settings=_AS_IT_IS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def bench(words: Sequence[str]) -> int:
-    """Say what replaces ``agentrt bench``. In a checkout, ``agentrt bench gpu`` still works."""
+    """Print the command that replaces ``agentrt bench``. In a checkout, ``agentrt bench gpu`` still
+    works.
+    """
     root = Path(agentrt.__file__).parents[1]
     name = words[0] if words and words[0] in _BENCHMARKS else "policies"
     if name == "gpu" and (root / "benchmarks" / "__main__.py").is_file():

@@ -127,7 +127,9 @@ class Options:
         metavar: str = "SECONDS",
         **terms: Any,
     ) -> Decorator:
-        """Make an option that takes seconds: at least ``least``, or more than 0 if it is None."""
+        """Make an option that takes seconds: at least ``least``, or more than 0 if ``least`` is
+        None.
+        """
         kind = NumberRange(min=least or 0, min_open=least is None)
         return self.text(flag, metavar, about, type=kind, **terms)
 
@@ -253,8 +255,8 @@ scheduling_options = together(
         "--policy",
         "NAME",
         "Scheduling policy, which orders the calls: adaptive; fcfs, which is stock vLLM's order; "
-        "longest-remaining, for a batch whose last end counts; or another of docs/policies.md or "
-        "of an installed package.",
+        "longest-remaining, for a batch whose last program should end early; or another policy "
+        "of docs/policies.md or of an installed package.",
         default=DEFAULT_POLICY,
     ),
     scheduling.text(
@@ -310,7 +312,7 @@ traces_option = output.text(
     "--otlp-traces-endpoint",
     "URL",
     "Send traces to this address by OTLP: spans of programs, of their calls and tools, and below "
-    "them vLLM's own spans. The same option as that of 'vllm serve'.  [default: send none]",
+    "them vLLM's own spans. 'vllm serve' has the same option.  [default: send none]",
     "traces",
 )
 broker_options = together(
@@ -368,22 +370,23 @@ journal_options = together(
     _journal.text(
         "--journal-content",
         "[none|digest|full]",
-        "What the journal keeps of each node. A program can resume only from full.",
+        "Content of each node that the journal keeps: none, a digest, or the full content. A "
+        "program can resume only from the full content.",
         type=click.Choice(["none", "digest", "full"]),
         default="full",
     ),
     _journal.text(
         "--on-divergence",
         "[fail|rerun]",
-        "What to do if the code of a resumed program makes another request than the recorded one: "
-        "fail, or run everything from there again.",
+        "What to do if the code of a resumed program makes a request that differs from the "
+        "recorded request: fail, or run everything from that request on again.",
         type=click.Choice(["fail", "rerun"]),
         default="fail",
     ),
     _journal.text(
         "--on-unrecordable",
         "[fail|go-on]",
-        "What to do with a value that would not come back equal from the journal: let the program "
+        "What to do with a value that the journal could not restore unchanged: let the program "
         "fail, or continue without recording the value.",
         type=click.Choice(["fail", "go-on"]),
         default="fail",

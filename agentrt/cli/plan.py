@@ -67,7 +67,7 @@ class Plan:
         be empty.
 
         Each start is made and checked when the iterator yields it, on the event loop that runs the
-        program. Questions of a graph's thread go to ``ask`` if a ``human`` is there.
+        program. Questions of a graph's thread go to ``ask`` if there is a ``human`` who can answer.
         """
         async with aclosing(self._each()) as starts:
             yield starts

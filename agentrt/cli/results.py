@@ -73,7 +73,11 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     "--id", "item", metavar="ID", help="Compare the programs of this input, node by node."
 )
 @click.option(
-    "--sample", type=click.IntRange(0), default=0, metavar="N", help="With --id, its sample.  [0]"
+    "--sample",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="With --id, the number of the sample to compare, from 0.  [0]",
 )
 @click.option(
     "--journal-a", "first_journal", metavar="FILE", help="The journal of A.  [default: A.journal]"
@@ -85,7 +89,8 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     "--dag",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --id, write both execution graphs: .json for data, .mmd for a Mermaid drawing.",
+    help="With --id, write the execution graphs of both programs to this file: .json for data, "
+    ".mmd for a Mermaid drawing.",
 )
 @_plot
 @_json
@@ -152,7 +157,7 @@ def _diff_programs(
     *,
     as_json: bool,
 ) -> None:
-    """Print where the two programs of one input differ, by their journals."""
+    """Print where the two programs of one input differ, as recorded in their journals."""
     from agentrt.batch.results import read_results
     from agentrt.batch.runner import journal_beside
     from agentrt.cli.journal import history_at

@@ -82,7 +82,9 @@ human_options = together(
         "and with --dashboard on the dashboard, too.",
         former=("--interrupt-reply",),
     ),
-    _program.seconds("--timeout", "Cancel each program that takes longer.  [default: no limit]"),
+    _program.seconds(
+        "--timeout", "Cancel each program that takes longer than this time.  [default: no limit]"
+    ),
 )
 engine_group = together(kind_option, model_option, batch_option, host_memory_option, fleet_options)
 output_group = together(

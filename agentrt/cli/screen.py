@@ -63,7 +63,9 @@ class Screen:
         yield
 
     def watch(self, runs: Sequence[Run], snapshot: Snapshot, now: Callable[[], float]) -> None:
-        """Show these programs from now on, also those that are added to ``runs`` later."""
+        """Show the programs in ``runs`` from now on, also programs that are added to ``runs``
+        later.
+        """
         self._runs, self._ended = runs, 0
 
     @contextlib.contextmanager
@@ -72,7 +74,7 @@ class Screen:
         yield self.console.file
 
     def last_words(self, text: str) -> None:
-        """Print a text before the process ends at once, without cleaning up."""
+        """Print a text just before the process ends without cleaning up."""
         self.announce(text)
 
 

@@ -89,8 +89,8 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
-    "Database that stores the threads and runs of graphs.  [default: a file in this user's folder "
-    "for data, another one for each folder in which servers are started]",
+    "Database that stores the threads and runs of graphs.  [default: a file in this user's "
+    "folder for data; servers that are started in different folders use different files]",
 )
 @_server.several(
     "--cors-origin",

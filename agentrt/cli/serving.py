@@ -240,7 +240,9 @@ class Serving:
             await asyncio.wait(tasks)
 
     def _announce(self, server: Server, fronts: Sequence[Front]) -> None:
-        """Say what was chosen, and that the server is ready, with the addresses to open."""
+        """Print the models, the place of the database, and the addresses of the server, which is
+        ready.
+        """
         url, page = self.listener.url, self.listener.browser_url
         for front in fronts:
             say(f"model {front.names[0]}: {front.args.family}")

@@ -26,7 +26,7 @@ from agentrt.executors.vllm.processes import end_descendants
 T = TypeVar("T")
 
 STOP_WITHIN_S = 4.0
-"""The most seconds that a stop by a first Ctrl-C takes. The documentation promises 5 s."""
+"""Maximum duration, in seconds, of a stop by a first Ctrl-C. The documentation promises 5 s."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -75,9 +75,9 @@ class Interrupts:
     """A runner of one coroutine, on its own event loop. A first signal cancels the coroutine; a
     second signal ends the process at once.
 
-    ``last_words`` prints a line when the process ends at once. A signal that starts to ``drain``
-    is not counted: the next signal counts as the first. ``subject`` says in words what a signal
-    stops.
+    ``last_words`` prints a line when the process ends at once. A signal that starts draining
+    (``drain``) is not counted: the next signal counts as the first. ``subject`` says in words what
+    a signal stops.
     """
 
     def __init__(

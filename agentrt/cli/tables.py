@@ -25,7 +25,9 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
-"""Up to this number of programs, each has a row. Of more programs, only the slowest have rows."""
+"""Maximum number of programs for which each program has a row. If there are more programs, only the
+slowest programs have rows.
+"""
 _SLOWEST = 3
 _PATH_NODES = 8
 _BAR_CELLS = 16
@@ -35,7 +37,9 @@ _GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: CommandOutcome, console: Console) -> None:
-    """Print how each program spent its time and what it cost; for many programs, a summary."""
+    """Print the cost of each program, and how it spent its time. For many programs, print a
+    summary.
+    """
     reports = outcome.reports()
     if not reports:
         return

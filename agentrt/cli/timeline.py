@@ -1,4 +1,5 @@
-"""Timelines of programs: what each program did and when, from its DAG or from a journal.
+"""Timelines of programs: the activities of each program and their times, from its DAG or from a
+journal.
 
 `agentrt.cli.perfetto` writes timelines to a file. A call's time in the engine is split into the
 spans that the engine reported (`agentrt.request.spans`).

@@ -129,7 +129,7 @@ def read_server_tools(options: Mapping[str, Any]) -> dict[str, str]:
         if not equals or not name or kind not in KINDS:
             kinds = ", ".join(KINDS)
             raise ConfigError(
-                f"--server-tool {text!r} is not in the form KIND=NAME with one of the kinds "
+                f"--server-tool {text!r} is not in the form KIND=NAME, where KIND is one of "
                 f"{kinds}; write for example web_search=brave_web_search"
             )
         if kind in names:

@@ -44,7 +44,9 @@ def show(url: str, api_key: str | None) -> None:
     "with the old weights first (wait), or begin again (abort).  [default: keep]",
 )
 @click.option(
-    "--version", type=click.IntRange(1), help="Number of the new weights.  [default: the next one]"
+    "--version",
+    type=click.IntRange(1),
+    help="Version number of the new weights.  [default: the next one]",
 )
 @click.option(
     "--clear-cache",
@@ -62,8 +64,8 @@ def show(url: str, api_key: str | None) -> None:
     "--on-stale",
     type=click.Choice(["wait", "end", "restart"]),
     default="wait",
-    help="What happens to programs over --max-staleness: the update waits for their ends, they "
-    "are ended, or they run again.  [default: wait]",
+    help="What happens to programs that exceed --max-staleness: the update waits until they end "
+    "(wait), ends them (end), or runs them again (restart).  [default: wait]",
 )
 def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     """Load the weights in PATH, a folder of safetensors on the machine of the engines.

@@ -75,8 +75,8 @@ _USED = tuple(each.name for each in fields(Usage))
 class _ProgramSpans:
     """A program's span, the spans of its open nodes, and the span contexts of all its nodes.
 
-    Ended spans are dropped, so that a program that lives long does not collect them. Their
-    contexts stay, because later spans link to them.
+    Ended spans are dropped, so that a program that lives long does not collect them. The contexts
+    of ended spans stay, because later spans link to them.
     """
 
     run: Run

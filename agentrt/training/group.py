@@ -83,8 +83,8 @@ class Group:
         """Return the advantage of each rollout: its reward minus the group's mean.
 
         With ``scaled``, the differences are divided by the rewards' standard deviation, as in GRPO
-        (Shao et al. 2024, arXiv:2402.03300, section 4.1.2). Without it, they are not divided, as in
-        Dr. GRPO (Liu et al. 2025, arXiv:2503.20783).
+        (Shao et al. 2024, arXiv:2402.03300, section 4.1.2). Without ``scaled``, the differences are
+        not divided, as in Dr. GRPO (Liu et al. 2025, arXiv:2503.20783).
         """
         mean = math.fsum(self.rewards) / len(self.rewards)
         differences = [reward - mean for reward in self.rewards]

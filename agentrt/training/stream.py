@@ -48,7 +48,7 @@ _EPOCH = "@epoch"
 """The text between the id of an input and the number of the epoch, from the second epoch on."""
 _LOG = logging.getLogger(__name__)
 Reward = Callable[[Any, Result], float | None]
-"""Returns the reward of a result; the first argument is the record of the input."""
+"""A function that returns the reward of a result; its first argument is the record of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class GroupStream:
     """The groups that `groups` makes. Iterate over it, or call `take`.
 
     The stream starts at the first group that is requested. Close it with `aclose`, or use it in an
-    ``async with`` block. ``counts`` says what has become of groups and samples. It must be used in
-    one event loop, by one task at a time.
+    ``async with`` block. ``counts`` has the numbers of groups and samples by their outcome. It must
+    be used in one event loop, by one task at a time.
     """
 
     def __init__(
@@ -447,12 +447,12 @@ def groups(
     """Run a program or a LangGraph graph several times on each input, and stream the samples of
     each input as a `Group`, in the order in which groups are complete.
 
-    A group is complete when ``samples`` of its samples have ended. With ``extra_samples``, so many
-    further samples begin for each input. The samples that still run when a group is complete are
-    stopped. ``stragglers`` says whether the group gets them with the tokens that they have
-    (``keep``), or without them (``drop``). A sample that fails, or that has no reward, is replaced
-    by a new sample, at most ``replacements`` times for each group (default: ``samples``). After
-    that, the group has fewer samples.
+    A group is complete when ``samples`` of its samples have ended. With ``extra_samples``, this
+    number of further samples begins for each input. The samples that still run when a group is
+    complete are stopped. ``stragglers`` says whether the group gets them with the tokens that they
+    have (``keep``), or without them (``drop``). A sample that fails, or that has no reward, is
+    replaced by a new sample, at most ``replacements`` times for each group (default: ``samples``).
+    After that, the group has fewer samples.
 
     At most ``ahead`` groups have begun and were not yet taken by the trainer. The stream ends after
     ``enough`` groups, and then stops all other samples. Groups for which ``keep`` returns False,

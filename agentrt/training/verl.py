@@ -8,7 +8,7 @@ In the file that verl's ``actor_rollout_ref.rollout.agent.agent_loop_config_path
 
 Each sample is a run of the program. Its calls go to verl's servers by verl's own client, as token
 ids; nothing that the model wrote is tokenized again. The calls of a run have one request id, so
-that verl sends them to the server that has their prefix.
+that verl sends all of them to the server whose cache has their prefix.
 
 This module imports verl, and is tested with its version 0.9.1.
 """

@@ -31,7 +31,8 @@ class Spec:
     """An attack on the server at ``url`` for ``seconds`` seconds.
 
     Without ``url``, the requests go to a listener that reads and drops them. Each client makes a
-    request every ``every_s`` seconds, or as soon as the last one is answered, if that takes longer.
+    request every ``every_s`` seconds, or as soon as its last request is answered, if the answer
+    takes longer.
     """
 
     attack: str

@@ -18,8 +18,8 @@ _TEXT = "a b " * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A request that ``clients`` clients make at once, again and again. ``body`` makes the body for
-    the client with this number.
+    """A request that ``clients`` clients make at the same time, again and again. ``body`` is a
+    function that makes the body of a client's request from the client's number.
     """
 
     path: str
@@ -33,7 +33,9 @@ class Attack:
 
 
 def _fields(**fields: Any) -> Callable[[int], bytes]:
-    """Return a function that makes the body of a request for the model, once for all clients."""
+    """Return a function that makes the body of a request to the model. All clients get the same
+    body.
+    """
 
     @functools.cache
     def body(number: int) -> bytes:
@@ -54,7 +56,9 @@ def _nested(depth: int) -> dict[str, Any]:
 
 
 def _schema(number: int) -> bytes:
-    """Return a body with a grammar of its own for each client, so that no grammar is cached."""
+    """Return a request's body with another grammar for each client, so that no grammar is
+    cached.
+    """
     names = [f"p{number}_{n}" for n in range(1500)]
     wide = {"type": "object", "properties": {n: {"type": "string"} for n in names}}
     schema = {"type": "object", "properties": {"w": {**wide, "required": names}, "d": _nested(9)}}

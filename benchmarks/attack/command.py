@@ -1,8 +1,8 @@
 """``benchmarks attack``: the effects of one tenant's requests on another tenant's calls.
 
-A server with keys runs in a process of its own, with a tiny model. One tenant makes short calls,
-one after the other, all the time. Another tenant makes the requests of an attack, many at once,
-again and again.
+A server with keys runs in a process of its own, with a tiny model. One tenant makes short calls all
+the time, one after the other. Another tenant repeats the requests of an attack, many of them at the
+same time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ COLUMNS = (
     metavar="M",
     help="Minutes for all attacks together.",
 )
-@click.option("--quick", is_flag=True, help=f"Take {QUICK_S:g} s for each attack.")
+@click.option("--quick", is_flag=True, help=f"Run each attack for only {QUICK_S:g} s.")
 @text_option("--policy", "NAME", "Policy of the server.", default=DEFAULT_POLICY)
 @count_option("--replicas", default=1, about="Number of engines of the server.")
 @click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="Run this attack only.")
@@ -135,7 +135,7 @@ async def _beside(
 
 @contextlib.asynccontextmanager
 async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
-    """Start a server, and yield a client of its victim, the URL, and the key of the attacker."""
+    """Start a server, and yield a client with the victim's key, the URL, and the attacker's key."""
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
         victim, attacker = [new_key(keys, tenant) for tenant in ("victim", "attacker")]
@@ -168,8 +168,8 @@ class Short:
 
 
 async def _short_calls(short: Short, client: httpx.AsyncClient, until: float) -> None:
-    """Make short calls until a moment: at least one, so that a server that hangs is
-    measured, too.
+    """Make short calls until a moment: at least one call, so that a server that hangs is measured,
+    too.
     """
     body = {
         "model": AgentrtServer.NAME,

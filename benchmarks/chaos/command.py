@@ -1,6 +1,6 @@
 """``benchmarks chaos``: programs whose engines are killed while they run.
 
-Their answers must be those of an undisturbed engine.
+The programs' answers must equal the answers of an undisturbed engine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from benchmarks.harness import run_shown, show
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]
-"""A failure of a machine, once, after half of the time."""
+"""A function that makes a machine fail. It is called once, after half of the time."""
 
 _GONE_S, _NODE_AWAY_S = 20.0, 20.0
 _RESTLESS = Backoff(first_s=0.1, longest_s=1.0, tries=1_000_000)
@@ -74,8 +74,8 @@ _FLAGS = (
 @click.option(
     "--tiny",
     is_flag=True,
-    help="Use a model of two layers with random weights: its texts have no meaning, but depend on "
-    "every token, and there are more calls in the same time.",
+    help="Use a model of two layers with random weights. Its texts have no meaning, but depend "
+    "on every token; its steps are shorter, so that more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
 @seed_option
@@ -89,9 +89,10 @@ _FLAGS = (
 def chaos(**options: Any) -> int:
     """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
-    All programs of a round run at once. Fails if a program's answer is not that of an undisturbed
-    engine, or if a call runs again or is delivered again after its delivery. Also fails if a
-    process, a row of the process table, a call or a program is left at the end.
+    All programs of a round run at once. Fails if a program's answer differs from the answer of an
+    undisturbed engine, or if a call runs again or is delivered again after its delivery. Also fails
+    if a process is left at the end, or if the runtime or an engine still tracks a call or a
+    program.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})
@@ -148,7 +149,9 @@ def _cluster(engines: int) -> contextlib.AbstractContextManager[Any]:
 def _machines(
     engine: EngineOptions, cluster: Any, progress: Progress
 ) -> tuple[Make, Outage | None]:
-    """Return a function that makes an engine, and an outage of a machine, if there is one."""
+    """Return a function that makes an engine, and the `Outage` of a machine, or None for the outage
+    if there is only this machine.
+    """
     if cluster is None:
         return lambda index: VLLMEngine(engine), None
     from agentrt.executors.ray import Cluster, RayEngine
@@ -168,7 +171,7 @@ def _machines(
 
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
-    """The settings of a run. It lasts ``seconds``; an engine is killed after a time drawn from
+    """The settings of a run. The run lasts ``seconds``; an engine is killed after a time drawn from
     ``every`` (seconds). Every ``hang_in``-th time, the engine is made to hang instead.
     """
 
@@ -207,7 +210,7 @@ class Chaos:
         undisturbed engine.
         """
         if expected is None:
-            self._progress("the expected answers, on one engine")
+            self._progress("making the expected answers on one engine")
             expected = await self._expected()
         replicas = ReplicaSet(
             lambda index: self._audit.engine(self._make(index)),
@@ -260,7 +263,7 @@ class Chaos:
                 self._hit(self._random.choice(ready))
 
     def _can_be_hit(self, replica: Replica) -> bool:
-        """Return whether an engine is up and was not hit since its start."""
+        """Return whether an engine is up and was neither killed nor stopped since its start."""
         hit = self._hit_on.get(replica.name)
         return replica.state is ReplicaState.READY and replica.executor is not hit
 
@@ -279,7 +282,9 @@ class Chaos:
         )
 
     async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
-        """Wait until the engines are up again, and count what is left in them."""
+        """Wait until the engines are up again, and count the calls and programs that are left in
+        them.
+        """
         async with asyncio.timeout(600):
             await replicas.settled()
         for replica in replicas.replicas:

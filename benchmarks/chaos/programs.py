@@ -1,7 +1,8 @@
-"""Programs for runs in which engines die: native ones and LangGraph graphs, half of them sampled.
+"""Programs for runs in which engines die: native programs and LangGraph graphs. Half of the
+programs sample their answers.
 
 Each program makes parallel, streamed and consecutive calls, so that deaths hit every kind of call.
-A seed makes a sampled call repeatable, so that its text must be the same as in a run without
+A seed makes a sampled call repeatable, so the call's text must be the same as in a run without
 deaths.
 """
 
@@ -79,7 +80,7 @@ class _Task(TypedDict):
 
 
 def _graph(programs: ChaosPrograms, runtime: Runtime) -> Any:
-    """Make the same program as a LangGraph graph: a call, two parallel calls, and a call that reads
+    """Make the program as a LangGraph graph: a call, two parallel calls, and a call that reads
     both.
     """
 

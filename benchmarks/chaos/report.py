@@ -16,9 +16,9 @@ class CallAudit:
     """An audit of all calls: it records when a call begins on an engine, and when its reply is
     delivered, by the call's id.
 
-    ``delivered`` counts the replies that reached the program, and ``begun`` the engines that got
-    the call. ``faults`` are calls that ran again after their delivery, and streams whose pieces
-    differ from the reply.
+    ``delivered`` counts the replies of each call that reached the program. ``begun`` counts the
+    engines that got the call. ``faults`` has a line for each call that ran again after its
+    delivery, and for each stream whose pieces differ from the reply.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class CallAudit:
         self.faults: list[str] = []
 
     def engine(self, executor: Executor) -> Executor:
-        """Return one of the engines with an audit."""
+        """Return an engine that records its calls in this audit."""
         return _WatchedEngine(executor, self)
 
     def front(self, executor: Executor) -> Executor:
-        """Return the executor that programs call, with an audit."""
+        """Return the executor that programs call. It records the replies in this audit."""
         return _WatchedFront(executor, self)
 
     def begins(self, call: Call) -> None:
@@ -48,7 +48,7 @@ class CallAudit:
         if self.delivered[call.call_id] > 1:
             self.faults.append(f"{call.call_id} was delivered twice")
         if streamed != chunk.reply.text and not (call.spec.request or {}).get("tools"):
-            self.faults.append(f"{call.call_id} streamed other text than its reply has")
+            self.faults.append(f"{call.call_id} streamed a text that differs from its reply")
 
 
 class _WatchedEngine(ForwardingExecutor):
@@ -73,7 +73,7 @@ class _WatchedFront(_WatchedEngine):
 
 @dataclass(slots=True)
 class Report:
-    """The results of a run. It succeeded if `wrong` has no lines."""
+    """The results of a run. The run succeeded if `wrong` has no lines."""
 
     programs: int = 0
     right: int = 0

@@ -65,9 +65,9 @@ def clients(**options: Any) -> None:
 
     Runs are in virtual time with an H100's step times; with --real, they are over HTTP, and the
     clients of each server make calls in turns of a quarter of a minute. A row shows the number of
-    calls as a ratio to stock's, for each minute and for the whole run; the ratio to the run with
-    admission off; and the smallest number of calls in a quarter of a minute, as a ratio to the
-    mean.
+    calls as a ratio to stock's number, for each minute and for the whole run. It also shows the
+    ratio to the run with admission off, and the smallest number of calls in a quarter of a minute,
+    as a ratio to the mean.
     """
     cells = _cells(options)
     names = _names(options)

@@ -12,7 +12,7 @@ QUARTER_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The tokens of a conversation: of its first prompt, of each answer, and of each
+    """The numbers of tokens of a conversation: in its first prompt, in each answer, and in each
     later message.
     """
 
@@ -24,7 +24,7 @@ class Conversation:
 @dataclass(slots=True)
 class Counted:
     """The number of calls of a run in each quarter of a minute. If the last calls of a quarter
-    ended late, its number is scaled to a quarter of a minute.
+    ended late, the quarter's number is scaled to a quarter of a minute.
     """
 
     minutes: float
@@ -54,7 +54,9 @@ class Counted:
 
 
 def by_minute(mine: Counted, base: Counted) -> Sequence[float]:
-    """Return the number of calls in each minute as a ratio to that of ``base``."""
+    """Return the number of calls in each minute, as a ratio to the number of ``base`` in this
+    minute.
+    """
     per_minute = round(60.0 / QUARTER_S)
     starts = range(0, len(mine.quarters), per_minute)
     return [

@@ -1,1 +1,3 @@
-"""The CPU time of a front end for a call: ours, and vLLM's alone."""
+"""The CPU time that a front end spends on a call: agentrt's front end, and vLLM's front end
+alone.
+"""

@@ -1,8 +1,8 @@
 """``benchmarks front``: the CPU time of a served call, compared with vLLM's own server.
 
 Both front ends run on the same scripted engine, each in a process of its own
-(`benchmarks.front.fronts`), and serve the same calls in turns: whole answers of one token, and
-streams of 64. The number of called functions does not depend on other work on the machine.
+(`benchmarks.front.fronts`). They serve the same calls in turns: whole answers of one token, and
+streams of 64 tokens. The number of called functions does not depend on other work on the machine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CALLS = {"calls": 100, "streams": 24}
 """The number of calls in a turn."""
 _CLIENTS = 16
 _IDLE_S = 2.0
-"""A connection that was idle for this long is not used again, because vLLM's server closes it after
-5 s.
+"""Seconds after which an idle connection is not used again, because vLLM's server closes an idle
+connection after 5 s.
 """
 _CALL_S = 60.0
 COLUMNS = (
@@ -48,9 +48,10 @@ COLUMNS = (
 @repeat_option(24, "Turns of each server, with 100 calls and 24 streams.")
 @json_option
 def front(**options: Any) -> None:
-    """Compare the CPU time and the functions of a call in agentrt's front end with vLLM's own.
+    """Compare agentrt's front end with vLLM's own, by the CPU time and the number of called
+    functions for each call.
 
-    The outputs of the engine are scripted, so that only the front ends compute. Needs no GPU.
+    The outputs of the engine are scripted, so that only the front ends need CPU time. Needs no GPU.
     """
     measured = Results({"front": "front end", "asked": "asked for"})
     measured.expect((name, kind) for kind in SINGLES for name in SERVERS)
@@ -93,7 +94,9 @@ class Front:
         return {"cpu_ms": each_s * 1e3, "cpu_us": each_s / tokens * 1e6}
 
     async def count(self, kind: str) -> Figures:
-        """Make the calls of a turn, and return the number of functions that a call calls."""
+        """Make the calls of a turn, and return the number of functions that the front end calls for
+        each call.
+        """
         await self.used("count")
         before = await self.used()
         await self._make(kind)

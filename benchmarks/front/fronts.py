@@ -1,4 +1,5 @@
-"""A front end on a scripted engine, in a process of its own: agentrt's, or vLLM's alone.
+"""A front end on a scripted engine, in a process of its own: agentrt's front end, or vLLM's front
+end alone.
 
 ``python -m benchmarks.front.fronts NAME`` prints its URL. For each line of its input, it prints the
 resources that it has used so far, as JSON: CPU seconds, and the number of called functions (of
@@ -43,7 +44,7 @@ from tests.doubles.scripted_engine import ScriptedEngine
 SAYS = [300 + i * 37 % 5000 for i in range(64)]
 _HOST = "127.0.0.1"
 _REST_S = 0.05
-"""Seconds in which the ends of programs reach the engine."""
+"""Seconds to wait until the ends of programs have reached the engine."""
 _CALLS = ("call", "c_call")
 
 
@@ -55,7 +56,9 @@ class Served(NamedTuple):
 
 
 class _Nothing(list[Any]):
-    """A list that stays empty, in place of the calls that a scripted engine would keep."""
+    """A list that stays empty. It replaces the list in which a scripted engine would keep all its
+    calls.
+    """
 
     def append(self, item: Any) -> None:
         pass

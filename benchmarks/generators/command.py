@@ -2,8 +2,9 @@
 server.
 
 Each generator runs as its users run it, with the same seed on both servers, which have the same
-engine options. One server has the load at a time, in turns. The table has the figures that the
-generator reports, and the number of programs that agentrt recognised in its conversations.
+engine options. The servers take turns: only one server has load at a time. The table has the
+figures that the generator reports, and the number of programs that agentrt recognised in its
+conversations.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ COLUMNS = (
     Column("calls/s / stock", "rate_to_stock"),
 )
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""With these variables, aiperf takes the folder of a tokenizer for a name on the hub."""
+"""Environment variables with which aiperf would read the path of a tokenizer's folder as a name on
+the Hugging Face hub.
+"""
 
 
 @click.command()
@@ -55,7 +58,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     default=Path(".clients"),
     show_default=True,
     metavar="FOLDER",
-    help="Folder with an environment for each generator, named like it; vLLM's own needs none.",
+    help="Folder with a virtual environment for each generator, which has the name of the "
+    "generator. vLLM's own generator needs no environment.",
 )
 @repeat_option(3)
 @max_num_seqs_option(default=8)
@@ -65,7 +69,8 @@ def generators(**options: Any) -> None:
     """Run load generators of other projects on agentrt serve and on vLLM's own server, in turns.
 
     Each generator sends 8 conversations of 3 turns, 4 at a time. vLLM's timed trace has no
-    conversations, but prompts with common beginnings. agentrt has the defaults of 'agentrt serve'.
+    conversations, but prompts with common beginnings. agentrt runs with the defaults of 'agentrt
+    serve'.
     """
     if unknown := set(options["only"]) - set(GENERATORS):
         raise UsageError(f"unknown generator {min(unknown)!r}; available: {', '.join(GENERATORS)}")

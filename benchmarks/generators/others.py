@@ -1,4 +1,6 @@
-"""Load generators of other projects: how each is run here, and how its report is read."""
+"""Load generators of other projects: the command line of each generator, and the reader of its
+report.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from benchmarks.harness import Figures
 CONVERSATIONS, TURNS, AT_ONCE = 8, 3, 4
 CALLS = CONVERSATIONS * TURNS
 PROMPT, ANSWER, BLOCK = 64, 16, 32
-"""Tokens of a turn's prompt, of an answer, and of the block that a hash in a trace stands for."""
+"""The numbers of tokens of a turn's prompt, of an answer, and of a block with one hash in a
+trace.
+"""
 BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -28,8 +32,9 @@ main(parser.parse_args())
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a load: the URL, the model's name there, the ``tokenizer`` that counts (a
-    folder or a name on the hub), and a ``folder`` for the files of the run.
+    """The target of a load: the URL of a server, the model's name at this server, the ``tokenizer``
+    that counts tokens (a folder or a name on the Hugging Face hub), and a ``folder`` for the files
+    of the run.
     """
 
     url: str
@@ -40,8 +45,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """A load generator. ``program`` is in the ``bin`` of its own environment; it is empty for
-    vLLM's own, which runs in this environment.
+    """A load generator. ``program`` is a file in the folder ``bin`` of the generator's own
+    environment; it is empty for vLLM's own generator, which runs in this environment.
     """
 
     package: str
@@ -199,4 +204,4 @@ _EACH = (
     ),
 )
 GENERATORS = {generator.package: generator for generator in _EACH}
-"""The generators by package, which is their name for ``--only``."""
+"""The generators by the name of their package, which is also their name for ``--only``."""

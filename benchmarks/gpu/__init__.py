@@ -1,1 +1,1 @@
-"""Stock vLLM, its offload, a rival and the defaults on one GPU."""
+"""A comparison of stock vLLM, vLLM's offload, a rival and agentrt's defaults on one GPU."""

@@ -1,9 +1,10 @@
-"""``benchmarks gpu``: stock vLLM, its offload, a rival's rule and our defaults on one GPU.
+"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and our defaults on one
+GPU.
 
-It is made for a machine without a network that is available for minutes. The weights are made up,
-in the shape of Llama 3.1 8B; prompts are token ids. The step times are measured first, and virtual
-time with these step times predicts each run. The command ends in time, and keeps all finished
-measurements even after an error.
+The benchmark is made for a machine without a network that is available only for some minutes. The
+weights are made up, in the shape of Llama 3.1 8B; prompts are token ids. The step times are
+measured first, and virtual time with these step times predicts each run. The command ends within
+the given time, and keeps all finished measurements even after an error.
 """
 
 from __future__ import annotations
@@ -88,11 +89,17 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 @kv_blocks_option("Size of the smaller KV cache.  [default: 28,625; tiny 64]", least=8)
 @programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
 @click.option(
-    "--whole", is_flag=True, help="Run all turns at 3 jobs a second, as published: one hour."
+    "--whole",
+    is_flag=True,
+    help="Run all turns at 3 jobs a second, as in the published runs. This takes one hour.",
 )
 @seeds_option(default=2)
 @seed_option
-@many("--goodput", metavar="NAME:MS,…", help="Limits.  [default: ttft:2000,tpot:100,jct:60000]")
+@many(
+    "--goodput",
+    metavar="NAME:MS,…",
+    help="Limits for goodput, in milliseconds.  [default: ttft:2000,tpot:100,jct:60000]",
+)
 @click.option(
     "--step-time",
     type=_FILE,
@@ -100,11 +107,12 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
     help="File with step times, instead of measuring them.",
 )
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
-    """Measure stock vLLM, its CPU offload, ThunderAgent's rule and the defaults on one GPU.
+    """Measure stock vLLM, vLLM's CPU offload, ThunderAgent's rule and agentrt's defaults on one
+    GPU.
 
     100 coding agents with SWE-smith's sizes, six turns each and twice the tokens, arrive at 6 per
-    second; first with 28,625 KV blocks of 16 tokens, then with all blocks of the GPU. Each run is
-    predicted in virtual time with the step times measured here.
+    second; first with 28,625 KV blocks of 16 tokens, and then with all KV blocks of the GPU. Each
+    run is predicted in virtual time with the step times measured here.
     """
     bench = _bench(options, engine_flags)
     # A last resort: the cells are planned to fit, and each engine has a time limit.
@@ -134,7 +142,9 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     size = size.whole() if options["whole"] else size
     if size.blocks * size.block_size <= size.longest:
         least = size.longest // size.block_size + 2
-        raise ConfigError(f"--kv-blocks {size.blocks}: a call may fill {least}; give as many")
+        raise ConfigError(
+            f"--kv-blocks {size.blocks}: a call may fill {least} blocks; give at least this number"
+        )
     silence_vllm()
     base = engine_options(None, shape, size.slots, flags)
     prepare_environment(base)
@@ -156,8 +166,8 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
 
 @dataclass(slots=True)
 class GpuBench:
-    """The cells of one machine, one engine after the other. If an engine fails, its other cells are
-    skipped.
+    """The runs of all cells on one machine, one engine after the other. If an engine fails, the
+    engine's other cells are skipped.
     """
 
     base: EngineOptions
@@ -228,7 +238,9 @@ class GpuBench:
             self.report.add(Done(cell, options.kv_blocks, real, predicted), ran)
 
     def _leave(self, cells: Sequence[Cell], why: str) -> None:
-        """Record ``why`` these cells are not run, except for cells with a result or a reason."""
+        """Record ``why`` these cells are not run. Cells that have a result or a reason already do
+        not change.
+        """
         over = {done.cell for done in self.report.done} | self.report.not_run.keys()
         for cell in cells:
             if cell not in over:
@@ -247,11 +259,11 @@ class GpuBench:
         self.report.head = (
             f"# A GPU run\n\nvLLM {vllm_version()} on {about['hardware']}, a model of the shape "
             f"{self.options['model_shape']} with made-up weights, agentrt {__version__}. "
-            f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, "
-            f"tokens x {size.tokens:g}, "
-            f"{size.turns or 'all'} turns at most; seeds {', '.join(map(str, self.seeds))}. A step "
-            f"takes {1e3 * times.base_s:.1f} ms, {1e6 * times.per_prefill_token_s:.1f} us for a "
-            f"token of prompt, {1e9 * times.per_context_token_s:.0f} ns for one of context."
+            f"{size.jobs} jobs of SWE-smith's sizes at {size.per_s:g} a second, tokens x "
+            f"{size.tokens:g}, {size.turns or 'all'} turns at most; seeds "
+            f"{', '.join(map(str, self.seeds))}. A step takes {1e3 * times.base_s:.1f} ms, "
+            f"{1e6 * times.per_prefill_token_s:.1f} us for a token of prompt, "
+            f"{1e9 * times.per_context_token_s:.0f} ns for a token of context."
         )
 
     def tell(self) -> None:
@@ -268,8 +280,9 @@ class GpuBench:
 
 
 def _contender(name: str) -> Contender:
-    """Return the contender of a name. In virtual time, an offload is memory for all at no cost,
-    because the real engine's bytes of a token are not known before it has started.
+    """Return the contender of a name. In virtual time, an offload is a KV cache with room for
+    everything at no cost, because the size of a token in bytes is not known before the real engine
+    has started.
     """
     return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
 
@@ -281,8 +294,8 @@ def _virtual(engine: LabEngine) -> VirtualOptions:
 
 
 def _host_gib() -> int:
-    """Return half of the host's free memory in GiB, with a limit, because vLLM pins all of it at
-    once.
+    """Return half of the host's free memory in GiB, but at most `_OFFLOAD_GIB`, because vLLM pins
+    all memory for the offload at once.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
     return max(1, min(_OFFLOAD_GIB, free // 2))

@@ -18,11 +18,13 @@ from benchmarks.rivals import THUNDER
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
-"""The contenders that share an engine, for each engine; the baseline's engine is the first."""
+"""For each engine, the contenders that share it. The first engine is the engine of the baseline."""
 _LOAD_S = 60.0
 """Assumed seconds for starting an engine, before an engine was started here."""
 _SLACK = 1.2
-"""Factor by which a cell may take longer than predicted, until the first cells were measured."""
+"""Assumed ratio of a cell's duration to its prediction, until the first cells have been
+measured.
+"""
 _WARM_UP_S = 3.0
 
 
@@ -45,8 +47,8 @@ class Size:
     turns: int | None = 6
 
     def whole(self) -> Size:
-        """Return this size with whole jobs, at the published rate for which an H100 has too little
-        memory.
+        """Return this size with all turns of the jobs, at the published rate at which an H100 has
+        too little memory.
         """
         return replace(self, per_s=3.0, tokens=1.0, turns=None, longest=LONGEST)
 
@@ -67,7 +69,7 @@ SIZES: Mapping[str, Size] = {
     "tiny": Size(64, 32, 4, 1024, jobs=8, per_s=20.0, tokens=0.1, tools=0.01, turns=3),
 }
 """The sizes by model shape. 28,625 blocks are the 458,000 tokens of a published H100. ``tiny`` is
-for trying the benchmark on a CPU, whose attention needs blocks of 32.
+for trying the benchmark on a CPU, where vLLM's attention needs blocks of 32 tokens.
 """
 
 
@@ -89,7 +91,7 @@ def engine_of(cell: Cell) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class Budget:
-    """The time until ``ends_at``, and the cells that fit into it according to virtual time.
+    """The time until ``ends_at``, and the cells that fit into this time according to virtual time.
 
     ``predicted_s`` has the predicted seconds by contender and memory. Finished runs correct the
     predictions. ``load_s`` is the time that the last start of an engine took.
@@ -123,8 +125,8 @@ class Budget:
         """Return the cells that fit, including the starts of their engines. The engine ``opened``
         is already started.
 
-        The cells with little memory have priority over those with all memory, and lower seeds over
-        higher ones.
+        Cells with little memory have priority over cells with all memory, and lower seeds have
+        priority over higher seeds.
         """
         cells, used, seconds = set[Cell](), {opened}, self.left_s
         order = {CAPPED: 0, UNCAPPED: 1}

@@ -68,7 +68,8 @@ class Report:
         """Prepare the folder. Raises `ConfigError` if it has the records of another run."""
         if self._records.exists() and '"real": ' in self._records.read_text(encoding="utf-8"):
             raise ConfigError(
-                f"--out {str(self.folder)!r}: has another run's records; name another"
+                f"--out {str(self.folder)!r}: this folder has the records of another run; name "
+                "another folder"
             )
         self._records.write_text("", encoding="utf-8")
 
@@ -103,7 +104,7 @@ class Report:
                 blocks = sorted({run.blocks for run in done})
                 sizes = " to ".join(f"{count:,}" for count in blocks)
                 parts += [f"## {memory.capitalize()}: {sizes} KV blocks", _measured(done)]
-                parts += [f"Virtual time beside it:\n\n{_predicted(done)}"]
+                parts += [f"The predictions of virtual time:\n\n{_predicted(done)}"]
         if self.done:
             parts.append(f"Virtual time is off by {_verdict(self.done)}.")
         if self.not_run:

@@ -1,1 +1,1 @@
-"""The cost of a tool call over each transport, compared with the bare library's."""
+"""The cost of a tool call over each transport, compared with a call of the bare library."""

@@ -1,5 +1,4 @@
-"""``benchmarks interrupts``: the cost of a tool call in a program, compared with the bare
-library's.
+"""``benchmarks interrupts``: the cost of a tool call in a program, and of the bare library's call.
 
 Both sides call the same function in the same kind of place (`benchmarks.interrupts.transports`), in
 turns of a few calls, in one process.
@@ -32,13 +31,17 @@ from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10
-"""The number of calls of one side before the other side has its turn."""
+"""The number of calls that a side makes in a turn, before the turn of the other side."""
 AT_ONCE = 1000
 ROUNDS = 5
-"""The number of turns of `AT_ONCE` calls at once in each repeat; fewer with ``--quick``."""
+"""In each repeat, the number of times that `AT_ONCE` calls start together; ``--quick`` makes
+fewer.
+"""
 _FIND_S = 30.0
 Sides = Mapping[str, Call]
-"""The call of the bare library and our call. The names of figures begin with the keys."""
+"""The two sides by key: the call of the bare library, and our call. The names of the figures begin
+with the keys.
+"""
 _QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
 COLUMNS = (
     Column("bare P50 us", "bare_p50_us", "{:.0f}"),
@@ -95,7 +98,7 @@ async def measure(
     at_once: int = AT_ONCE,
     rounds: int = ROUNDS,
 ) -> None:
-    """Sample each transport in each repeat."""
+    """Measure each transport in each repeat."""
     for name in names:
 
         async def sample_all(sides: Sides, name: str = name) -> None:

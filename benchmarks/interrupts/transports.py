@@ -1,5 +1,5 @@
-"""The transports of `benchmarks interrupts`: the round trip in a program, and that of the bare
-library, to the same function in the same kind of place.
+"""The transports of `benchmarks interrupts`. Each transport has a round trip in a program, and a
+round trip of the bare library, to the same function in the same kind of place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from tests.doubles.ports import reserved_port
 
 Call = Callable[[int], Awaitable[Any]]
 Pair = tuple[Call, Tool | str, list[ToolTransport]]
-"""The call of the bare library; the tool for `Context.tool`, and the transports that it needs."""
+"""The call of the bare library, the tool for `Context.tool`, and the transports that this tool
+needs.
+"""
 _ECHO = (sys.executable, "-m", "benchmarks.interrupts.echo")
 _START_S = 30.0
 
@@ -39,7 +41,7 @@ async def in_thread() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Pair]:
-    """Call in processes of concurrent.futures, with as many workers as ours."""
+    """Call in processes of concurrent.futures, with as many workers as agentrt's processes."""
     loop, spawn = asyncio.get_running_loop(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(ProcessTransport().concurrency, spawn) as pool:
         yield (lambda x: loop.run_in_executor(pool, echo.echo, x)), echo.in_a_process, []
@@ -94,7 +96,7 @@ async def by_mqtt() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def bare_mqtt(port: int) -> AsyncIterator[Call]:
-    """Make requests at the echo's topic, each with an answer of its own."""
+    """Yield a function that sends a request to the echo's topic and returns the answer to it."""
     import aiomqtt
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties

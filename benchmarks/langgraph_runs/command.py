@@ -1,7 +1,7 @@
 """``benchmarks langgraph-runs``: many runs on many threads, and searches of many threads.
 
-LangGraph's own server is not a dependency of this project. Start it first, in an environment of its
-own: ``langgraph dev --config benchmarks/langgraph_runs/langgraph.json``.
+LangGraph's own server is not a dependency of this project. Start LangGraph's server first, in an
+environment of its own: ``langgraph dev --config benchmarks/langgraph_runs/langgraph.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GRAPH = "steps"
 _CONFIG = Path(__file__).with_name("langgraph.json")
 _AT_ONCE, _TIMEOUT_S, _POLL_S = 50, 300.0, 0.1
 _TEXT = "x" * 1500
-"""The text in the values of each thread that is searched, in addition to its number."""
+"""The text in the values of each thread that is searched, in addition to the thread's number."""
 SEARCHES: dict[str, dict[str, Any]] = {
     "by values": {"values": {"steps": ["s17"]}, "limit": 10},
     "by metadata": {"metadata": {"number": 17}},
@@ -60,8 +60,8 @@ OURS, THEIRS = "agentrt", "LangGraph"
     help="URL of LangGraph's own server on this machine, which serves the same graph: "
     "langgraph dev --config benchmarks/langgraph_runs/langgraph.json",
 )
-@count_option("--runs", about="Number of runs that are created together.", default=400)
-@count_option("--threads", about="Number of threads of these runs.", default=200)
+@count_option("--runs", about="Number of runs that are created at the same time.", default=400)
+@count_option("--threads", about="Number of threads to which these runs belong.", default=200)
 @count_option("--stored", about="Number of threads that are searched.", default=3000)
 @repeat_option(5, "Number of turns of each server.")
 @model_option
@@ -149,7 +149,7 @@ class Served:
 
 
 async def _together(work: Any) -> list[Any]:
-    """Return the results of awaitables, of which a limited number is in flight at a time."""
+    """Return the results of awaitables. Only a limited number of them is in flight at a time."""
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def do(awaitable: Awaitable[Any]) -> Any:

@@ -1,4 +1,6 @@
-"""Programs on an engine whose KV cache holds only a share of them, under every contender."""
+"""Cells of programs on an engine whose KV cache holds only a share of the programs' contexts, under
+every contender.
+"""
 
 from __future__ import annotations
 
@@ -74,20 +76,22 @@ HELD_OUT_WORKS: Mapping[str, Work] = {
     "map_reduce_64": Work("map_reduce_64", 8, 2.0, 0.2),
     "day": Work("day", 90, 1.2, 0.1, arrivals=daily),
 }
-"""Workloads on which nothing is tuned."""
+"""Workloads on which no constant of the scheduler is tuned."""
 ALL_WORKS: Mapping[str, Work] = {
     **WORKS,
     "mixed": Work("mixed", 90, 2.0, scale=0.25, tokens=3072),
     RECORDED: Work(RECORDED, 14, 1.5, 0.1, tokens=20000),
     **HELD_OUT_WORKS,
 }
-"""All workloads. ``mixed`` is the paper's; ``recorded`` draws programs from a trace."""
+"""All workloads. ``mixed`` is the paper's mixed workload; ``recorded`` draws programs from a
+trace.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A workload and the share of its working set that fits into memory. ``tool_s`` is the median
-    time of its commonest tool in seconds.
+    """A workload and the share of its working set that fits into the KV cache. ``tool_s`` is the
+    median time, in seconds, of the workload's commonest tool.
     """
 
     workload: str
@@ -102,8 +106,9 @@ class Setup:
 class MemoryLoad(Load):
     """A load and the memory that its programs need.
 
-    ``ample`` is stock's run in virtual time with memory for all programs, in which they use at most
-    ``wants`` tokens at a time. The KV cache has room for about ``fit`` programs.
+    ``ample`` is stock's run in virtual time with a KV cache for all programs. In this run, the
+    programs use at most ``wants`` tokens at a time. The KV cache has room for about ``fit``
+    programs.
     """
 
     ample: RunOutcome
@@ -123,11 +128,12 @@ class MemoryLoad(Load):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Makes the loads of cells. ``slots`` is the number of batch slots; None for the workload's.
+    """A factory of the loads of cells. ``slots`` is the number of batch slots; None means the
+    workload's number.
 
     ``scale`` multiplies the tokens of programs and the maximum context. ``block_size`` is the size
-    of a KV-cache block in tokens. ``trace`` has the programs that ``recorded`` draws from, already
-    scaled; their gaps are in multiples of the median tool's.
+    of a KV-cache block in tokens. ``trace`` has the programs from which ``recorded`` draws. They
+    are already scaled, and their gaps are multiples of the median time of a tool.
     """
 
     step_time: StepTimeModel | None = None
@@ -189,8 +195,9 @@ class Scarce:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """The contenders of a cell: those with ``names``, and ``caps`` in multiples of the number of
-    programs that fit, which is known only when the cell's load was made.
+    """The contenders of a cell: the contenders with ``names``, and caps on programs. ``caps`` are
+    multiples of the number of programs that fit, which is known only when the cell's load has been
+    made.
     """
 
     names: tuple[str, ...]
@@ -207,10 +214,12 @@ def in_virtual_time(load: MemoryLoad, lineup: Lineup) -> dict[str, Figures]:
 
 
 def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
-    """Return the figures of a run. ``recomputed`` is the prefill beyond that of the run with ample
-    memory; ``loaded`` and ``stored`` are tokens that were copied from and to host memory.
+    """Return the figures of a run. ``recomputed`` is the number of prefill tokens beyond the
+    prefill of the run with ample memory; ``loaded`` and ``stored`` are tokens that were copied from
+    and to host memory.
 
-    The ideal time of a program is that of virtual time, because a real engine does not know it.
+    The ideal time of a program comes from virtual time, because a real engine does not know the
+    ideal time.
     """
     used, least = ran.counts.usage, ample.counts.usage
     jobs = ran.with_ideals(ample).outcomes
@@ -227,7 +236,9 @@ def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
 
 TRACE_SCALE = 0.1
 _RECORDED_TOOL_S = 9.0
-"""The median time of a tool of recorded coding agents in seconds; gaps are multiples of it."""
+"""The median time of a tool of recorded coding agents, in seconds. Gaps are multiples of this
+time.
+"""
 
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
@@ -289,7 +300,7 @@ class _WorkingSetBackend(Virtual):
 
     @cached_property
     def _left(self) -> Counter[tuple[str, int]]:
-        """Return for each call how many calls that extend it have not ended."""
+        """Return, for each call, the number of calls that extend this call and have not ended."""
         return Counter()
 
 

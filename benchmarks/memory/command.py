@@ -1,10 +1,10 @@
 """``benchmarks memory``: compares contenders on programs that do not all fit into the KV cache.
 
 The same programs arrive at the same times on an engine with each contender in turn: stock vLLM,
-rivals' rules before or inside it, and our parts one by one. vLLM's real scheduler and KV-cache
-manager decide. A step takes a computed time (`StepTimeModel`), so the results do not depend on the
-machine. With ``--real``, real engines serve the programs first; then the same programs run in
-virtual time with the measured step times.
+rules of rivals in front of vLLM or inside it, and the parts of agentrt's scheduler one by one.
+vLLM's real scheduler and KV-cache manager decide. A step takes a computed time (`StepTimeModel`),
+so the results do not depend on the machine. With ``--real``, real engines serve the programs first;
+then the same programs run in virtual time with the measured step times.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = (
-    "Run all workloads with seeds on which no constant was tuned, with stock and default only, and "
-    "print one table."
+    "Run all workloads with seeds on which no constant was tuned. Compare only the contenders "
+    "stock and default, and print one table."
 )
 
 EPILOG = """\b
@@ -94,7 +94,7 @@ Contenders: {}.
 
 VIRTUAL, REAL = "virtual time", "real engines"
 Key = tuple[Setup, str]
-"""A cell, and on what it was served: `VIRTUAL` or `REAL`."""
+"""A cell, and where the cell was served: `VIRTUAL` or `REAL`."""
 
 
 @click.command(cls=ManyCommand, epilog=EPILOG)
@@ -106,7 +106,11 @@ Key = tuple[Setup, str]
 @policy_option(
     f"Contenders in addition to stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
 )
-@many("--caps", metavar="X,…", help="Caps in multiples of the programs that fit; 0: none.")
+@many(
+    "--caps",
+    metavar="X,…",
+    help="Caps, in multiples of the number of programs that fit; 0: no caps.",
+)
 @click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
 @click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
@@ -114,13 +118,21 @@ Key = tuple[Setup, str]
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
 @click.option("--load", type=float, metavar="X", help="Arrival rate as a share of capacity.")
 @programs_option()
-@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
+@click.option(
+    "--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies the tokens of programs."
+)
 @max_num_seqs_option(suffix="  [default: 16; 4 with --real]")
 @seeds_option(suffix="  [default: 5; 1 with --quick]")
 @click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
 @click.option("--held-out", is_flag=True, help=_HELD_OUT)
 @click.option(
-    "--against", type=_FILE, metavar="FILE", help="Compare with the --json of an earlier run."
+    "--against",
+    type=_FILE,
+    metavar="FILE",
+    help="Compare with this file, the --json output of an earlier run.",
+)
+@click.option(
+    "--quick", is_flag=True, help="Run one seed and fewer caps. This takes minutes on one core."
 )
 @click.option("--quick", is_flag=True, help="Run one seed and fewer caps: minutes on one core.")
 @real_options("Run on real engines, and then in virtual time.")
@@ -130,11 +142,11 @@ def memory(**options: Any) -> None:
     """Compare stock, rivals and our parts on programs whose contexts do not fit into the KV cache.
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
-    working set is the peak of the tokens that are used again. Recomputed is the prefill in excess
-    of that with ample memory. Delay is the latency of a program beyond its latency with the engine
-    to itself. best_cap is the best value of each figure over all caps on concurrent programs;
-    one_cap is the cap with the smallest mean. With --real, each contender has a real engine of its
-    own, in alternating order; then the same programs run in virtual time.
+    working set is the peak of the tokens that are used again. Recomputed is the prefill beyond the
+    prefill with ample memory. Delay is the latency of a program, minus its latency when it has the
+    engine to itself. best_cap is the best value of each figure over all caps on concurrent
+    programs; one_cap is the cap with the smallest mean. With --real, each contender has a real
+    engine of its own, in alternating order; then the same programs run in virtual time.
     """
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
@@ -192,7 +204,9 @@ async def _on_both(
     figures: dict[Key, list[Found]],
     about: list[str],
 ) -> None:
-    """Serve each cell on real engines, and then in virtual time with the steps measured there."""
+    """Serve each cell on real engines, and then in virtual time with the step times that were
+    measured on the real engines.
+    """
     if bench.step_time is None:
         bench = replace(bench, step_time=await engines.calibrated())
     about.append(_about(bench, engines))
@@ -215,10 +229,10 @@ def _about(bench: Memory, engines: Engines) -> str:
     times = bench.step_time
     assert times is not None
     return (
-        f"{REAL}: vLLM {vllm_version()} on {hardware()}, {engines.model}, "
-        f"{bench.slots} batch slots, blocks of {bench.block_size} tokens; a step takes "
-        f"{1e3 * times.base_s:.1f} ms and {1e6 * times.per_prefill_token_s:.0f} us more for each "
-        "token of prompt, as was measured first; virtual time goes by that"
+        f"{REAL}: vLLM {vllm_version()} on {hardware()}, {engines.model}, {bench.slots} batch "
+        f"slots, blocks of {bench.block_size} tokens; a step takes {1e3 * times.base_s:.1f} ms "
+        f"and {1e6 * times.per_prefill_token_s:.0f} us more for each token of prompt; these "
+        "times were measured first, and virtual time uses them"
     )
 
 
@@ -234,7 +248,9 @@ def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str
 
 
 def _as_values(key: Key, figures: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return a cell as JSON values. ``share`` is the requested share, ``memory`` the actual one."""
+    """Return a cell as JSON values. ``share`` is the requested share of the working set, and
+    ``memory`` is the actual share.
+    """
     cell, on = key
     about = {"share": cell.memory, "time": on, "first_seed": seeds[0], "seeds": len(figures)}
     return as_json({**asdict(_as_served(cell, figures)), **about}, figures)

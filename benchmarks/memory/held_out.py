@@ -1,8 +1,8 @@
-"""Workloads on which no rule or constant of the scheduler was tuned, and none may be.
+"""Workloads on which no rule or constant of the scheduler was tuned, or may be tuned.
 
-They show whether a change of the scheduler also helps programs that it was not made for. Do not use
-them for anything else: once a constant is tuned on them, they show nothing. All sizes are our
-assumptions.
+These workloads show whether a change of the scheduler also helps programs for which the change was
+not made. Do not use the workloads for anything else: once a constant is tuned on them, they no
+longer show this. All sizes are our assumptions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _EDIT = Sizes(mean=45, spread=0.8, high=500)
 def long_coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make a coding agent: an issue, then tens of calls with a tool between each two.
 
-    All agents share a system prompt and a tool catalogue of `CATALOGUE` tokens. These are most of
-    an agent's first prompt, and about half of its last one.
+    All agents share a system prompt and a tool catalogue of `CATALOGUE` tokens. These tokens are
+    most of an agent's first prompt, and about half of its last prompt.
     """
     builder = ProgramBuilder(rng, system_tokens=CATALOGUE)
     last = builder.call("step", _EDIT, _ISSUE)
@@ -53,7 +53,7 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make 64 parallel branches, each with a chunk of its own, then reductions of eight at a time.
 
     A branch reads its chunk, looks something up, and takes notes. All calls of all programs begin
-    with one instruction.
+    with the same instruction.
     """
     builder = ProgramBuilder(rng, system_tokens=INSTRUCTION)
     level = []
@@ -71,7 +71,9 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 # -- a day of tenants ----------------------------------------------------------------------
 
 TOOLS = {"lookup": 1.0, "job": 60.0}
-"""The median times of tools, as multiples of the shorter one: minutes and seconds."""
+"""The median times of tools, as multiples of the shorter time. A lookup takes seconds, and a job
+takes minutes.
+"""
 _SPREAD = 0.6
 
 

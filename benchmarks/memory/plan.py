@@ -37,12 +37,12 @@ CONTENDERS = (
     "adaptive+memory",
 )
 FIRST_HELD_OUT = 5000
-"""The first of the seeds on which nothing is tuned."""
+"""The first of the seeds on which no constant of the scheduler is tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells, the contenders of each, and the caps to try."""
+    """The cells, the contenders of each cell, and the caps to try."""
 
     cells: Sequence[Setup]
     contenders: Sequence[Contender]
@@ -62,7 +62,7 @@ def plan(options: dict[str, Any]) -> Plan:
     """
     files = [name for name in options["workload"] if named(name, ALL_WORKS)]
     if len({options["trace"], *files} - {None}) > 1:
-        raise ConfigError("--workload and --trace both name a file; give only one of them")
+        raise ConfigError("--workload and --trace both name a file; leave one of them out")
     options["trace"] = next(iter(files), options["trace"])
     options["workload"] = [RECORDED if name in files else name for name in options["workload"]]
     shares = _numbers(options, "memory") or [0.25]

@@ -31,7 +31,7 @@ class Engines:
     """Runs contenders on engines with these options. ``model`` is the model's name for tables.
 
     Each contender has an engine of its own, whose KV cache has as many blocks as the virtual
-    engine's. It starts with an empty prefix cache and without a history.
+    engine's. The engine starts with an empty prefix cache and without a history.
     """
 
     base: EngineOptions

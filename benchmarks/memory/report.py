@@ -31,15 +31,15 @@ RATIOS = {
 HITS = "prefix_cache_hit_rate"
 _PLAIN = "{:.2f}"
 Found = Mapping[str, Figures]
-"""The figures on one cell with one seed, by contender."""
+"""The figures of each contender on one cell with one seed."""
 
 
 def with_best_caps(figures: Found) -> dict[str, Figures]:
     """Return all contenders, and two more: the best value of each figure over all caps, and the cap
     with the smallest mean.
 
-    No single cap reaches all values of the first. A user who tries all caps would choose the
-    second.
+    No single cap reaches all values of the first of these. A user who tries all caps would choose
+    the second.
     """
     caps = [each for name, each in figures.items() if name.startswith(f"{CAP}:")]
     if not caps:
@@ -60,8 +60,8 @@ def table(seeds: Sequence[Found]) -> str:
 
 
 def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
-    """Return one table of all cells, with the columns of `table`, by workload, share of the working
-    set and seconds of tools.
+    """Return one table of all cells. It has the columns of `table`, and a row for each workload,
+    share of the working set, time of tools and contender.
     """
     names = ("workload", "memory", "tools", "contender")
     measured = Results(dict(zip(names, names, strict=True)))
@@ -119,7 +119,7 @@ def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
 # -- comparison with an earlier run ----------------------------------------------------
 
 ALLOWED = 0.03
-"""Figures that grew by more than this share are marked."""
+"""The report marks figures that grew by more than this share."""
 _MARKED = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
 _COMPARED = {name: head for name, head in RATIOS.items() if name != "delay_s"}
 _KEYS = ("workload", "share", "tool_s", "time", "first_seed")
@@ -129,7 +129,9 @@ JsonCell = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of a contender on one cell for each seed, before and after, and stock's."""
+    """One figure of a contender on one cell, and the same figure of stock, before and after a
+    change: a value for each seed.
+    """
 
     before: Sequence[float]
     after: Sequence[float]
@@ -137,7 +139,9 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """The median ratio of the figure after to before, over the seeds."""
+        """The median, over the seeds, of the figure after the change divided by the figure before
+        it.
+        """
         return median(map(_over, self.after, self.before))
 
     def __str__(self) -> str:
@@ -161,7 +165,9 @@ def read_earlier(path: Path) -> list[JsonCell]:
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
-    """Return a table of all cells that both runs have, and the list of worse ones."""
+    """Return a table of all cells that both runs have, and a list of the figures that became
+    worse.
+    """
     earlier = {_key(cell): cell for cell in before}
     both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]
     rows = [_row(old, new, name) for old, new in both for name in _both(old, new)]

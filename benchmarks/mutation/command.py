@@ -16,12 +16,12 @@ from agentrt.lab.reports.tables import markdown
 
 MUTANTS = Path("mutants")
 SURVIVED, KILLED, UNTESTED, TIMED_OUT = 0, 1, 33, 36
-"""The exit codes of trials, which mutmut keeps for each mutant; None for a mutant
-without a trial.
+"""Exit codes of trials. mutmut keeps the exit code for each mutant, or None for a mutant without a
+trial.
 """
 _TIMED_OUT = (TIMED_OUT, 24, 152, 255, -24)
 _HEADS = ("module", "mutants", "of them ran out of time", "survived", "killed")
-_SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows one):"
+_SURVIVORS = "Survivors (`.venv/bin/mutmut show NAME` shows a survivor):"
 
 
 @click.command()

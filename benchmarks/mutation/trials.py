@@ -1,11 +1,12 @@
-"""Tries all mutants, or those that the patterns name, except the killed ones.
+"""Tries all mutants, or the mutants that the patterns name, except mutants that were killed
+already.
 
-mutmut makes the mutants. Its own run starts pytest for each mutant and takes the tests in any
-order, which takes hours where this takes minutes. Here, children are forked from one process that
-has collected the tests: each child swaps the code of one function, and runs the tests that reach it
-until one fails: first those that killed other mutants of the function, then the fastest. The
-verdicts are written where mutmut keeps its own, so that `mutmut show NAME` and
-`benchmarks.mutation.command` read them.
+mutmut makes the mutants. mutmut's own run starts pytest for each mutant, and runs the tests in any
+order; this takes hours, and the trials here take minutes. Here, children are forked from one
+process that has collected the tests. Each child replaces the code of one function, and runs the
+tests that reach the function, until a test fails. The order of the tests is: first the tests that
+killed other mutants of the function, then the fastest tests. The verdicts are written where mutmut
+keeps its own verdicts, so that `mutmut show NAME` and `benchmarks.mutation.command` read them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def function_of(mutant: str) -> str:
 
 
 class Functions:
-    """The functions themselves, with their mutants; it replaces mutmut's trampoline."""
+    """A registry of the functions with their mutants. It replaces mutmut's trampoline."""
 
     def __init__(self, called: set[int] | None = None) -> None:
         self.known: list[tuple[Function, Mapping[str, Any]]] = []
@@ -57,7 +58,7 @@ class Functions:
     def take(
         self, mutants: Mapping[str, Any], is_classmethod: bool = False
     ) -> Callable[[Function], Function]:
-        """Return a decorator, as mutmut's own does."""
+        """Return a decorator, like mutmut's own function."""
 
         def keep(function: Function) -> Function:
             self.known.append((function, mutants))
@@ -74,8 +75,8 @@ class Functions:
         return keep
 
     def mutants(self) -> dict[str, tuple[Any, Any, int]]:
-        """Return by each mutant's name: the function, the mutant, and the id of the dictionary that
-        holds the mutants of the function.
+        """Return, for each mutant's name, the function, the mutant, and the id of the dictionary
+        that holds the mutants of the function.
         """
         return {
             f"{function.__module__}.{name}": (
@@ -90,8 +91,8 @@ class Functions:
 
 
 class Recorder:
-    """A plug-in that runs all tests, and records the CPU seconds of each and the functions that it
-    calls.
+    """A plug-in that runs all tests, and records the CPU seconds of each test and the functions
+    that the test calls.
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Recorder:
 
 
 class Trials:
-    """A plug-in that tries mutants in place of running the tests."""
+    """A plug-in that tries the mutants instead of running all tests once."""
 
     def __init__(self, mutants: Sequence[tuple[Any, str]]) -> None:
         self.todo, self.functions = mutants, Functions()
@@ -163,7 +164,7 @@ class Trials:
         judge(data, name, TIMED_OUT if code in OUT_OF_TIME else code)
 
     def child(self, function: Any, mutant: Any, tests: Sequence[str], write: int) -> NoReturn:
-        """Become the mutant, and run the tests until one fails."""
+        """Replace the function by the mutant, and run the tests until a test fails."""
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         code = UNTESTED
         try:
@@ -216,7 +217,7 @@ def make_mutants() -> None:
 
 
 def chosen(patterns: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """Yield the mutants that the patterns name, except those that were killed before."""
+    """Yield the mutants that the patterns name, except mutants that were killed before."""
     for data in mutmut.collect_source_file_mutation_data(mutant_names=())[1].values():
         data.meta_path = data.meta_path.absolute()
         for name, code in data.exit_code_by_key.items():

@@ -1,7 +1,7 @@
 """``benchmarks paper``: reproduces the paper's figures with the paper's metrics (Agentix, §6).
 
-It reports program-level token latency against load, the load that each policy carries at equal
-latency, and measures that these metrics do not show. Runs are in virtual time with vLLM's real
+It reports program-level token latency by load, the load that each policy carries at equal latency,
+and further measures that these two metrics do not show. Runs are in virtual time with vLLM's real
 scheduler and KV-cache manager, or with ``--quick`` in the step simulator, which simulates the order
 of calls only.
 """
@@ -46,12 +46,12 @@ from benchmarks.steps import SlotMachine
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
 _COARSE = ("1", "1.5", "3", "8")
-"""Loads of the workloads other than the main one."""
+"""Loads of all workloads except the main workload."""
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
-"""The policies that run at the other horizons, in addition to the baseline."""
+"""The policies that run in the panels with other horizons, in addition to the baseline."""
 _ELSEWHERE = ("jobs", "as_json", "plot")
-"""Options that do not change the figures."""
+"""Options that do not change the figures, so that the report does not name them."""
 _EPILOG = """\b
 Examples:
   python -m benchmarks paper --quick --seeds 3             # minutes
@@ -79,9 +79,9 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     type=NumberRange(min=0, min_open=True),
     default=0.25,
     show_default=True,
-    help="Multiplies prompts, outputs and the tools' times.",
+    help="Multiplies the tokens of prompts and outputs, and the times of tools.",
 )
-@seeds_option(default=1, suffix=" The first is 0.")
+@seeds_option(default=1, suffix=" The first seed is 0.")
 @max_num_seqs_option(default=16)
 @kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
 @step_time_option()
@@ -90,7 +90,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     "--quick", is_flag=True, help="Simulate only the order of calls, in the step simulator."
 )
 @json_flag("Print all results as one JSON line, too.")
-@file("--plot", about="Draw token latency against load.")
+@file("--plot", about="Draw token latency by load.")
 def paper(**options: Any) -> None:
     """Compare policies with the paper's metrics: token latency by load, and load at equal latency.
 
@@ -177,8 +177,8 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
 
 
 def _policies(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the policies, baseline first. The step simulator does not have vLLM, but its ``fcfs``
-    decides as ``stock`` does.
+    """Return the policies, with the baseline first. The step simulator does not have vLLM's
+    scheduler, but its policy ``fcfs`` makes the same decisions as ``stock``.
     """
     names = [name for name in options["policy"] or POLICIES if name != STOCK]
     compared = contenders([BASELINE if options["quick"] else STOCK, *names])

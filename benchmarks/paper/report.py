@@ -28,7 +28,7 @@ LEVELS = (2.0, 3.0, 5.0)
 _OF_TYPES = ("token_latency_s", "mean_s", "p95_s", "p99_s")
 _COMPARED = (*_OF_TYPES, "steady_per_s", "makespan_s")
 _TYPED_LOADS = 2.0
-"""The lowest load with rows for each type; below it, few calls wait."""
+"""The lowest load for which the report has rows for each type. At lower loads, few calls wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Panel:
         return self.cells[0].median("unloaded_token_s")
 
     def measured(self, results: Sequence[RunResult]) -> Panel:
-        """Return the panel with those of the results that belong to it."""
+        """Return the panel with the results that belong to it."""
         own = [result for result in results if result.spec.setting in self.settings]
         types = sorted({name for result in own for name in result.by_type})
         by_type = {
@@ -77,7 +77,7 @@ class Panel:
         return cells(results, self.settings, self.policies, self.baseline)
 
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:
-        """Yield the load that each policy carries at each level, if enough loads are done."""
+        """Yield the load that each policy carries at each level, if enough loads have results."""
         for times in LEVELS:
             level = exactly(times * self.unloaded_s)
             carried = at_equal_latency(self.cells, self.baseline, level, MEAN)
@@ -100,12 +100,13 @@ run no order carries more than 1. `stock` is vLLM's own scheduler, and `fcfs` de
 `srpt` knows the future."""
 _EQUAL = """## Load at equal latency
 
-The first policy has its load, the others have the ratio of their load to it; above 1 is better.
-≥ and ≤: the sweep only gives a bound; ~: it bounds both loads, so that their ratio is unknown."""
+For the first policy, a cell has its load. For each other policy, a cell has the ratio of its load
+to the first policy's load; above 1 is better. ≥ and ≤: the measured loads give only a bound of the
+ratio; ~: the ratio is unknown."""
 _BY_LOAD = """## Latencies by load
 
-Ratios are to the first policy with the same programs. Below 1 is better, except for *ended in
-time*, the programs that ended before the last one arrived: above 1 is better."""
+Ratios are to the first policy with the same programs. Below 1 is better. The exception is *ended in
+time*, the programs that ended before the last program arrived: above 1 is better."""
 _BY_TYPE = """## By type
 
 Token latency is an average over programs, so small programs dominate it: most programs are small,

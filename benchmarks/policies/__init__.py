@@ -1,1 +1,3 @@
-"""Compares policies with stock vLLM: latency by load, in virtual time and on real engines."""
+"""A comparison of policies with stock vLLM: latency by load, in virtual time and on real
+engines.
+"""

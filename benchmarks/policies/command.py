@@ -84,7 +84,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
     "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
     type=NumberRange(min=0, min_open=True),
 )
-@count_option("--calls", "Cut programs after N calls.")
+@count_option("--calls", "Leave out the calls of a program after its first N calls.")
 @policy_option(
     "Policies to compare with stock; retention and admission after a plus, as in "
     f"atlas+cost+memory.  [default: {','.join(POLICIES)}]",
@@ -96,13 +96,13 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
     "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
 )
 @flag_option("--virtual", "Run in virtual time, without a model.")
-@step_time_option(" For --virtual.  [default: made up]")
+@step_time_option(" Only for --virtual.  [default: made up]")
 @jobs_option
 @max_num_seqs_option(suffix="  [default: 16; real 4]")
 @model_option
 @text_option("--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny.")
 @json_flag("Print all results as one JSON line, too.")
-@file("--plot", about="Draw latency against rate.")
+@file("--plot", about="Draw latency by rate.")
 def policies(engine_flags: Sequence[str], **options: Any) -> None:
     """Compare policies with stock vLLM: latency by load.
 
@@ -142,8 +142,8 @@ def _report(plan: Plan, measured: Measured) -> None:
 
 _LEVEL = 1.5
 _EQUAL = f"""Throughput at equal latency: the highest load, interpolated, at which the programs'
-token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤:
-the sweep only gives a bound; ~: the repeats give different kinds of bounds."""
+token latency stays below {_LEVEL:g} times stock's at the lowest load. ≥ and ≤: the measured loads
+give only a bound of the ratio; ~: the ratio is unknown."""
 
 
 # -- in virtual time -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ _DEFAULT_RATES = ("0.7x", "0.9x", "1.1x", "1.3x")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The checked options of a comparison. ``flags`` are those of the engine."""
+    """The checked options of a comparison. ``flags`` are vLLM's flags for the engine."""
 
     source: Source
     pressures: Sequence[Pressure]
@@ -65,8 +65,8 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options without a meaning in virtual time, or in real time."""
     for name in _REAL if options["virtual"] else _VIRTUAL:
         if options[name] is not None:
-            how = "has no model" if options["virtual"] else "is needed for that"
-            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave one of them out")
+            how = "has no model" if options["virtual"] else "is not set, but this option needs it"
+            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave this option out")
     for pair in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
         if all(options[name] for name in pair):
             names = " and ".join(f"--{name.replace('_', '-')}" for name in pair)
@@ -81,7 +81,7 @@ def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
         rates = ",".join(options["rate"])
         raise ConfigError(
             f"--rate {rates!r}: give all in programs per second, such as 0.5,0.8, or all as "
-            "shares of what the engine can do, such as 0.9x,1.1x"
+            "shares of the engine's capacity, such as 0.9x,1.1x"
         )
     return sorted(pressures, key=lambda pressure: pressure.value)
 
@@ -94,8 +94,8 @@ def _pressure(text: str) -> Pressure:
         return Pressure.parse_rate(text)
     except ConfigError as error:
         raise ConfigError(
-            f"--rate {text!r}: give programs per second, such as 0.5, or a share of what the "
-            "engine can do, such as 0.9x"
+            f"--rate {text!r}: give programs per second, such as 0.5, or a share of the engine's "
+            "capacity, such as 0.9x"
         ) from error
 
 

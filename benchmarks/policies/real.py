@@ -1,8 +1,8 @@
 """The comparison on real engines in real time, one engine after the other.
 
 vLLM's own scheduler, its priority policy, and our scheduler need three engines with the same
-options. Each is started once in a repeat. Contenders that differ only in our settings share an
-engine, which is reconfigured. The prefix cache is emptied before every run.
+options. Each engine is started once in a repeat. Contenders that differ only in our settings share
+an engine, which is reconfigured. The prefix cache is emptied before every run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from benchmarks.tables import about_workload
 class RealBench:
     """The runs of a comparison. ``results`` has the finished runs, also after an error.
 
-    Loads as shares of the engine's capacity become rates. The capacity is measured first, with all
-    programs of the first seed at once under vLLM's own scheduler.
+    Loads that are shares of the engine's capacity are converted to rates. The capacity is measured
+    first, with all programs of the first seed at once under vLLM's own scheduler.
     """
 
     base: EngineOptions
@@ -69,7 +69,7 @@ class RealBench:
     async def _on(
         self, engine: LabEngine, order: Sequence[Contender], repeat: int, seed: int
     ) -> None:
-        """Do a repeat of the contenders that share an engine."""
+        """Run a repeat of the contenders that share an engine."""
         self._fit(engine)
         await self._warm_up(engine, order[0], seed)
         for pressure in self.pressures:
@@ -158,5 +158,7 @@ def _measured(plan: Plan, bench: RealBench) -> Measured:
         about_workload(bench.source, plan.programs, plan.seeds),
     ]
     if bench.per_s is not None:
-        lines.append(f"All at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate.")
+        lines.append(
+            f"With all programs at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate."
+        )
     return Measured(about, "\n".join(lines), bench.results)

@@ -2,7 +2,7 @@
 
 Importing this package registers the names of these rules as contenders, for ``--policy``. The limit
 on concurrent programs (`Cap`) and ThunderAgent's rule are gates in front of stock vLLM. Continuum's
-rule is a scheduler class in place of ours.
+rule is a scheduler class that replaces agentrt's scheduler class.
 
 To add a rival:
 

@@ -1,22 +1,26 @@
-"""A rival inside the engine: Continuum's time-to-live for contexts, with programs in order.
+"""A rival inside the engine: Continuum's time-to-live for contexts, with programs in the order of
+their arrival.
 
-After "Continuum" (later "CacheTTL"), arXiv 2511.02230, written anew from the paper and from what is
-published of its preview code (github.com/Hanchenli/vllm-continuum). Programs are served by their
-arrival, those with a pinned context first. After a call that ends in a tool call its context is
-pinned for a time-to-live, the tau with the largest P(tau) * (T * eta + prefill) - tau:
+This is an implementation of "Continuum" (later "CacheTTL"), arXiv 2511.02230, written anew from the
+paper and from the published preview code (github.com/Hanchenli/vllm-continuum). Programs are
+served in the order of their arrival, but programs with a pinned context go first. After a call that
+ends in a tool call, the context of the call is pinned for a time-to-live. The time-to-live is the
+tau with the largest P(tau) * (T * eta + prefill) - tau:
 
-- P(tau) is the share of this tool's calls that returned within tau; with few of them, of all tools'
-  calls; with few of those, too, tau is `UNTIL_KNOWN_S`.
-- T is the mean wait for a slot of calls whose context was not pinned: the wait that a pin avoids.
-- eta, the memoryfulness of programs, is -corr(k, N - k) of calls done with calls left.
+- P(tau) is the share of this tool's calls that returned within tau. If few calls of the tool are
+  known, the calls of all tools count. If few calls of any tool are known, tau is `UNTIL_KNOWN_S`.
+- T is the mean time for which calls without a pinned context waited for a slot. A pin avoids this
+  wait.
+- eta, the memoryfulness of programs, is -corr(k, N - k), where k is the number of calls that are
+  done, and N - k the number of calls that are left.
 - prefill is the time to compute the context again.
 
-A pin whose next call waits does not end. No other call may take pinned blocks: where blocks lack,
-vLLM preempts the running call of the latest program, and a call that runs alone, or cannot begin in
-an empty engine, has the context of the latest program unpinned.
+A pin does not end while the next call of its program waits. No other call may take pinned blocks.
+If there are not enough blocks, vLLM preempts the running call of the latest program. If a call runs
+alone, or cannot begin in an empty engine, the context of the latest program is unpinned for it.
 
-The preview code, which served the published runs that `benchmarks.external` predicts, has no
-such model (`PreviewTtl`).
+The preview code served the published runs that `benchmarks.external` predicts. That code does not
+choose the time-to-live by this formula (`PreviewTtl`).
 """
 
 from __future__ import annotations
@@ -42,9 +46,9 @@ from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION, Place, Retention
 
 PREVIEW_S = 2.0
-"""The preview code's only time-to-live."""
+"""The preview code's time-to-live in seconds; the preview code has no other value."""
 UNTIL_KNOWN_S = PREVIEW_S
-"""The time-to-live while too few calls of tools were seen."""
+"""The time-to-live in seconds, until enough calls of tools have been seen."""
 _FEW = 5
 _WINDOW = 200
 _NO_TOOLS = (BETWEEN, HUMAN, SESSION)
@@ -52,7 +56,7 @@ PREFILL_TOKEN_S = 25e-6
 
 
 class _Durations:
-    """The last durations of a tool's calls in seconds, and their sorted list."""
+    """The last durations of a tool's calls in seconds: in the order of time, and sorted."""
 
     def __init__(self) -> None:
         self._window: deque[float] = deque()
@@ -66,7 +70,9 @@ class _Durations:
 
 
 class ToolTtl(Retention):
-    """A time-to-live for each context, learned from how long the calls of its tool took."""
+    """A time-to-live for each context, learned from the durations of the calls of the context's
+    tool.
+    """
 
     name: ClassVar[str] = "continuum"
     expires: ClassVar[bool] = True
@@ -90,17 +96,19 @@ class ToolTtl(Retention):
         return not blocks.calling and now >= self._ends(blocks)
 
     def tool_returned(self, tool: str, seconds: float) -> None:
-        """Learn that a call of this tool took so many seconds."""
+        """Learn that a call of this tool took ``seconds``."""
         self._tools.setdefault(tool, _Durations()).add(seconds)
         self._all_tools.add(seconds)
 
     def program_ended(self, turns: int) -> None:
-        """Learn that a program ended after so many calls."""
+        """Learn that a program ended after ``turns`` calls."""
         self._turns.append(turns)
         self._eta = memoryfulness(self._turns)
 
     def _ends(self, blocks: CachedBlocks) -> float:
-        """When a context's pin ends; it is decided as its gap begins."""
+        """Return the time at which a context's pin ends. The time is decided at the beginning of
+        the gap.
+        """
         since, until = self._until.get(blocks, (-1.0, 0.0))
         if since != blocks.since:
             until = blocks.since + self._ttl(blocks)
@@ -115,7 +123,9 @@ class ToolTtl(Retention):
         return self._tool_ttl(blocks, blocks.gap)
 
     def _tool_ttl(self, blocks: CachedBlocks, tool: str) -> float:
-        """Return for how many seconds a context is pinned while its program waits for a tool."""
+        """Return the number of seconds for which a context is pinned while its program waits for a
+        tool.
+        """
         durations = self._tools.get(tool, self._all_tools)
         if len(durations.ordered) < _FEW:
             durations = self._all_tools
@@ -133,7 +143,9 @@ class ToolTtl(Retention):
 
 
 class PreviewTtl(ToolTtl):
-    """The preview code's rule: two seconds for a tool that takes at most two in the mean."""
+    """The preview code's rule: a context is pinned for two seconds if the mean time of its tool is
+    at most two seconds.
+    """
 
     @override
     def _tool_ttl(self, blocks: CachedBlocks, tool: str) -> float:
@@ -143,7 +155,9 @@ class PreviewTtl(ToolTtl):
 
 
 def memoryfulness(turns: Sequence[int]) -> float:
-    """-corr(k, N - k) over all calls k of programs with N calls, from 0 to 1."""
+    """Return -corr(k, N - k) over all calls k of programs with N calls, limited to the range from 0
+    to 1.
+    """
     pairs = [(k, n - k) for n in turns for k in range(1, n + 1)]
     count = len(pairs)
     mean_done, mean_left = (sum(pair[i] for pair in pairs) / count for i in (0, 1))
@@ -156,7 +170,9 @@ def memoryfulness(turns: Sequence[int]) -> float:
 
 
 class PinnedFirst(ProgramFcfs):
-    """First come, first served by programs, but calls with a pinned context go first."""
+    """The policy that serves programs first come, first served, except that calls with a pinned
+    context go first.
+    """
 
     name: ClassVar[str] = "continuum"
 
@@ -170,7 +186,9 @@ class PinnedFirst(ProgramFcfs):
 
 
 class ContinuumScheduler(ProgramScheduler):
-    """Our scheduler with Continuum's order, time-to-live and pins in place of its own."""
+    """agentrt's scheduler, with Continuum's order, time-to-live and pins in place of agentrt's own
+    rules.
+    """
 
     rule: ClassVar[type[ToolTtl]] = ToolTtl
 
@@ -214,14 +232,18 @@ class ContinuumScheduler(ProgramScheduler):
             queue.release(owner)
 
     def _unpinned_blocks(self) -> int:
-        """Count the free blocks that the call that blocks are allocated for may take."""
+        """Count the free blocks that the current call may take, for which blocks are being
+        allocated.
+        """
         queue = self.retention.queue
         if queue is None:
             return int(self._count_free())
         return queue.unprotected + queue.protected_of(self._allocating_for)
 
     def _allocate_unpinned(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Allocate blocks that are not pinned; unpin programs for a call that is alone."""
+        """Allocate blocks that are not pinned. If the call is alone in the engine, unpin other
+        programs until the blocks suffice.
+        """
         if self.retention.queue is None:
             return self._allocate(request, *args, **kwargs)
         self._end_pins()
@@ -236,7 +258,9 @@ class ContinuumScheduler(ProgramScheduler):
         return all(other is request for other in self.running)
 
     def _unpin_latest(self) -> bool:
-        """Unpin the context of the program that came last, other than the call's own program."""
+        """Unpin the context of the program that arrived last, but not of the call's own program.
+        Return False if there is no such program.
+        """
         queue = self.retention.queue
         assert queue is not None
         pinned = queue.order.in_order(queue.now)
@@ -258,7 +282,9 @@ def _came_at(owner: CachedBlocks) -> float:
 
 
 class _Observer(Part):
-    """Tells the rule how long calls wait, how long tools take, and how many turns programs have."""
+    """An observer that tells the rule how long calls wait, how long tools take, and how many turns
+    programs have.
+    """
 
     def __init__(self, ttl: ToolTtl, scheduler: ContinuumScheduler) -> None:
         self._ttl, self._scheduler = ttl, scheduler

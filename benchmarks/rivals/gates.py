@@ -1,6 +1,6 @@
-"""Rivals that hold programs back in front of the engine: a cap, and ThunderAgent's rule.
+"""Rivals that hold back programs in front of the engine: a cap, and ThunderAgent's rule.
 
-Both are gates, like a proxy, and see only requests and their ends.
+Both rivals are gates. Like a proxy, they see only requests and the ends of requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Cap(Gate):
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """The state of a program in ThunderAgent's router. ``paused_at`` is None while it is active."""
+    """The state of a program in ThunderAgent's router. ``paused_at`` is None while the program is
+    active.
+    """
 
     program_id: str
     tokens: int = 0
@@ -58,20 +60,22 @@ class _Program:
 class ThunderAgent(Gate):
     """ThunderAgent's scheduler (arXiv 2602.13692; github.com/ThunderAgent-org/ThunderAgent, MIT).
 
-    Written anew after its public router of March 2026, with its defaults and one engine. A program
-    is *reasoning* while one of its requests is in the engine, otherwise *acting*. Its tokens are
-    those of its last request. A new program is admitted at once if no program is paused and its
-    prompt fits. Every five seconds, paused programs are resumed as long as their tokens fit: first
-    those with a waiting request, then new ones, then those still in a tool, each group in ascending
-    order of tokens. Then, if more tokens are used than fit, programs are paused until they fit:
-    acting ones at once, reasoning ones at their next answer, in ascending order of tokens. 100
-    tokens are reserved for each program in addition to its own. After 30 minutes, a paused program
-    is resumed in any case.
+    This class was written anew after ThunderAgent's public router of March 2026, with the router's
+    defaults and one engine. A program is *reasoning* while one of its requests is in the engine;
+    otherwise it is *acting*. The tokens of a program are the tokens of its last request. A new
+    program is admitted at once if no program is paused and its prompt fits. Every five seconds,
+    paused programs are resumed as long as their tokens fit: first programs with a waiting request,
+    then new programs, then programs that are still in a tool, each group in ascending order of
+    tokens. Then, if more tokens are used than fit, programs are paused in ascending order of tokens
+    until the rest fits: acting programs at once, reasoning programs at their next answer. For each
+    program, 100 tokens are reserved in addition to its own tokens. After 30 minutes, a paused
+    program is resumed in any case.
 
-    With ``decay``, an option there as well, the tokens of a program that has been acting for t
-    seconds count 2^-t times when programs are resumed. In the published code, the tokens of a
-    marked program still count until its answer, so that one overflow marks all programs; here they
-    do not count, as the comments of that code intend.
+    With ``decay``, which is also an option of the published router, the tokens of a program that
+    has been acting for t seconds count 2^-t times when programs are resumed. In the published code,
+    the tokens of a marked program still count until its answer, so that one overflow marks all
+    programs. Here, the tokens of a marked program do not count, as the comments of the published
+    code intend.
     """
 
     every_s: ClassVar[float] = 5.0

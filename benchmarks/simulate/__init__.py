@@ -1,1 +1,1 @@
-"""Simulates policies and routers in virtual time, on generated programs and traces."""
+"""Simulations of policies and routers in virtual time, on generated programs and traces."""

@@ -24,15 +24,16 @@ depth_options: Option = together(
     text_option(
         "--depth",
         "[steps|virtual]",
-        "steps: batch slots only, with equal steps. virtual: vLLM's own scheduler, with memory, "
-        "prefix cache and prefill, as in agentrt simulate, which takes longer.",
+        "Engine to simulate. steps: only batch slots, with steps of equal length. virtual: "
+        "vLLM's own scheduler with memory, prefix cache and prefill, as in agentrt simulate; "
+        "this takes longer.",
         type=click.Choice(("steps", "virtual")),
         default="steps",
     ),
     text_option(
         "--step-ms",
         "MS",
-        "With --depth steps: milliseconds per step, which gives each running call one token.  "
+        "With --depth steps: milliseconds per step. A step gives each running call one token.  "
         "[default: 25]",
         type=NumberRange(min=0, min_open=True),
     ),

@@ -88,7 +88,10 @@ def run(**options: Any) -> None:
 @click.command(cls=ManyCommand, epilog=_OF_SWEEP)
 @workloads_option
 @scale_options
-@load_option(f"Loads, bursts as b0.8.  [default: {','.join(_LOADS)}]")
+@load_option(
+    "Loads, as shares of the engine's capacity; b0.8 is a mean load of 0.8 in bursts.  "
+    f"[default: {','.join(_LOADS)}]"
+)
 @policies_option
 @click.option(
     "--offline", is_flag=True, help="Let all programs arrive at once, and compare makespans."
@@ -96,14 +99,14 @@ def run(**options: Any) -> None:
 @many(
     "--programs",
     metavar="N,…",
-    help="Number of programs; several with --offline.  [default: 1000; all of a trace]",
+    help="Number of programs; several numbers with --offline.  [default: 1000; all of a trace]",
 )
-@seeds_option(default=3, suffix=" The first is 0.")
+@seeds_option(default=3, suffix=" The first seed is 0.")
 @fleet_options
 @depth_options
 @scheduler_options
 @json_flag("Print all results as one JSON line at the end.")
-@file("--plot", about="Draw latency against load.")
+@file("--plot", about="Draw latency by load.")
 def sweep(**options: Any) -> None:
     """Simulate every policy under every load on every workload."""
     check_plot(options["plot"])
@@ -132,6 +135,8 @@ def _settings(options: Mapping[str, Any]) -> list[Setting]:
             raise ConfigError("--offline has all programs arrive at once; leave --load out")
         return [Setting(s, Pressure("at-once"), n) for s in sources for n in numbers]
     if len(numbers) > 1:
-        raise ConfigError("--programs: several numbers are for --offline; give one")
+        raise ConfigError(
+            "--programs: several numbers are for --offline; give one number, or add --offline"
+        )
     loads = read_loads(options["load"] or _LOADS)
     return [Setting(source, load, numbers[0]) for source in sources for load in loads]

@@ -51,9 +51,9 @@ Examples:
 
 \b
 All routers of a seed get the same programs at the same times. A load is a share of the capacity of
-all replicas together. Depth steps has no prompts, so there routers differ only in balance.
-Exit codes: 0; 2 bad usage; 130 Ctrl-C.
-"""
+all replicas together. Programs have no prompts with --depth steps, so the routers then differ only
+in balance.
+Exit codes: 0; 2 bad usage; 130 Ctrl-C."""
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
@@ -61,10 +61,13 @@ Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @scale_options
 @many("--router", metavar="NAME,…", help="Routers to compare.  [default: all]")
 @many("--replicas", metavar="N,…", help="Numbers of engines.  [default: 4]")
-@load_option("Loads, bursts as b0.8.  [default: 0.9]")
+@load_option(
+    "Loads, as shares of the capacity of all engines; b0.8 is a mean load of 0.8 in bursts.  "
+    "[default: 0.9]"
+)
 @text_option("--policy", "NAME", "Policy of the engines.", default=DEFAULT)
 @programs_option("Number of programs for each replica.", default=50)
-@seeds_option(default=3, suffix=" The first is 0.")
+@seeds_option(default=3, suffix=" The first seed is 0.")
 @depth_options
 @json_flag("Print one JSON object instead of tables.")
 def routing(**options: Any) -> None:
@@ -102,9 +105,10 @@ def _specs(
     policy: Contender,
     machine: Machine,
 ) -> list[RunSpec]:
-    """Return the runs; those with the same programs are consecutive.
+    """Return the runs. Runs with the same programs are consecutive.
 
-    The number of programs is that of each replica, and is multiplied by the number of replicas.
+    The requested number of programs is the number for each replica, so it is multiplied by the
+    number of replicas.
     """
     return [
         RunSpec(

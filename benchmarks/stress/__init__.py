@@ -1,1 +1,3 @@
-"""Tests vLLM's real scheduler with random programs, requests and engines, and checks invariants."""
+"""Tests of vLLM's real scheduler with random programs, requests and engines, which check
+invariants.
+"""

@@ -1,4 +1,4 @@
-"""Runs single cases, or many in processes of their own, and reports what was wrong."""
+"""Functions that run a single case, or many cases in several processes, and report violations."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
 
 
 def _silence() -> None:
-    """Silence vLLM's log of grammars that reject a token, because many cases have such grammars."""
+    """Silence vLLM's log messages about grammars that reject a token, because many cases have such
+    grammars.
+    """
     logger = logging.getLogger("vllm")
     if logger.level != logging.CRITICAL:
         logger.setLevel(logging.CRITICAL)
@@ -134,7 +136,9 @@ def run_seeds(
     without: Collection[str] = (),
     always: Collection[str] = (),
 ) -> Iterator[Outcome]:
-    """Run the case of each seed. Every ``twice``-th case runs again and must be equal."""
+    """Run the case of each seed. Every ``twice``-th case runs again, and both runs must be
+    equal.
+    """
     for seed in seeds:
         outcome = run_case(draw_case(seed, without, always))
         if twice and seed % twice == 0 and not outcome.invariant:
@@ -155,7 +159,9 @@ def run_cases(
     without: Collection[str] = (),
     always: Collection[str] = (),
 ) -> Iterator[Outcome]:
-    """Run the cases of all seeds in ``jobs`` processes. With one process, outcomes are in order."""
+    """Run the cases of all seeds in ``jobs`` processes. With one process, the outcomes are in the
+    order of the seeds.
+    """
     run = partial(_run_piece, twice=twice, without=without, always=always)
     if jobs == 1:
         yield from run_seeds(seeds, twice=twice, without=without, always=always)

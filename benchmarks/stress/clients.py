@@ -49,7 +49,7 @@ steps double until the longest.
 _STEPS_TO_STALE = 600
 """The number of steps after which an engine has looked for programs that have timed out."""
 _PROBES = 3
-"""The number of steps that are tried while an engine is paused."""
+"""The number of steps that the clients request while an engine is paused."""
 
 
 class Grammar:
@@ -64,8 +64,8 @@ class Grammar:
 
 @dataclass(slots=True)
 class _Live:
-    """A running program: its calls in the engine, and the number of calls that it has still to
-    make.
+    """A running program: its calls in the engine, and the number of calls that the program still
+    has to make.
     """
 
     plan: ProgramPlan
@@ -121,7 +121,7 @@ class Clients:
         self._at(self.engine.now + seconds, act)
 
     def run(self) -> None:
-        """Run until all clients are done and the engine has nothing to do."""
+        """Run until all clients have finished and the engine has nothing to do."""
         engine, tick_s = self.engine, _FIRST_TICK_S
         while True:
             while self._events and self._events[0][0] <= engine.now:
@@ -266,7 +266,9 @@ class Clients:
                 self._control("ends", [plan.name])
 
     def _cancel(self, live: _Live) -> None:
-        """Abort all calls of a program. The engine is told the end before or after this."""
+        """Abort all calls of a program. The engine gets the end of the program before or after
+        this.
+        """
         if live.over:
             return
         live.over = True
@@ -305,7 +307,7 @@ class Clients:
             self._control("ends", [live.plan.name])
 
     def _expect(self, plan: CallPlan, prompt: list[int]) -> None:
-        """Tell the model runner which tokens are right for the request."""
+        """Give the model runner the tokens that the request must get."""
         stops_at = -1 if plan.stops_at is None else len(prompt) + plan.stops_at
         flavour = crc32(f"{plan.salt} {plan.lora}".encode()) if plan.salt or plan.lora else 0
         text = Text(plan.name, list(prompt), len(prompt), flavour, stops_at)
@@ -346,7 +348,9 @@ class Clients:
         request.structured_output_request.grammar = compiling
 
         def compiled() -> None:
-            self.watch.note(plan.name, f"its grammar is compiled ({plan.grammar_ends or 'well'})")
+            self.watch.note(
+                plan.name, f"the grammar of the call is compiled ({plan.grammar_ends or 'well'})"
+            )
             if plan.grammar_ends == "error":
                 compiling.set_exception(ValueError("no grammar"))
             else:
@@ -399,7 +403,7 @@ class Clients:
         if STOP in right:
             right = right[: right.index(STOP) + 1]
         if call.tokens != right:
-            raise Violation("output", f"gave {call.tokens} instead of {right}", plan.name)
+            raise Violation("output", f"got the tokens {call.tokens} instead of {right}", plan.name)
 
     def _ended(self, call: _Call, *, well: bool) -> None:
         name = call.plan.name
@@ -410,7 +414,9 @@ class Clients:
         self._at(self.engine.now, lambda: call.then(context, well))
 
     def _turn_ended(self, call: _Call) -> None:
-        """After an answer of a session, send its next turn after a pause, or its end."""
+        """Handle an answer in a streaming session: after a pause, send the session's next turn, or
+        close the session.
+        """
         turns, nth = call.plan.turns, call.turns
         call.turns += 1
         self.watch.note(call.plan.name, f"ends its turn {nth}")
@@ -509,7 +515,7 @@ class Clients:
 
 
 def _words(name: str, length: int) -> list[int]:
-    """Return ``length`` tokens that differ from those of every other name."""
+    """Return ``length`` tokens that differ from the tokens of every other name."""
     seed = crc32(name.encode())
     return [200 + (seed + 7919 * position) % 9973 for position in range(length)]
 

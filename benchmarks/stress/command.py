@@ -25,7 +25,7 @@ from benchmarks.stress.plans import FEATURES, CasePlan, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
-"""Number of failed cases of each invariant that are shown in full."""
+"""For each invariant, the number of failed cases that are shown in full."""
 _TWICE = 20
 """Every 20th case runs twice, to check that both runs are equal."""
 _EPILOG = """\b
@@ -44,19 +44,20 @@ Examples:
 @click.option(
     "--shrink",
     is_flag=True,
-    help="Remove all that the failure does not need from the first case that fails, show it, and "
-    "stop.",
+    help="For the first case that fails, remove everything that the failure does not need, show "
+    "the smaller case, and stop.",
 )
 @many(
     "--without",
     metavar="NAME,…",
-    help="Kinds of requests and disturbances to leave out, of "
-    f"{', '.join(FEATURES)}. This changes the case of a seed.",
+    help=f"Kinds of requests and disturbances to leave out: {', '.join(FEATURES)}. This option "
+    "changes the case of a seed.",
 )
 @many(
     "--always",
     metavar="NAME,…",
-    help="Kinds of requests and disturbances that every case has. This changes the case of a seed.",
+    help="Kinds of requests and disturbances that every case has. This option changes the case "
+    "of a seed.",
 )
 @click.pass_context
 def stress(
@@ -102,7 +103,7 @@ def stress(
 
 
 class _Cases:
-    """Counts the cases, and the failed ones by their invariant."""
+    """A counter of the cases, and of the failed cases by invariant."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -125,7 +126,9 @@ class _Cases:
 
 
 class _Kinds(NamedTuple):
-    """The kinds of requests and disturbances that no case has, and those that every case has."""
+    """The kinds of requests and disturbances that no case has, and the kinds that every case
+    has.
+    """
 
     without: tuple[str, ...]
     always: tuple[str, ...]
@@ -147,10 +150,14 @@ def _show_shrunk(case: CasePlan) -> None:
 @seed_option
 @count_option("--jobs", "Number of processes that share the work.", default=1)
 @policy_option(
-    "Policies to compare, with the retention and admission that go with each, of "
-    f"{', '.join(POLICIES)}.  [default: all]"
+    f"Policies to compare, each with its usual retention and admission: {', '.join(POLICIES)}.  "
+    "[default: all]"
 )
-@count_option("--worst", "Number of workloads in the table of the worst.", default=10)
+@count_option(
+    "--worst",
+    "Number of workloads in the table of the workloads with the highest ratios.",
+    default=10,
+)
 def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int) -> int:
     """Compare the total time of random workloads with that under stock's scheduler.
 

@@ -1,7 +1,7 @@
-"""A KV connector to an imaginary other engine, which is slow and fails sometimes.
+"""A KV connector to an imaginary second engine, whose transfers are slow and sometimes fail.
 
 The name of a request begins with its kind. The other engine has all KV cache of a ``load`` at once,
-and of a ``wait`` after some time; it takes over the cache of a ``send``. When the scheduler first
+and of a ``wait`` after some time. It receives the KV cache of a ``send``. When the scheduler first
 asks about a request, the other engine answers "not known yet".
 """
 
@@ -16,22 +16,26 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 Load = tuple[str, list[int], int, int]
-"""A request, its blocks, and the positions from and up to which their content arrives."""
+"""A request, its blocks, the position of the first token whose KV cache arrives in these blocks,
+and the position after the last such token.
+"""
 
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """The transfers that arrive with a step, and those that begin with it."""
+    """The transfers that arrive with a step, and the transfers that begin with this step."""
 
     loads: list[Load] = field(default_factory=list)
     begun: list[Load] = field(default_factory=list)
 
 
 class Elsewhere(KVConnectorBase_V1):
-    """The scheduler's half of the connector. ``going`` are the requests that are handed over.
+    """The scheduler's half of the connector. ``going`` has the requests whose KV cache is being
+    sent to the other engine.
 
-    The other engine no longer has anything of the ``failed`` requests: vLLM would reserve room for
-    such a request in addition to its own, and wait for ever if there is not twice its room.
+    The other engine has no KV cache of the ``failed`` requests any more. Otherwise vLLM would
+    reserve blocks for such a request in addition to the request's own blocks, and would wait for
+    ever if twice the number of blocks is not available.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -37,13 +37,16 @@ _WINDOWS: dict[str, tuple[int | None, ...]] = {
     "hybrid": (0, WINDOW, WINDOW),
     "mamba": (0, None),
 }
-"""The groups of layers, each with its tokens of context: 0 for all, None for a state in place of a
+"""The groups of layers for each kind of KV cache. The value of a group is the number of tokens of
+context that its layers attend to: 0 for all tokens, None for layers that have a state instead of a
 context.
 """
 
 
 class StressEngine(HeadlessEngine):
-    """The engine of a plan. ``deliver`` is called with each output for a client."""
+    """The engine of a plan. ``deliver`` is a function that is called with each output for a
+    client.
+    """
 
     def __init__(self, scheduler: Any, plan: EnginePlan, seed: int) -> None:
         super().__init__(scheduler, plan.in_flight, self._seconds)

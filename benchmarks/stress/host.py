@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from benchmarks.stress.plans import EnginePlan
 
 _ENDS, _EARLY, _FAILS = 0.1, 0.5, 0.2
-"""The probability that a copy ends in a step; that it moves its content when it begins, and not
-when it ends; and that an ended load has failed.
+"""Three probabilities: that a copy ends in a step; that a copy moves its content when it begins,
+and not when it ends; and that an ended load has failed.
 """
 
 
@@ -39,7 +39,7 @@ when it ends; and that an ended load has failed.
 class _Copy:
     """A copy in flight: from blocks to chunks if it is a ``store``, else from chunks to blocks.
 
-    ``moved`` says whether the content has arrived, and ``fails`` whether it never will.
+    ``moved`` is True if the content has arrived, and ``fails`` is True if it will never arrive.
     """
 
     store: bool
@@ -62,7 +62,7 @@ class Copies(OffloadingWorker):
     lossy: bool
     in_flight: dict[int, _Copy] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    """The failed loads that ended since the engine last asked."""
+    """The failed loads that have ended since the engine last asked for them."""
     host: dict[int, list[int] | None] = field(default_factory=dict)
 
     def submit_store(
@@ -117,9 +117,10 @@ class Copies(OffloadingWorker):
 
 @dataclass(slots=True)
 class HostSide:
-    """The worker's half of vLLM's connector, and what it did: ``loads`` and ``stores`` count
-    copies, ``failed`` loads that failed, ``aborted`` calls that ended while they were loading, and
-    ``full`` stores that host memory had no room for.
+    """The worker's half of vLLM's connector, with counts of its work. ``loads`` and ``stores`` are
+    the numbers of copies. ``failed`` is the number of loads that failed, ``aborted`` the number of
+    calls that ended while they were loading, and ``full`` the number of stores for which host
+    memory had no room.
     """
 
     connector: OffloadingConnector
@@ -170,7 +171,7 @@ class HostSide:
 
 
 def host_config(plan: EnginePlan, retention: str) -> KVTransferConfig:
-    """Return vLLM's settings for the host memory of a plan, as the product makes them."""
+    """Return vLLM's settings for the host memory of a plan, made by the same code as in agentrt."""
     config = transfer_config(plan.host, {} if retention == "lru" else HOST_TIER)
     config.kv_load_failure_policy = plan.host_fails or "fail"
     return config
@@ -200,7 +201,9 @@ def host_side(scheduler: Any, plan: EnginePlan, runner: ModelRunner, seed: int) 
 
 
 def left_on_host(scheduler: Any) -> dict[str, int]:
-    """Count what vLLM's connector still holds for calls: copies, requests, and chunks in use."""
+    """Count the objects that vLLM's connector still holds for calls: copies, requests, and chunks
+    in use.
+    """
     half = scheduler.connector.connector_scheduler
     manager = half.manager
     free = manager._get_num_free_chunks() + manager._num_evictable_cache_chunks

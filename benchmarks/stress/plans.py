@@ -28,7 +28,7 @@ FEATURES = (
     *("grammar", "pooling", "stream", "lora", "connector", "drafts", "large", "priority", "salts"),
     *("pauses", "resets", "aborts", "stall", "messages", "offload"),
 )
-"""Kinds of requests and of disturbances. Each is in a part of the cases only."""
+"""Kinds of requests and of disturbances. Each kind occurs only in a part of the cases."""
 OFFLOAD, CONNECTOR = "offload", "connector"
 """Two features that exclude each other, because an engine has at most one KV connector."""
 _SOMETIMES = 0.25
@@ -39,12 +39,12 @@ _SOMETIMES = 0.25
 class EnginePlan:
     """The sizes of an engine, and the time that its steps take.
 
-    ``connector`` says what happens to KV cache that fails to arrive (``fail`` or ``recompute``);
-    None means that the engine has no connector. ``host`` is the number of blocks in host memory, to
-    which vLLM offloads KV cache; 0 means that nothing is offloaded. ``host_fails`` says what
-    happens to a call whose load from host memory fails (``fail`` or ``recompute``); None means that
-    no load fails. ``stalled`` is the number of a step that takes a minute. ``active_slots`` is the
-    number of batch slots that calls may hold; None means all.
+    ``connector`` says what happens to a call whose KV cache fails to arrive (``fail`` or
+    ``recompute``); None means that the engine has no connector. ``host`` is the number of blocks in
+    host memory, to which vLLM offloads KV cache; 0 means that nothing is offloaded. ``host_fails``
+    says what happens to a call whose load from host memory fails (``fail`` or ``recompute``); None
+    means that no load fails. ``stalled`` is the number of a step that takes a minute.
+    ``active_slots`` is the number of batch slots that calls may hold; None means all slots.
     """
 
     slots: int
@@ -75,7 +75,7 @@ class EnginePlan:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest call that fits into the pool alone."""
+        """The tokens of the longest call that fits into the block pool if the call is alone."""
         blocks = (self.blocks - 1) // LAYERS[self.layers] - 2
         return min(blocks * BLOCK_SIZE, self.max_model_len) - 4 * (1 + self.drafts)
 
@@ -94,13 +94,14 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """One call, or one streaming session of ``turns``: (pause, new tokens, output tokens) each.
+    """One call, or one streaming session. Each of its ``turns`` is a tuple: pause, new tokens,
+    output tokens.
 
-    Its prompt repeats a share ``keeps`` of its program's context, and then has ``fresh`` tokens of
-    its own. ``stops_at`` is the output token at which it stops before its ``output`` is full. Its
-    client aborts it ``gives_up_s`` seconds after it was submitted. A grammar takes ``grammar_s``
-    seconds to compile (None: for ever); ``grammar_ends`` says whether it then has an error or
-    rejects the output.
+    The call's prompt repeats a share ``keeps`` of its program's context, and then has ``fresh``
+    tokens of its own. ``stops_at`` is the output token at which the call stops before its limit
+    ``output``. The client aborts the call ``gives_up_s`` seconds after the call was submitted. A
+    grammar takes ``grammar_s`` seconds to compile (None: for ever); ``grammar_ends`` says whether
+    the grammar then has an error or rejects the output.
     """
 
     name: str
@@ -125,8 +126,8 @@ class CallPlan:
 class Gap:
     """Time that a program spends outside the engine.
 
-    ``kind`` is ``tool`` or ``human``. If it is not ``reported``, the client does not tell the
-    engine.
+    ``kind`` is ``tool`` or ``human``. If the gap is not ``reported``, the client does not report it
+    to the engine.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Lists of stages that run in parallel. The program continues when all have ended."""
+    """Lists of stages that run in parallel. The program continues when all lists have ended."""
 
     branches: tuple[tuple[Stage, ...], ...]
 
@@ -147,12 +148,13 @@ Stage = CallPlan | Gap | Branches
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """A program: when it arrives, its stages, and how its client reports the end.
+    """A program: its arrival time, its stages, and the way in which its client reports the end.
 
-    ``says`` is how its calls name the program: ``nested`` or ``flat`` values, vLLM's ``session``
-    id, or ``nothing``, so that each call is a program of its own. ``end`` is ``ends``, ``twice``,
-    ``early`` (while its last call runs), or ``silent``. The client aborts its running calls
-    ``cancelled_s`` seconds after its arrival.
+    ``says`` is the way in which its calls name the program: ``nested`` or ``flat`` values, vLLM's
+    ``session`` id, or ``nothing``, so that each call is a program of its own. ``end`` is the way in
+    which the client reports the end: ``ends`` (once), ``twice``, ``early`` (while the last call
+    runs), or ``silent`` (never). The client aborts the program's running calls ``cancelled_s``
+    seconds after the program's arrival.
     """
 
     name: str
@@ -176,8 +178,8 @@ class Disturbance:
     """An event that affects the whole engine.
 
     ``kind`` is ``new`` or ``all`` (a pause of new calls, or of all, for ``seconds``), ``drain`` (a
-    pause of new calls until the others have ended, and then for ``seconds``), ``reset`` (of the
-    prefix cache), ``restart`` (the same, and running calls start again), ``messages`` (about
+    pause of new calls until the running calls have ended, and then for ``seconds``), ``reset`` (of
+    the prefix cache), ``restart`` (the same, and running calls start again), ``messages`` (about
     unknown programs, and queries), or ``configure`` (new settings, which an engine refuses while it
     has calls).
     """
@@ -199,7 +201,9 @@ class CasePlan:
 
     @property
     def policy(self) -> str:
-        """Policy, retention and admission, in the form of other commands."""
+        """The policy, the retention and the admission, in the form in which other commands print
+        them.
+        """
         names = ("policy", "retention", "admission")
         return "+".join(str(self.settings.get(name)) for name in names)
 
@@ -258,7 +262,8 @@ def _call_line(call: CallPlan) -> str:
 
 
 def draw_case(seed: int, without: Collection[str] = (), always: Collection[str] = ()) -> CasePlan:
-    """Draw the case of a seed, ``without`` some features of `FEATURES`, and ``always`` with others.
+    """Draw the case of a seed. The case has no feature of ``without``, and all features of
+    ``always``. Both are subsets of `FEATURES`.
 
     Consecutive seeds have consecutive combinations of settings.
     """
@@ -266,8 +271,8 @@ def draw_case(seed: int, without: Collection[str] = (), always: Collection[str] 
 
 
 class _Draw:
-    """The draw of a case. Each kind of request and disturbance is in a part of the cases only, so
-    that a failed case has few of them.
+    """The draw of a case. Each kind of request and disturbance occurs only in a part of the cases,
+    so that a failed case has few kinds.
     """
 
     def __init__(self, seed: int, without: Collection[str], always: Collection[str]) -> None:
@@ -433,7 +438,9 @@ class _Draw:
         )
 
     def _oversized(self, name: str) -> CallPlan:
-        """Draw a call whose prompt is larger than the pool. It waits until its client aborts it."""
+        """Draw a call whose prompt is larger than the pool. The call waits until its client aborts
+        it.
+        """
         fresh = self.rng.randint(self.engine.blocks * BLOCK_SIZE, self.engine.max_model_len - 18)
         gives_up_s = self.rng.uniform(1, 100) * self.engine.base_s
         return CallPlan(name, fresh=fresh, gives_up_s=gives_up_s, too_large=True)

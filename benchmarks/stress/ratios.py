@@ -1,5 +1,5 @@
-"""The times of workloads that fit into the cache, compared with those under stock
-vLLM's scheduler.
+"""The times of workloads that fit into the KV cache, compared with the times under stock vLLM's
+scheduler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from benchmarks.stress.workloads import draw_workload
 
 DEFAULT = "default"
 POLICIES = (DEFAULT, *(name for name in BUILT_IN if name != DEFAULT_POLICY))
-"""The defaults, and every other policy with its usual retention and admission."""
+"""The compared policies: the defaults, and every other policy with its usual retention and
+admission.
+"""
 LIMITS = {DEFAULT: 1.15}
 OTHERS_LIMIT = 1.5
 """The highest acceptable ratio of the total time to stock's, for policies that are not
@@ -50,8 +52,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The ratio of a workload's total time under a policy to stock's. ``mean`` is the ratio of the
-    programs' mean times.
+    """The ratio of a workload's total time under a policy to its total time under stock. ``mean``
+    is the ratio of the mean times of the programs.
 
     ``cause`` names the difference from stock's run that costs the most time. ``figures`` has the
     figures of both runs.
@@ -125,7 +127,9 @@ def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:
 
 
 def _cause(ours: Run, stock: Run) -> str:
-    """Name the greatest difference to stock's run that costs time, if it is above 5%."""
+    """Return the name of the difference from stock's run that costs the most time, if it costs more
+    than 5%.
+    """
     mine, theirs = ours.figures, stock.figures
     costs = {
         "tokens computed again": mine.tokens / theirs.tokens - 1,
@@ -145,8 +149,8 @@ def _figures(ours: Run, stock: Run) -> str:
         f"preemptions: {mine.gave_way} for others, {mine.for_memory} for memory",
         f"tokens computed: {mine.tokens}, {mine.lost_tokens} of them again (stock {theirs.tokens})",
         f"steps: {mine.steps} (stock {theirs.steps})",
-        f"with a free slot while a call waited: {mine.idle_slots} (stock {theirs.idle_slots})",
-        f"of them for admission: {mine.kept_out}",
+        f"steps with a slot free and a call waiting: {mine.idle_slots} (stock {theirs.idle_slots})",
+        f"of these steps, those with a call held back by admission: {mine.kept_out}",
         f"idle: {mine.idle_s:.1f} s",
         f"the last to end: {last} at {ended_at:.1f} s (stock {stock_ended_at:.1f})",
         f"its calls waited {waited_s:.1f} s (stock {stock_waited_s:.1f})",
@@ -156,7 +160,7 @@ def _figures(ours: Run, stock: Run) -> str:
 
 def summary(ratios: Sequence[Ratio]) -> str:
     """Return a table with a row for each policy: the median, the 99th percentile and the maximum of
-    the ratios, and how many exceed the limit.
+    the ratios, and the number of ratios above the limit.
     """
     rows = []
     for policy in dict.fromkeys(ratio.policy for ratio in ratios):
@@ -186,7 +190,8 @@ def summary(ratios: Sequence[Ratio]) -> str:
 def worst_of(ratios: Sequence[Ratio], most: int) -> str:
     """Return a table of the workloads with the highest ratios, and the explanations.
 
-    A column has the highest ratio of stock to itself, if the programs exchange their arrival times.
+    One column has the highest ratio of stock's total time to stock's own total time when the
+    programs exchange their arrival times.
     """
     ranked = sorted(ratios, key=lambda ratio: -ratio.ratio)[:most]
     others = {seed: other_orders(seed) for seed in {ratio.seed for ratio in ranked}}
@@ -210,7 +215,7 @@ def other_orders(seed: int) -> list[float]:
     their arrival times.
 
     No policy is responsible for these differences: the program that arrives first determines when
-    the last one ends.
+    the last program ends.
     """
     plan = draw_workload(seed)
     stock, rng = run_workload(plan, None), random.Random(f"orders {seed}")

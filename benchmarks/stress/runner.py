@@ -1,9 +1,11 @@
-"""A replacement for vLLM's model runner that has a memory, and detects wrong positions and blocks.
+"""A replacement for vLLM's model runner. It has a memory of KV blocks, and detects wrong positions
+and blocks.
 
-It keeps the same state from step to step as a runner: the tokens and the block tables of the
-requests, and what was written into each slot of each block. A real model reads the cache; this one
-compares what it would read with what must be there. Each token depends only on its request and its
-position, so that every call has one right answer, whatever preempts it.
+It keeps the same state from step to step as vLLM's model runner: the tokens and the block tables of
+the requests, and the content of each slot of each block. A real model reads the KV cache; this
+runner compares the content that a model would read with the content that must be there. Each token
+depends only on its request and its position, so every call has exactly one right answer, even if it
+is preempted.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _REJECTED = -1
 
 @dataclass(slots=True)
 class Text:
-    """The right tokens of a request, as far as they were needed; ``chain`` has a hash of each
-    prefix.
+    """The right tokens of a request, computed as far as they were needed. ``chain`` has a hash of
+    each prefix.
 
     ``stops_at`` is the position of its `STOP`. ``flavour`` distinguishes requests whose cache
     differs for the same tokens (adapters, salts).
@@ -59,8 +61,8 @@ class Text:
 
 @dataclass(slots=True)
 class _Row:
-    """A request in the batch: it knows the first ``known`` tokens of its text, and has computed
-    ``computed``. ``rejected`` has the rejected drafts by step.
+    """A request in the batch. The first ``known`` tokens of its text are known, and the first
+    ``computed`` tokens are computed. ``rejected`` has the rejected drafts by step.
     """
 
     text: Text
@@ -72,10 +74,11 @@ class _Row:
 
 
 class ModelRunner:
-    """Executes the outputs of a scheduler with ``blocks`` blocks.
+    """A runner that executes the outputs of a scheduler, with a memory of ``blocks`` blocks.
 
-    ``windows`` are the groups of layers, each with the tokens of context that it attends to, 0 for
-    all. A group with None has a state in place of a context, which is not checked.
+    ``windows`` has a value for each group of layers: the number of tokens of context that the
+    layers attend to, or 0 for all tokens. A group with None has a state in place of a context,
+    which is not checked.
     """
 
     def __init__(self, blocks: int, block_size: int, windows: Sequence[int | None]) -> None:
@@ -126,7 +129,7 @@ class ModelRunner:
     # -- requests that begin -----------------------------------------------------------
 
     def _begin(self, output: SchedulerOutput) -> set[str]:
-        """Add the requests that begin, and the new blocks of the others."""
+        """Add the requests that begin with this step, and the new blocks of the other requests."""
         begun = set()
         for new in output.scheduled_new_reqs:
             tokens = new.prefill_token_ids or new.prompt_token_ids or []
@@ -214,7 +217,9 @@ class ModelRunner:
                 at, rest = at + len(part), rest[len(part) :]
 
     def _check_memory(self, name: str, row: _Row) -> None:
-        """Compare what attention would read for the next token with what must be there."""
+        """Compare the content that attention would read for the next token with the content that
+        must be there.
+        """
         size, chain = self._size, row.text.chain
         row.text.reach(row.computed)
         for table, window in zip(row.tables, self._windows, strict=True):

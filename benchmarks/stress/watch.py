@@ -1,8 +1,9 @@
-"""The invariants of every step of a scheduler, and of the end of a case, when nothing may be left.
+"""The invariants of every step of a scheduler, and of the end of a case. At the end, no call or
+program may be left in the scheduler.
 
 Only public state of the scheduler is read: vLLM's own fields, the snapshot of the control messages,
-and the fields of `QueuedCall`. Remains at the end are searched in everything that the scheduler
-holds, so that new places are searched, too.
+and the fields of `QueuedCall`. At the end, all objects that the scheduler holds are searched for
+calls and programs, so that parts that are added later are searched, too.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ _BLOCKED = ("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS")
 
 @dataclass(slots=True)
 class Figures:
-    """The results of a run: the time and the steps until all programs had ended, and their causes.
+    """The results of a run: the time and the steps until all programs had ended, and figures that
+    explain them.
 
-    ``lost_tokens`` were computed before and had to be computed again. ``gave_way`` counts the
-    preemptions for other calls, and ``for_memory`` those by vLLM. ``idle_slots`` counts the steps
-    with a free slot while a call waited that could run, and ``kept_out`` those of them in which
-    admission control held a call back. ``idle_s`` is the seconds in which nothing ran although a
-    call could run. ``loads`` and ``stores`` count copies from and to host memory, ``failed_loads``
-    the loads that failed, ``left_loading`` the calls that ended while they were loading, and
-    ``full_stores`` the stores that host memory had no room for.
+    ``lost_tokens`` is the number of tokens that had to be computed again. ``gave_way`` is the
+    number of preemptions for other calls, and ``for_memory`` the number of preemptions by vLLM for
+    lack of memory. ``idle_slots`` is the number of steps with a free slot while a call waited that
+    could run; in ``kept_out`` of these steps, admission control held a call back. ``idle_s`` is the
+    time in seconds in which nothing ran although a call could run. ``loads`` and ``stores`` are the
+    numbers of copies from and to host memory, ``failed_loads`` is the number of loads that failed,
+    ``left_loading`` the number of calls that ended while they were loading, and ``full_stores`` the
+    number of stores for which host memory had no room.
     """
 
     seconds: float = 0.0
@@ -71,8 +74,8 @@ class Figures:
 
 @dataclass(slots=True)
 class _Preempted:
-    """The progress of a call at its last preemption for another call, and the number of fruitless
-    preemptions since.
+    """The progress of a call at its last preemption for another call, and the number of preemptions
+    in a row without progress.
     """
 
     progress: tuple[int, int] = (-1, -1)
@@ -88,10 +91,10 @@ class _Before:
 
 
 class Watch:
-    """Checks each step of an engine, and raises `Violation`.
+    """A checker of each step of an engine, which raises `Violation`.
 
-    ``events`` has all events: time, step, the call or program, and a text. Of stock's scheduler,
-    only vLLM's own part is checked.
+    ``events`` has all events, each with its time, its step, the call or program, and a text. If the
+    engine has stock's scheduler, only vLLM's own state is checked.
     """
 
     def __init__(self, engine: StressEngine, *, checks: bool = True) -> None:
@@ -118,8 +121,8 @@ class Watch:
 
     @property
     def core(self) -> Any:
-        """The core of the scheduler, which changes with new settings; None for stock's
-        scheduler.
+        """The core of agentrt's scheduler, which is replaced when the settings change; None for
+        stock's scheduler.
         """
         return getattr(self.scheduler, "core", None)
 
@@ -203,8 +206,8 @@ class Watch:
             self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
 
     def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
-        """Check a preemption. ``progress`` has the outputs and the computed tokens of the call, and
-        ``better`` the program that it was preempted for.
+        """Check a preemption of a call. ``progress`` has the numbers of the call's output tokens
+        and computed tokens. ``better`` is the program for which the call was preempted.
         """
         name, (outputs, computed) = request.request_id, progress
         call = None if self.core is None else self.core.calls.get(name)
@@ -222,7 +225,7 @@ class Watch:
         last.times = last.times + 1 if fruitless else 0
         last.progress = max(last.progress[0], outputs), max(last.progress[1], computed)
         if last.times >= FRUITLESS:
-            detail = f"preempted {last.times} times in a row for others without progress"
+            detail = f"preempted {last.times} times in a row for other calls without progress"
             raise Violation("kept progress", detail, name)
 
     def _check_sizes(self, output: Any) -> None:
@@ -256,7 +259,11 @@ class Watch:
                 continue
             call = calls.get(name)
             if state is CallState.NOT_ADMITTED and call is not None and call.state is not state:
-                raise Violation("paused", f"it was not admitted, and is now {call.state}", name)
+                raise Violation(
+                    "paused",
+                    f"a call that was not admitted changed its state to {call.state}",
+                    name,
+                )
         if sum(call.promotions for call in calls.values()) > before.promotions:
             raise Violation("paused", "a call was promoted")
 
@@ -267,7 +274,10 @@ class Watch:
         # A call may have to wait until its own blocks have been copied to host memory.
         copies = self.engine.host is not None and self.engine.host.copying
         if slots < self.engine.plan.places and not (loads or copies):
-            detail = f"running calls were preempted for others, none began in {WASTED_STEPS} steps"
+            detail = (
+                "running calls were preempted for other calls, but no call began within "
+                f"{WASTED_STEPS} steps"
+            )
             raise Violation("preempted in vain", detail)
 
     def count_copies(self) -> None:
@@ -346,7 +356,9 @@ class Watch:
     # -- everything ----------------------------------------------------------------------
 
     def check_everything(self) -> None:
-        """Check that blocks are counted once, and that queues, table and vLLM's lists agree."""
+        """Check that each block is counted once, and that the scheduler's queues, the process table
+        and vLLM's lists agree.
+        """
         self._check_blocks()
         if self.core is None:
             return
@@ -362,13 +374,21 @@ class Watch:
         for name, call in calls.items():
             queued += call.queued
             if (call.since is None) != (call.state is CallState.RUNNING):
-                raise Violation("queues", f"{call.state}, and waits since {call.since}", name)
+                raise Violation(
+                    "queues",
+                    f"the call has the state {call.state}, but its wait began at {call.since}",
+                    name,
+                )
             if call.queued and name in running:
-                raise Violation("queues", f"runs, and is {call.state}", name)
+                raise Violation(
+                    "queues", f"the call runs in vLLM, but its state is {call.state}", name
+                )
             if call.program.queued.get(name) is not call:
-                raise Violation("queues", "is not among its program's calls", name)
+                raise Violation("queues", "the call is not among the calls of its program", name)
         if len(self.core.queue) != queued:
-            raise Violation("queues", f"{queued} calls wait, {len(self.core.queue)} are counted")
+            raise Violation(
+                "queues", f"{queued} calls wait, but the queue counts {len(self.core.queue)}"
+            )
         scheduler.table.check_integrity()
 
     def _check_blocks(self) -> None:
@@ -380,7 +400,11 @@ class Watch:
             detail = f"{len(free)} free blocks, {len(ids)} different, {pool.get_num_free_blocks()}"
             raise Violation("blocks", f"{detail} counted")
         if used + len(free) != self._free_at_start:
-            raise Violation("blocks", f"{used} used and {len(free)} free of {self._free_at_start}")
+            raise Violation(
+                "blocks",
+                f"{used} used blocks and {len(free)} free blocks, but {self._free_at_start} "
+                "blocks in total",
+            )
 
     # -- the end -------------------------------------------------------------------------
 
@@ -414,7 +438,7 @@ class Watch:
 
 
 def _protected_of_nobody(scheduler: Any) -> int:
-    """Count the blocks kept for programs that have ended. Those of sessions and types
+    """Count the blocks that are kept for programs that have ended. Blocks of sessions and of types
     do not count.
     """
     queue = scheduler.retention.queue
@@ -428,7 +452,9 @@ def _protected_of_nobody(scheduler: Any) -> int:
 
 
 def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]]:
-    """Find the calls and programs that a scheduler's own parts still hold, and where."""
+    """Yield the calls and programs that the scheduler's own objects still hold, each with its
+    place.
+    """
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
     stack += list(_fields(policy_of(scheduler)))  # the connector, which is vLLM's, holds it
     seen: set[int] = set()

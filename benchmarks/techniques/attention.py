@@ -1,5 +1,5 @@
-"""Attention that a program chooses, compared with plain code for transformers that does
-the same.
+"""Techniques with attention that a program chooses, and plain code for transformers that does the
+same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _ATTENTION = {
 
 
 class PlainModel:
-    """A transformers model in plain code: its cache keeps all keys, and a mask hides them."""
+    """A transformers model in plain code. Its cache keeps all keys, and a mask hides the keys that
+    a token must not see.
+    """
 
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -64,8 +66,8 @@ class PlainThread:
 
 
 def _mask(attention: Attention, first: int, end: int) -> Any:
-    """Return a mask with the keys, of the first ``end`` tokens, that the tokens from ``first`` on
-    see.
+    """Return the mask for the tokens from ``first`` to ``end``: it says which keys of the first
+    ``end`` tokens each of these tokens sees.
     """
     import torch
 

@@ -1,4 +1,6 @@
-"""Ways to think, and agents, as bodies over threads: our contexts, or an HTTP client's prompts."""
+"""Prompting techniques and agents, as functions of a thread. A thread is a context of agentrt, or
+the prompt of an HTTP client.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ async def skeleton_of_thought(thread: Thread) -> None:
 
 
 async def look_up(topic: str) -> str:
-    """A tool of an agent. The time of a real tool would be the same on both sides."""
+    """A tool of an agent, which returns at once. A real tool would take the same time on both
+    sides.
+    """
     return f"there are {len(topic)} of them, and all is well"
 
 

@@ -1,5 +1,5 @@
-"""Function calls as in Pie's Figure 7: as a chat client makes them, and with one optimisation after
-another.
+"""Function calls as in Figure 7 of the Pie paper: as a chat client makes them, and with three
+optimisations that are added one by one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def kept(thread: Thread) -> None:
 
 
 async def early(thread: Thread) -> None:
-    """In addition, start calls while the model writes the next ones (2)."""
+    """In addition, start each call while the model writes the next calls (2)."""
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     await own.fill(ONCE)
@@ -62,7 +62,7 @@ async def dropped(thread: Thread) -> None:
 
 
 async def _answered(thread: Thread, writer: Thread, *, early: bool) -> None:
-    """Let ``writer`` write calls, and take some turns with their results."""
+    """Let ``writer`` write calls, and take some turns with the results of the calls."""
     wrote, calls = "", list[asyncio.Task[str]]()
 
     def start() -> None:

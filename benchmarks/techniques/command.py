@@ -1,10 +1,10 @@
 """``benchmarks techniques``: techniques as programs over contexts, compared with an HTTP client.
 
-Both sides run the same bodies where a client can run them, and otherwise the closest equivalent,
-with the same model and engine options, in turns. One side runs over contexts of a runtime with an
-embedded engine; the other is a client of vLLM's own server, which sends the whole prompt with each
-call. Attention that a program chooses is compared with plain code for transformers. No two repeats
-have the same texts.
+Both sides run the same functions if a client can run them, and otherwise the client runs the
+closest equivalent. The sides have the same model and the same engine options, and run in turns. One
+side runs over contexts of a runtime with an embedded engine; the other is a client of vLLM's own
+server, which sends the whole prompt with each call. Attention that a program chooses is compared
+with plain code for transformers. No two repeats have the same texts.
 """
 
 from __future__ import annotations
@@ -60,11 +60,15 @@ _TIMEOUT_S = 600.0
 _SLOTS = 64
 _PROCESSOR = f"benchmarks.techniques.green_list:{GREEN}"
 Counts = Callable[[], Awaitable[tuple[float, float]]]
-"""Returns the number of steps of an engine so far, and the tokens that it has computed in them."""
+"""A function that returns the number of steps of an engine so far, and the number of tokens that
+were computed in these steps.
+"""
 
 
 class Side(NamedTuple):
-    """One side: a function that runs a technique with a text, and the counts of its engine."""
+    """One side of the comparison: a function that runs a technique with a text, and a function that
+    returns the counts of the side's engine.
+    """
 
     run: Callable[[Technique, str], Awaitable[object]]
     counted: Counts
@@ -80,7 +84,8 @@ class Side(NamedTuple):
     default=0,
     least=0,
     metavar="MS",
-    about="Milliseconds of a round trip between client and server. A program is sent once.",
+    about="Milliseconds of a round trip between client and server. A client has this delay for "
+    "each request; a program has it once.",
 )
 @many("--only", metavar="NAME,…", help="Techniques to run.  [default: all]")
 @click.option("--quick", is_flag=True, help="Use a tiny model, whose steps take milliseconds.")
@@ -145,7 +150,9 @@ class Bench(NamedTuple):
                 await self.compare(attentions, sides)
 
     async def compare(self, techniques: Mapping[str, Technique], sides: Mapping[str, Side]) -> None:
-        """Let both sides run each technique in turns, in each repeat after a first one."""
+        """Let both sides run each technique in turns, in each repeat. A first repeat is not
+        counted.
+        """
         self.measured.expect((name, side) for name in techniques for side in sides)
         for name, repeat in product(techniques, range(-1, self.repeats)):
             note(f"{name}: repeat {repeat + 1} of {self.repeats}")
@@ -189,7 +196,7 @@ async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Si
 
 
 def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
-    """Return the side of programs over contexts of ``runtime``."""
+    """Return the side that runs programs over contexts of ``runtime``."""
 
     async def run(technique: Technique, text: str) -> None:
         @program
@@ -207,7 +214,7 @@ def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
 
 
 def theirs(client: HttpClient) -> Side:
-    """Return the side of a client of vLLM's own server."""
+    """Return the side that is a client of vLLM's own server."""
     return Side(lambda technique, text: technique.theirs(HttpThread(client, text)), client.counted)
 
 

@@ -1,5 +1,5 @@
-"""Ways to decode, as bodies over threads. If a client has a method of its own, it has a body of its
-own.
+"""Decoding techniques, as functions of a thread. If a client needs another method, there is a
+second function for the client.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def beam_search(thread: Thread) -> None:
 
 
 async def servers_beam_search(thread: Thread) -> None:
-    """Use vLLM's own beam search, which its server does token by token."""
+    """Use vLLM's own beam search, which vLLM's server computes token by token."""
     own = cast(HttpThread, thread)
     await own.client.ask(await own.ids(), 12, n=3, use_beam_search=True)
 
@@ -59,8 +59,8 @@ async def watermark(thread: Thread) -> None:
 
 
 async def clients_watermark(thread: Thread) -> None:
-    """Write a marked text as a client: one request for each token, chosen from the twenty
-    likeliest.
+    """Write a marked text as a client: one request for each token, which is chosen from the twenty
+    likeliest tokens.
     """
     drawn = random.Random(1)
     for _ in range(32):
@@ -115,7 +115,9 @@ async def plain_decoding(thread: Thread) -> None:
 
 
 def _right(draft: Sequence[int], wanted: Sequence[int]) -> int:
-    """Return how many tokens of a draft are those that the model would write."""
+    """Return the number of tokens at the beginning of a draft that equal the tokens that the model
+    would write.
+    """
     return next((i for i, token in enumerate(draft) if token != wanted[i]), len(draft))
 
 

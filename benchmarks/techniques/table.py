@@ -10,7 +10,9 @@ from benchmarks.techniques.bodies import Body
 
 
 class Technique(NamedTuple):
-    """The body of a program over contexts, and that of a client with the same result."""
+    """A technique: the function for a program over contexts, and the function for a client with the
+    same result.
+    """
 
     ours: Body
     theirs: Body
@@ -46,10 +48,10 @@ TECHNIQUES = {
     "function calls (1 and 2)": Technique(calls.early, calls.as_clients_do),
     "function calls (1 to 3)": Technique(calls.dropped, calls.as_clients_do),
 }
-"""A technique with ``plain`` in its name is compared with one request for all tokens, and one with
-``vLLM's own`` with a feature of vLLM's server.
+"""A technique with ``plain`` in its name is compared with a single request for all tokens. A
+technique with ``vLLM's own`` in its name is compared with a feature of vLLM's server.
 """
 OF_A_TRAINED_MODEL = {"speculative decoding (plain)", "Jacobi decoding (plain)"}
-"""Techniques that need a trained model: the texts of the tiny model never repeat themselves, so
-that no guess is right.
+"""Techniques that need a trained model. With the tiny model, no guess would be right, because its
+texts never repeat themselves.
 """

@@ -1,4 +1,6 @@
-"""Both sides of ``benchmarks techniques``: our contexts, and prompts sent over HTTP."""
+"""The threads of both sides of ``benchmarks techniques``: contexts of agentrt, and prompts sent
+over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ DELTA = 4.0
 
 @dataclass(slots=True)
 class OurThread:
-    """The text in front of a model: a context of the runtime, with its program."""
+    """A thread that is a context of the runtime, with its program."""
 
     ctx: Context
     context: TokenContext
@@ -32,7 +34,9 @@ class OurThread:
         return OurThread(self.ctx, self.context.fork())
 
     async def kept(self) -> OurThread:
-        """Fork the thread under a name, by which it is kept after the program."""
+        """Return a fork of the thread that is saved under a name, so that it outlives the
+        program.
+        """
         name = str(hash(self.context.token_ids))
         await self.context.save(name)
         return OurThread(self.ctx, await self.ctx.open(name))
@@ -61,7 +65,9 @@ class OurThread:
         return (await made).text
 
     async def answers(self, count: int, tokens: int) -> list[tuple[str, OurThread]]:
-        """Sample ``count`` answers, each with the thread that ends with it."""
+        """Sample ``count`` answers. Return each answer with a fork of the thread that ends with
+        this answer.
+        """
         branches = [self.fork() for _ in range(count)]
         writes = (branch.write(tokens, temperature=1.0) for branch in branches)
         return list(zip(await asyncio.gather(*writes), branches, strict=True))
@@ -72,7 +78,7 @@ class OurThread:
             yield piece
 
     async def worth(self, text: str) -> float:
-        """Return the log probability of a text as the continuation."""
+        """Return the log probability of a text as the continuation of the thread."""
         return (await self.context.score(text)).total
 
     async def likeliest(self, count: int) -> list[tuple[int, float]]:
@@ -80,7 +86,7 @@ class OurThread:
         return list(await self.context.next_tokens(count))
 
     async def corrected(self, draft: Sequence[int]) -> list[int]:
-        """Return the likeliest token at each place of a draft, and after it."""
+        """Return the likeliest token at each position of a draft, and after the draft."""
         scores = await self.context.score(draft, top=1)
         return [score.top[0][0] for score in scores] + [scores.after[0][0]]
 
@@ -99,8 +105,8 @@ class HttpClient:
     round_trip_s: float = 0.0
 
     async def ask(self, prompt: str | Sequence[int], tokens: int, **fields: Any) -> Any:
-        """Make a completion, and return its choices. ``fields`` are further fields of
-        the request.
+        """Request a completion, and return its choices. ``fields`` are further fields of the
+        request.
         """
         await asyncio.sleep(self.round_trip_s)
         answer = await self.client.post("/completions", json=_body(prompt, tokens, fields))
@@ -125,8 +131,8 @@ class HttpClient:
         return list(_checked(answer).json()["tokens"])
 
     async def counted(self) -> tuple[float, float]:
-        """Return the number of steps of the server's engine so far, and the tokens computed in
-        them.
+        """Return the number of steps of the server's engine so far, and the number of tokens
+        computed in these steps.
         """
         page = (await self.client.get(str(self.client.base_url.copy_with(path="/metrics")))).text
         counts = dict(_SUM.findall(page))
@@ -135,8 +141,8 @@ class HttpClient:
 
 @dataclass(slots=True)
 class HttpThread:
-    """A prompt that is sent to an OpenAI server as a whole with each call: a text, or token ids
-    after a technique has asked for them.
+    """A thread that is a prompt. Each call sends the whole prompt to an OpenAI server: as text, or
+    as token ids after a technique has asked for token ids.
     """
 
     client: HttpClient

@@ -1,4 +1,5 @@
-"""Generators of programs after published ones. Importing this package registers their names.
+"""Generators of programs that resemble published programs. Importing this package registers the
+names of the generators.
 
 A generator makes any number of programs from a seed. ``--workload NAME`` of a benchmark selects it.
 """

@@ -1,4 +1,5 @@
-"""Agents that hold much memory for long: a coding agent, and an agent with sub-agents; and tools.
+"""Generators of agents that hold much memory for a long time (a coding agent, and an agent with
+sub-agents), and of the times of tools.
 
 Sizes that come from a publication name it; all others are our assumptions.
 """
@@ -24,11 +25,11 @@ class Tool:
 
 
 TOOLS = {"search": Tool(1.0, 0.5, 6), "shell": Tool(3.0, 0.8, 3), "build": Tool(20.0, 0.7, 1)}
-"""Our assumptions. The medians are multiples of that of the commonest tool."""
+"""Our assumptions about tools. The medians are multiples of the median of the commonest tool."""
 
 
 def with_tools(programs: Sequence[ProgramShape], tool_s: float, seed: int) -> list[ProgramShape]:
-    """Return the programs with a named tool in each gap that is not a human's.
+    """Return the programs with a named tool in each gap that is not the pause of a human.
 
     The commonest tool takes ``tool_s`` seconds in the median; with 0, all tools answer at once. The
     time of a tool that already has a name is multiplied by ``tool_s``.
@@ -57,8 +58,10 @@ CODING_CALLS = Sizes(mean=20, spread=0.8, low=4, high=60)
 CODING_FIRST = Sizes(mean=4500, spread=0.6, low=200, high=9000)
 CODING_ADDED = Sizes(mean=95, spread=1.2, high=2500)
 CODING_OUTPUT = Sizes(mean=34, spread=0.9, high=400)
-"""After 338 recorded coding agents at a tenth of their tokens: 17,000 tokens of tools and system
-prompt, 44 calls in the median (fewer here), prompts of 100,000 and outputs of 218."""
+"""The sizes follow 338 recorded coding agents, with a tenth of their tokens. The recorded agents
+had 17,000 tokens of tools and system prompt, a median of 44 calls (fewer here), prompts of 100,000
+tokens and outputs of 218 tokens.
+"""
 
 
 def coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
@@ -86,7 +89,8 @@ DEEP_TASK = Sizes(mean=200, spread=0.6, high=1000)
 def deep_agent(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make a lead agent that plans, starts sub-agents, and reads their reports.
 
-    Sub-agents are chains with contexts of their own, which share only the lead's system prompt.
+    Sub-agents are chains with contexts of their own. They share only the system prompt of the lead
+    agent.
     """
     builder = ProgramBuilder(rng, system_tokens=DEEP_SYSTEM)
     lead = builder.call("plan", DEEP_PLAN, DEEP_TASK)

@@ -1,8 +1,9 @@
-"""Generators of programs by the name of the workload: the paper's workloads, and eight types.
+"""Generators of programs by the name of the workload: the workloads of the Agentix paper, and eight
+further types of programs.
 
 `chat` follows ShareGPT, `react` BFCL v3, and `lats`, in its own module, LATS on HotpotQA; their
-means are those of Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the other types are
-our assumptions, chosen such that the work of the types differs by up to two orders of magnitude
+means are the means in Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the other types
+are our assumptions, chosen such that the work of the types differs by up to two orders of magnitude
 (means of about 200 to 10,000 output tokens), and that their joins differ.
 """
 
@@ -28,8 +29,8 @@ def chat(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make a chat: usually a few turns, sometimes many; short messages and long answers.
 
     Published: 6.66 calls per program, at most 80, long-tailed; 277 output and 256 prompt tokens per
-    call. We take the 256 as the tokens that the human adds in a turn. No context limit ends a chat:
-    one prompt in a hundred is longer than 34,000 tokens.
+    call. We take the 256 prompt tokens as the tokens that the human adds in a turn. No context
+    limit ends a chat: one prompt in a hundred is longer than 34,000 tokens.
     """
     turns = _TURNS.draw(rng)
     builder = ProgramBuilder(rng)
@@ -83,9 +84,9 @@ def react(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     """Make a ReAct agent: a chain of calls with a tool between each two.
 
     Published: 10.75 calls per program, at most 70, less long-tailed than chats; 735.06 prompt and
-    34.14 output tokens per call. We take the 735 as the whole prompt (system prompt, signatures of
-    tools, task and earlier steps), because the paper explains the number by the system prompt and
-    the signatures.
+    34.14 output tokens per call. We take the 735 prompt tokens as the whole prompt (system prompt,
+    signatures of tools, task and earlier steps), because the paper explains the number by the
+    system prompt and the signatures.
     """
     steps = _STEPS.draw(rng)
     builder = ProgramBuilder(rng, system_tokens=_SYSTEM_TOKENS)
@@ -229,7 +230,9 @@ def tree_search(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 Generator = Callable[[Random, str, Gaps], ProgramShape]
-"""Makes the program with an id. All randomness comes from the first argument."""
+"""A function that makes the program with the given id. All randomness comes from its first
+argument.
+"""
 
 _AS_IN_PAPER = Gaps()
 WORKLOADS: Mapping[str, tuple[Generator, ...]] = {
@@ -261,11 +264,10 @@ def generate(
     gaps: Gaps = _AS_IN_PAPER,
     known: Mapping[str, tuple[Generator, ...]] = WORKLOADS,
 ) -> list[ProgramShape]:
-    """Make ``n`` programs of one of the ``known`` workloads, which all arrive at 0.
+    """Make ``n`` programs of one of the ``known`` workloads. All programs arrive at second 0.
 
     Program i of a seed does not depend on ``n``. A workload of several types has the same number of
-    programs of each: each block of as many programs as there are types has every type once, in
-    random order.
+    programs of each type. It consists of blocks that have each type once, in random order.
 
     Raises `ConfigError` for an unknown name.
     """

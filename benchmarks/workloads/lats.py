@@ -1,13 +1,13 @@
 """Monte Carlo tree search after LATS on HotpotQA: large programs with wide iterations.
 
 Published (Agentix, §6.1, Fig. 11): 159.7 calls per program; 467.2 prompt and 72.6 output tokens per
-call. We take the 467 as the whole prompt of a call: instructions, question, and the path through
-the tree to its node.
+call. We take the 467 prompt tokens as the whole prompt of a call: instructions, question, and the
+path through the tree to its node.
 
 An iteration selects a node of the tree, expands it with parallel calls, evaluates each child with a
 call of its own (after its tool), and backs the values up. Selection and backup need no model and
-take no time here; they are the joins. Between two iterations there is a reflection on the failure.
-The search ends with the answer, or at a limit.
+take no time here. They are the points at which parallel branches join. Between two iterations there
+is a reflection on the failure. The search ends with the answer, or at a limit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ VALUE = Sizes(
     spread=0.4,
     high=512,
 )
-"""The output of an evaluation, chosen such that the mean over all calls is the published one."""
+"""The number of output tokens of an evaluation, chosen such that the mean over all calls is the
+published mean.
+"""
 SYSTEM_TOKENS = 110
 QUESTION = Sizes(mean=24, spread=0.3, low=5, high=100)
 ASK = 20
@@ -62,7 +64,9 @@ OBSERVATION = Sizes(mean=49.0, spread=0.7, high=1024)
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A node of the tree: the call that made it (None for the root), and the tool's result."""
+    """A node of the tree: the call that made the node (None for the root), and the result of the
+    node's tool.
+    """
 
     call: int | None
     depth: int

@@ -38,7 +38,9 @@ class Sizes:
         return min(max(value, self.low), self.high)
 
     def draw(self, rng: Random, z: float | None = None) -> int:
-        """Draw a whole number. It is rounded up or down at random, so that the mean is unbiased."""
+        """Draw a whole number. The drawn value is rounded up or down at random, so that the mean is
+        unbiased.
+        """
         value = self.at(rng.gauss(0.0, 1.0) if z is None else z)
         return math.floor(value + rng.random())
 
@@ -80,7 +82,9 @@ class Gaps:
         return self.tool_s * rng.lognormvariate(0.0, 1.0)
 
     def human(self, rng: Random) -> float:
-        """Draw the pause of a human: median ``human_s``, with a longer tail than that of tools."""
+        """Draw the pause of a human: the median is ``human_s``, and the tail is longer than the
+        tail of tools.
+        """
         return self.human_s * rng.lognormvariate(0.0, 1.3)
 
 
@@ -98,15 +102,17 @@ def _moment(sizes: Sizes, location: float, order: int) -> float:
 
 
 _SHARED = 0.4
-"""Correlation of a program's sizes, because users and models are verbose or terse."""
+"""Correlation of the sizes within a program. It represents users and models that are verbose or
+terse.
+"""
 
 
 class ProgramBuilder:
     """The calls of one program so far. All randomness comes from ``rng``.
 
-    The token counts of one program are correlated: the quantile of each comes from a normal
-    variable with correlation ``shared`` to that of the program. This does not change the
-    distributions.
+    The token counts of one program are correlated: the quantile of each count comes from a normal
+    variable that has the correlation ``shared`` with the program's own normal variable. This
+    correlation does not change the distributions.
     """
 
     def __init__(self, rng: Random, *, system_tokens: int = 0, shared: float = _SHARED) -> None:
@@ -136,9 +142,9 @@ class ProgramBuilder:
     ) -> int:
         """Add a call and return its index.
 
-        Its prompt consists of the prompt and the output of the call that it ``extends`` (or of the
-        program's system prompt), then the outputs of the calls that it ``quotes``, then ``fresh``
-        tokens.
+        The call's prompt consists of three parts: the prompt and the output of the call that it
+        ``extends`` (or the program's system prompt), the outputs of the calls that it ``quotes``,
+        and ``fresh`` tokens.
         """
         new = fresh if isinstance(fresh, int) else self.draw(fresh)
         prompt = self._begin(extends) + sum(self.calls[i].output_tokens for i in quotes) + new

@@ -93,13 +93,13 @@ def test_two_runs_are_compared_and_their_programs(
         (["--out", "{out}", "--price", "nan,1"], "at least 0"),
         (["--out", "{out}", "--price", "-1,1"], "at least 0"),
         (["--out", "{out}", "--score", "{inputs}"], "neither a Python file"),
-        (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has right"),
+        (["--out", "{out}", "--score", "{program}:wrong"], "prog.py has the scores: right"),
         (["--out", "{out}", "--score", "cmd:"], "is empty"),
         (["--out", "{out}", "--score", "cmd:/no/such/grader -v"], "no such executable file"),
         (["--out", "{tmp}/{long}"], "has 250 bytes"),
         (["--out", "{tmp}/{long}{long}/r.jsonl"], "name too long"),
         (["--out", "{out}", "--score", ""], "give a Python file"),
-        (["--out", "{out}", "--journal-content", "none"], "must have the content full"),
+        (["--out", "{out}", "--journal-content", "none"], "must record the full content"),
         (["--out", "{out}", "--checkpointer", "memory"], "LangGraph"),
     ],
 )
@@ -296,7 +296,7 @@ def test_inputs_that_have_changed_are_told_of(
     command(*arguments, records(QUESTIONS[:2]))
     changed = [QUESTIONS[0], {**QUESTIONS[1], "question": "mate"}]
     ran = command(*arguments, records(changed))
-    assert "warning: 1 results" in ran.err
+    assert "warning: the inputs of 1 results" in ran.err
     assert command(*arguments, records(changed), "--retry", "all").code == 0
     assert "warning" not in command(*arguments, records(changed)).err
 
@@ -390,7 +390,7 @@ def test_a_term_signal_finishes_what_is_live(
     source = TERM.format(signal=int(signal.SIGTERM))
     arguments = ("--inputs", inputs, "--out", out, "--max-live", 2)
     ran = command("run", write(source), *arguments)
-    assert (ran.code, "the same command resumes the batch" in ran.said) == (1, True)
+    assert (ran.code, "the same command resumes it" in ran.said) == (1, True)
     assert 1 <= len(lines(out)) < 20
     before = out.read_bytes()
     ran = command("run", write(source.replace("if not ended", "if False")), *arguments)

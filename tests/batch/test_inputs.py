@@ -201,7 +201,7 @@ def test_each_record_that_cannot_be_used_is_one_line(
         ("x.csv", b"a\n\xff\n", "UTF-8"),
         ("x.csv", b"a;b\n1;2\n", "has ';' between its names"),
         ("x.csv", b"a\tb\n1\t2\n", "rename the file"),
-        ("x.jsonl", b"", "x.jsonl: no records"),
+        ("x.jsonl", b"", "x.jsonl: the file has no records"),
         ("x.txt", b"", "must end in .jsonl"),
         ("none.jsonl", None, "no such file"),
         (".", None, "directory"),

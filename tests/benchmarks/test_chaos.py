@@ -105,7 +105,7 @@ async def test_answers_stay_right_while_engines_die() -> None:
             break
     assert min(report.kills, report.hangs, report.reruns) > 0
     assert "| programs, of which right" in report.table()
-    assert "the expected answers, on one engine" in notes
+    assert "making the expected answers on one engine" in notes
 
 
 async def test_other_answers_are_told() -> None:
@@ -145,8 +145,8 @@ async def test_the_audit_finds_what_must_not_be() -> None:
     for _ in range(2):
         assert [chunk.text async for chunk in watched.generate(call, stream=True)]
     assert audit.faults == [
-        "p/0 streamed other text than its reply has",
+        "p/0 streamed a text that differs from its reply",
         "p/0 ran again after it was delivered",
         "p/0 was delivered twice",
-        "p/0 streamed other text than its reply has",
+        "p/0 streamed a text that differs from its reply",
     ]

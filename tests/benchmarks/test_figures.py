@@ -106,7 +106,7 @@ def test_figure_20_ends_with_the_optimum(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["3"], ["figure '3'", "2, 19, 20"]),
+        (["3"], ["figure '3'", "2, 19 or 20"]),
         ([], ["missing argument", "2|19|20"]),
         (["2", "--policy", "lifo"], ["unknown policy 'lifo'", "plas"]),
         (["2", "--programs", "9"], ["--programs is for figure 20"]),

@@ -161,7 +161,7 @@ def check(stand: Stand, out: Path, text: str) -> None:
     assert sorted([*done, *left]) == sorted(map(str, CELLS))
     assert (out / "tables.md").read_text() == text
     assert all(f"- {one}: " in text for one in left)
-    assert text.count("Virtual time beside it") == len({one.split(",")[0] for one in done})
+    assert text.count("The predictions of virtual time") == len({one.split(",")[0] for one in done})
     assert (out / "jobs.svg").exists() is bool(done)
 
 
@@ -241,7 +241,10 @@ def test_who_hangs_is_stopped_when_the_time_is_up(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--kv-blocks", "20"], "--kv-blocks 20: a call may fill 34; give as many"),
+        (
+            ["--kv-blocks", "20"],
+            "--kv-blocks 20: a call may fill 34 blocks; give at least this number",
+        ),
         (["--goodput", "itl:5"], "give milliseconds, as in ttft:2000,tpot:100,jct:60000"),
     ],
 )

@@ -141,11 +141,11 @@ def test_stocks_order_is_that_of_the_calls_arrival() -> None:
             means(5, 10),
             ["a gain", "less than", "Short programs end 50% sooner", "at the same time"],
         ),
-        (means(11, 12), ["a loss", "more than", "10% later", "long ones 20% later"]),
+        (means(11, 12), ["a loss", "more than", "10% later", "long programs 20% later"]),
         (means(10, 10), ["no gain"]),
         (means(9.96, 10.04), ["no gain", "at the same time"]),
-        (means(7, 15), ["no gain", "30% sooner", "long ones 50% later"]),
-        (means(5, 10, 12), ["a gain", "the last of all 20% later"]),
+        (means(7, 15), ["no gain", "30% sooner", "long programs 50% later"]),
+        (means(5, 10, 12), ["a gain", "the last program 20% later"]),
     ],
 )
 def test_the_verdict_is_what_the_means_say(mine: Means, words: list[str]) -> None:
@@ -169,7 +169,7 @@ STOCK_ROUNDS = [means(10, 10), means(11, 11), means(9, 9)]
         ([means(7, 7), means(9, 9)], "no gain.", "end 20% sooner (chance),"),
         ([means(13, 13), means(11, 11)], "no gain.", "end 20% later (chance),"),
         ([means(13, 13), means(12, 12)], "a loss.", "Short programs end 25% later,"),
-        ([means(5, 14), means(5.5, 14)], "a gain.", "long ones 40% later,"),
+        ([means(5, 14), means(5.5, 14)], "a gain.", "long programs 40% later,"),
     ],
 )
 def test_with_several_rounds_all_have_to_agree(mine: list[Means], verdict: str, short: str) -> None:

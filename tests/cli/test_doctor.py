@@ -165,7 +165,7 @@ def test_a_gpu_that_the_build_for_cpus_leaves_idle(
 @pytest.mark.parametrize(
     ("shared", "state", "says", "advice"),
     [
-        (200, OK, "takes 96 GiB for KV cache with --host-memory auto", ""),
+        (200, OK, "takes 96 GiB of host memory", ""),
         (0, WARNING, "takes 0 GiB", "enlarge /dev/shm, such as by docker run --shm-size 96g"),
     ],
 )

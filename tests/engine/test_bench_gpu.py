@@ -39,4 +39,4 @@ def test_all_tables_of_a_small_run(capsys: pytest.CaptureFixture[str], tmp_path:
     assert about["step_time"]["samples"] > 20
     assert about["vllm"]
     assert call([*asked, "--out", str(tmp_path / "out")]) == 2
-    assert "has another run's records" in capsys.readouterr().err
+    assert "has the records of another run" in capsys.readouterr().err

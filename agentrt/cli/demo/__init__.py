@@ -48,10 +48,9 @@ your own programs and several runs. Exit codes: the same as for 'agentrt run'.
 def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bool) -> int:
     """Watch eight agent programs share an engine, under stock vLLM's order and agentrt's.
 
-    Three long programs start, then five short programs. A table shows when each
-    program ends under stock's order, in agentrt's first run, and in a run after
-    agentrt has seen both types of programs. Below the table is what agentrt's
-    order gained or lost.
+    Three long programs start, then five short programs. A table shows when each program ends under
+    stock's order, in agentrt's first run, and in a run after agentrt has seen both types of
+    programs. A text below the table says what agentrt's order gained or lost.
     """
     from agentrt.cli.demo.comparison import print_comparison
     from agentrt.cli.demo.stage import Stage

@@ -98,8 +98,8 @@ class DemoComparison:
         return cls(stock, first, known)
 
     def change(self, part: str, rounds: Sequence[Means]) -> Change:
-        """Compare the field ``part`` of the means: ``rounds``, which ran in agentrt's order, with
-        the rounds in stock's order.
+        """Compare the field ``part`` of the means between ``rounds``, which ran in agentrt's order,
+        and the rounds in stock's order.
         """
         stock, ours = ([getattr(each, part) for each in of] for of in (self.stock, rounds))
         return Change.of(stock, ours)
@@ -122,7 +122,7 @@ class DemoComparison:
         short, long, longest = (
             _end(self.change(part, rounds)) for part in ("short", "long", "longest")
         )
-        return f"Short programs end {short}, long ones {long}, and the last of all {longest}."
+        return f"Short programs end {short}, long programs {long}, and the last program {longest}."
 
 
 def _verdict(change: Change) -> str:
@@ -194,8 +194,8 @@ def _legend() -> Text:
 
 
 def _bar(run: Run, cell_s: float) -> Text:
-    """Draw how a run spent its time. Each character stands for ``cell_s`` seconds, and shows what
-    took most of them.
+    """Draw how a run spent its time. Each character stands for ``cell_s`` seconds, and shows
+    the activity that took most of this time.
     """
     bar = Text()
     for number in range(max(1, round(seconds(run) / cell_s))):

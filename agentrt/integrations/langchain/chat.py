@@ -59,9 +59,9 @@ class ChatAgentRT(BaseChatModel):
     model that is served.
 
     ``temperature`` 0, the default, is greedy decoding; None uses the temperature that the model's
-    authors recommend. ``max_tokens`` None uses the rest of the model's context. ``timeout`` is the
-    limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies to an
-    endpoint only, because an embedded engine has no network that can fail.
+    authors recommend. With ``max_tokens`` None, an answer may fill the model's context. ``timeout``
+    is the limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies
+    to an endpoint only, because an embedded engine has no network that can fail.
 
     Every call may override these options by keyword, and also takes ``tools``, ``tool_choice``,
     ``response_format`` and ``schema``. The options of ``ChatOpenAI`` have the same names here.
@@ -131,7 +131,7 @@ class ChatAgentRT(BaseChatModel):
         return expected_profile(self.model, known=not elsewhere)
 
     def _learn_profile(self, client: RuntimeClient) -> None:
-        """Take over the engine's own profile once the engine has started."""
+        """Use the engine's own profile of the model once the engine has started."""
         if self._expects and client.front is not None:
             with suppress(ConfigError):  # a call will report the wrong model name
                 self.profile = as_profile(client.front.profile(self.model))
@@ -261,7 +261,9 @@ class ChatAgentRT(BaseChatModel):
     # -- tokens ------------------------------------------------------------------------
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Return the text's tokens by the model's own tokenizer. Starts the engine if needed."""
+        """Return the token ids of the text, from the model's own tokenizer. Starts the engine if
+        needed.
+        """
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         client = self._client(self.model)

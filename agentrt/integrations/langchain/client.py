@@ -294,6 +294,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _tell(message: str) -> None:
-    """Print what a slow start is doing, if stderr is a terminal."""
+    """Print a message about a slow start, if stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"agentrt: {message}\n")

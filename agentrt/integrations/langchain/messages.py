@@ -28,8 +28,8 @@ _TEXTS = frozenset({"text", "text-plain", "input_text", "output_text", "refusal"
 
 
 def as_chat(messages: Sequence[BaseMessage]) -> list[Said]:
-    """Convert messages into those of a chat request. Raises `ConfigError` for a message that cannot
-    be converted.
+    """Convert messages into the messages of a chat request. Raises `ConfigError` for a message that
+    cannot be converted.
     """
     if not messages:
         raise ConfigError("the list of messages is empty; pass at least one message")
@@ -37,8 +37,8 @@ def as_chat(messages: Sequence[BaseMessage]) -> list[Said]:
 
 
 def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
-    """Split off tool results, which Anthropic's form has among a message's blocks, as messages of
-    their own before the message.
+    """Yield each tool result among a message's blocks, as in Anthropic's form, as a message of its
+    own. Then yield the message without these blocks, if anything is left of it.
     """
     blocks = _blocks(message)
     results = [block for block in blocks if _type(block) == "tool_result"]

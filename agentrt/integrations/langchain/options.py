@@ -1,5 +1,5 @@
-"""The options of `ChatAgentRT`, by LangChain's and OpenAI's names, and their chat request; and
-`with_structured_output`.
+"""The options of `ChatAgentRT`, with LangChain's and OpenAI's names, and the chat request that they
+make; also the implementation of `with_structured_output`.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def shared_client(key: Hashable, make: Callable[[], Runtime]) -> RuntimeClient:
 
 
 def close_all() -> None:
-    """Close every shared client. The next call of a chat model opens a new one."""
+    """Close every shared client. The next call of a chat model opens a new client."""
     with _LOCK:
         clients = list(_CLIENTS.values())
         _CLIENTS.clear()

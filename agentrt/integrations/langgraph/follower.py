@@ -31,8 +31,8 @@ RunFields = Mapping[str, Any]
 """LangChain's fields of a run that starts: its parent, its tags, its metadata."""
 _UNNAMED = "program"
 _SWEEP_AT = 64
-"""When the number of programs exceeds twice the number after the last sweep by this many, a new
-sweep drops the programs that have ended.
+"""A sweep drops the programs that have ended. It begins when the number of programs exceeds twice
+the number after the previous sweep by more than this value.
 """
 
 

@@ -77,7 +77,9 @@ class Frame:
         self.scope, self.superstep, self.task = graph.enter(step, task, name), graph, task
 
     def supersteps(self) -> Superstep:
-        """Return the supersteps of this run's nodes. They are created for the first node."""
+        """Return the supersteps of this run's nodes. The object is created when the first node
+        starts.
+        """
         if self.graph is None:
             self.graph = Superstep(self.scope)
         return self.graph

@@ -81,7 +81,7 @@ class Factory:
         returns. Raises the function's own errors.
 
         A server's store refuses calls that would block its event loop. A function without ``async``
-        that makes such a call is called again in a thread, where the store takes it.
+        that makes such a call is called again in a thread, where the store accepts such calls.
         """
         with in_config(access.config, access.store) as config:
             bound = self._signature.bind_partial()
@@ -262,8 +262,8 @@ def graph_program(
     config: RunnableConfig,
     durability: Durability = None,
 ) -> Program:
-    """Make a program that runs ``graph`` on its input, with ``config``. Its result is that of
-    `program_result`.
+    """Make a program that runs ``graph`` on its input, with ``config``. The result of the program
+    is the value of `program_result`.
     """
 
     async def run(ctx: Context, input: Any) -> Any:

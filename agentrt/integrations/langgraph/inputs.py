@@ -1,4 +1,4 @@
-"""Converting what a user typed into the input of a graph, and checking it."""
+"""Converting a text that a user typed into the input of a graph, and checking the input."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def _async_send(send: Callable[..., Awaitable[Any]], only: str) -> Callable[...,
 
 @contextmanager
 def _sending(request: Any, only: str) -> Iterator[Callable[[Any], Any]]:
-    """Yield a function through which the body passes the response to the request that it sends."""
+    """Yield a function. The ``with`` block must send the request, and pass the response through
+    this function.
+    """
     sent = _begin(request, only)
     if sent is None:
         yield lambda response: response

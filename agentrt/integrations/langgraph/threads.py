@@ -75,7 +75,7 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
                 number_checkpoints_after(*(await cursor.fetchone() or [None]))
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
-                f"--checkpointer {text}: {error}; name a file that LangGraph wrote, or a new one"
+                f"--checkpointer {text}: {error}; name a file that LangGraph wrote, or a new file"
             ) from error
         yield Checkpointer(saver, text, lasting=True, durability="sync")
 
@@ -86,8 +86,8 @@ def in_memory() -> Checkpointer:
 
 
 def own_checkpointer(graph: Graph) -> Checkpointer | None:
-    """Return the checkpointer that a graph was compiled with, or None. Its durability is not
-    changed.
+    """Return the checkpointer that a graph was compiled with, or None. The durability of this
+    checkpointer is not changed.
     """
     saver = graph.checkpointer
     if not isinstance(saver, BaseCheckpointSaver):
@@ -133,7 +133,8 @@ def thread_config(thread: str) -> RunnableConfig:
 
 
 async def standing_of(graph: Graph, thread: str) -> Standing:
-    """Read the state of ``thread`` from the graph's checkpointer. The graph must have one.
+    """Read the state of ``thread`` from the graph's checkpointer. The graph must have a
+    checkpointer.
 
     Raises `ConfigError` if the checkpoints cannot be read.
     """

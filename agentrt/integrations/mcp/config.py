@@ -24,8 +24,8 @@ _FORM = '{"mcpServers": {"NAME": {"command": "…"} or {"url": "…"}}}'
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """An MCP server that is a command. ``env`` is added to the few variables that it always
-    gets.
+    """An MCP server that is a command. ``env`` is added to the few variables that the command
+    always gets.
     """
 
     name: str
@@ -49,7 +49,9 @@ _KINDS: Mapping[str, tuple[type[Server], Sequence[str]]] = {
     "command": (StdioServer, ("stdio",)),
     "url": (HttpServer, ("http", "streamable-http", "streamable_http", "streamableHttp")),
 }
-"""The server class for each of the two fields, and the values of ``type`` that go with it."""
+"""For each field that names the server: its server class, and the values of ``type`` that may stand
+beside the field.
+"""
 
 
 def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) -> list[Server]:

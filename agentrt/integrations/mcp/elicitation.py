@@ -104,7 +104,9 @@ async def _ask(context: ToolContext, params: ElicitRequestParams) -> ElicitResul
 
 
 def _declinable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add a field to a form by which a human can decline, and then leave out the other fields."""
+    """Add a field to a form by which a human can decline. A human who declines may leave out the
+    other fields.
+    """
     if _ACTION in schema["properties"]:
         return schema
     no = {"properties": {_ACTION: {"enum": list(_ACTIONS[1:])}}, "required": [_ACTION]}

@@ -82,7 +82,7 @@ def read_broker(
         raise ConfigError("certificates need TLS; write the broker's address as mqtts://…")
     if (cert is None) != (key is None):
         raise ConfigError(
-            "only one of the client's certificate and its key is set; set both, or neither"
+            "only the certificate or only the key of the client is set; set both, or neither"
         )
     password = (environment or {}).get(PASSWORD)
     if parts.password is not None:

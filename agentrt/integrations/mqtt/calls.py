@@ -65,7 +65,9 @@ class TenantWorkers:
         return [name for name, worker in self.workers.items() if worker.unsure]
 
     def offering(self, tool: str) -> list[KnownWorker]:
-        """Return the workers that offer a tool: sure workers first, then those with fewer calls."""
+        """Return the workers that offer a tool: first the sure workers, and among equally sure
+        workers first those with fewer calls.
+        """
         fitting = [worker for worker in self.workers.values() if tool in worker.tools]
         return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))
 
@@ -92,9 +94,9 @@ class CallQuestions:
         self._answers: dict[str, asyncio.Task[bytes]] = {}
 
     def take(self, worker: str, question: ToolQuestion, *, asks: bool) -> None:
-        """Handle a reply with a question. If ``asks``, ask a human once, and send the answer again
-        for each such reply, because messages may be lost. Otherwise the tool has withdrawn the
-        question.
+        """Handle a reply with a question. If ``asks`` is True, the tool asks the question: ask a
+        human once, and send the answer again for each further reply with this question, because
+        messages may be lost. If ``asks`` is False, the tool has withdrawn the question.
         """
         answer = self._answers.get(question.id)
         if answer is None and asks:

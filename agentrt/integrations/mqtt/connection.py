@@ -31,8 +31,9 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _GOODBYE_S = 2.0
 _QUICK_S, _SUSPICIOUS = 5.0, 3
-"""A connection that breaks within this many seconds is suspicious. After this many breaks, the next
-suspicious break is logged as a warning.
+"""The first value is a time in seconds: a break of a connection within this time is suspicious. The
+second value is a number of breaks in a row: from this number on, a suspicious break is logged as a
+warning.
 """
 _FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
 """First and longest pause, in seconds, if another client has the same id: each client that connects
@@ -323,8 +324,8 @@ class Connection:
         return f"the broker cannot be reached: {self._logged or error}"
 
     def _hint(self, line: str) -> None:
-        """Keep the library's log line as the fault: it says more than the library's errors, and
-        earlier.
+        """Keep the library's log line as the fault, because it says more than the library's errors,
+        and arrives earlier.
         """
         if self._client is None:
             self._fault, self._logged = f"the broker cannot be reached: {line}", line

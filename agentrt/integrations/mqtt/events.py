@@ -59,7 +59,8 @@ class MqttSubscription(Subscription):
 
 
 class MqttEvents(EventSource):
-    """A source of events from a broker's messages: each at least once, in order within a topic.
+    """A source of events from a broker's messages. Each event is delivered at least once, and in
+    order within a topic.
 
     Messages that are published while the connection is broken arrive later, unless the broker
     itself stopped. A subscription waits up to ``connect_timeout`` seconds for the broker.

@@ -1,6 +1,4 @@
-"""A worker's jobs: those that run and those that have ended, its replies to callers, and the
-questions of its tools.
-"""
+"""A worker's running and ended jobs, its replies to callers, and the questions of its tools."""
 
 from __future__ import annotations
 

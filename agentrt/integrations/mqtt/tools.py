@@ -101,7 +101,7 @@ class MqttTools(ToolTransport):
 
     async def more(self, tenant: str) -> bool:
         """Wait for a worker's next announcement, until ``settle`` seconds after the first
-        connection. Return whether there was one.
+        connection. Return whether there was an announcement.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._settled_at):

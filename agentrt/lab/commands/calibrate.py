@@ -60,7 +60,7 @@ class EngineCommand(RunCommand):
 @_output.file(
     "--out", "Write the step-time model, for engines in virtual time: FILE.json.", dir_okay=True
 )
-@_output.flag("--json", "Print the step-time model as one JSON object, last.", "as_json")
+@_output.flag("--json", "Print the step-time model as one JSON object on the last line.", "as_json")
 @_output.flag("--verbose", "Show vLLM's own log on stderr.")
 def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
     """Measure how long steps of an engine take on this machine.

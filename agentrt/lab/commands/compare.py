@@ -75,14 +75,17 @@ By default the programs run once on the engine, in stock's order. Then vLLM's re
 both orders in virtual time, with step times that are fitted to the run; each repeat starts the
 programs in another order. This takes a single run, and nothing differs but the order of calls.
 --real runs both orders in turns on the engine, after a run to warm up and a run to learn: 2 x
---repeat + 2 runs. These have the machine's noise, and sampled texts may differ. Use it to check.
+--repeat + 2 runs. Other work on the machine disturbs these runs, and sampled texts may differ. Use
+--real to check the replay.
 
 \b
 agentrt learns how long programs are, and saves it for later runs. The main result is measured after
-agentrt has seen these programs once. The result beside it is for the first time, or with the
-history of earlier runs, which the last line names. --history none ignores earlier runs.
-The verdict is a gain if the mean time is shorter in every pair of runs, by more than the error of
-the replay. Otherwise it is nothing. With 5 pairs, chance alone makes a gain in 1 of 32 comparisons.
+agentrt has seen these programs once. The result beside it is for programs that agentrt has not
+seen, or knows only from the history of earlier runs, which the last line names. --history none
+ignores earlier runs.
+The verdict is a gain (or a loss) if the mean time is shorter (or longer) in every pair of runs, by
+more than the error of the replay. Otherwise the verdict is nothing. With 5 pairs, chance alone
+makes a gain in 1 of 32 comparisons.
 Exit codes: those of agentrt run.
 """
 _UNASKED = {"answers": (), "thread": None, "checkpointer": None}
@@ -114,8 +117,8 @@ class _Command(RunCommand):
 def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Compare stock vLLM's order of calls with agentrt's on your own programs.
 
-    Shows for each program when it ends, how long it waits and for which program, and what agentrt
-    gains. That may be nothing: programs that never queue gain nothing.
+    Shows the end of each program, how long and for which program it waits, and what agentrt gains.
+    The gain may be nothing: programs that never queue gain nothing.
     """
     check_output("--plot", options["plot"], (".svg",))
     if options["model"] is not None:

@@ -50,9 +50,10 @@ Policies are named as in agentrt simulate. Exit codes: 0; 2 bad usage; 130 Ctrl-
 
 \b
 --depth real runs the programs on an embedded engine with the recorded model and sizes, in real
-time, once for each policy. It needs --journal-content full, because prompts are the recorded ones,
-with the answers of tools. Outputs have as many tokens as recorded (ignore_eos), so that all
-policies do the same work. Later prompts contain the new outputs in place of the recorded ones.
+time, once for each policy. It needs a journal recorded with --journal-content full, because the
+prompts are the recorded prompts, with the answers of tools. Outputs have as many tokens as recorded
+(ignore_eos), so that all policies do the same work. Later prompts contain the new outputs in place
+of the recorded outputs.
 """
 _DEPTHS = ("virtual", "real")
 _OF_DEPTH = {"step_time": "virtual", "model": "real", "engine_flags": "real"}
@@ -80,7 +81,7 @@ class ReplayCommand(RunCommand, ManyCommand):
 
 @click.command(cls=ReplayCommand, epilog=_EPILOG)
 @click.argument("journal", metavar="FILE", type=click.Path(path_type=Path))
-@policy_option(f"Policies to compare, after the recorded one.  [default: {','.join(_POLICIES)}]")
+@policy_option(f"Policies to compare, after the recorded policy.  [default: {','.join(_POLICIES)}]")
 @click.option(
     "--depth",
     type=click.Choice(_DEPTHS),
@@ -89,7 +90,7 @@ class ReplayCommand(RunCommand, ManyCommand):
     help="Replay in virtual time, or on a real engine, which takes as long as the recording.",
 )
 @click.option(
-    "--model", metavar="MODEL", help="Model of the real engine.  [default: the recorded one]"
+    "--model", metavar="MODEL", help="Model of the real engine.  [default: the recorded model]"
 )
 @count_option("--replicas", about="Number of engines.  [default: as recorded]")
 @click.option("--router", metavar="NAME", help="Router that spreads the calls over replicas.")
@@ -98,7 +99,7 @@ class ReplayCommand(RunCommand, ManyCommand):
 @count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
 @step_time_option("  [default: fitted to the recorded calls; invented if there are too few]")
 @json_flag("Print one JSON object instead of tables.")
-@file("--plot", about="Draw each program's latency against the recorded one.")
+@file("--plot", about="Draw each program's latency against its recorded latency.")
 def replay(journal: Path, **options: Any) -> None:
     """Replay the runs of a journal under other policies, in virtual time or on an engine.
 
@@ -164,8 +165,9 @@ def _check_depth(options: Mapping[str, Any]) -> None:
 
 
 def _differences(recording: Recording, options: Mapping[str, Any]) -> str:
-    """Say which sizes differ between the recorded engines and are not set by options, with the
-    value of the last engine, which is replayed; "" if none.
+    """Return a text about the sizes that differ between the recorded engines and that no option
+    sets; "" if there is no such size. The text names the value of the last engine, which is
+    replayed.
     """
     texts = []
     for name in _SIZE_OPTIONS:

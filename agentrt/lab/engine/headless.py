@@ -33,7 +33,7 @@ outputs.
 
 @cache
 def base_config() -> VllmConfig:
-    """Return vLLM's configuration for all schedulers here, before their sizes are set."""
+    """Return vLLM's configuration for all schedulers of this module, before their sizes are set."""
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(

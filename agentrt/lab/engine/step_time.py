@@ -59,7 +59,7 @@ class StepWork:
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
     """The coefficients of the model, in seconds. The default values are made up; they are similar
-    to those of an 8B model on a large GPU.
+    to the values of an 8B model on a large GPU.
 
     ``error`` is the median relative error over the ``samples`` measured steps; None if no steps
     were measured. ``model``, ``hardware`` and ``engine`` are the names of the measured model,
@@ -239,7 +239,8 @@ def step_time(accounts: Iterable[Account]) -> StepTimeModel | None:
 
 
 def _averages(accounts: Sequence[Account]) -> list[Sample]:
-    """Return the average step of each call. Its work includes all calls that ran at the same time.
+    """Return the average step of each call. The work of the average step includes all calls that
+    ran at the same time.
 
     A call is assumed to compute its prompt in its first step, and one token in each later step.
     """

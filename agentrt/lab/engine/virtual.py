@@ -83,7 +83,7 @@ class VirtualOptions:
         if room < self.max_model_len:
             raise ConfigError(
                 f"a KV cache of {self.kv_blocks} blocks holds {room} tokens, less than the "
-                f"{self.max_model_len} that one call may have; raise kv_blocks or lower "
+                f"{self.max_model_len} tokens that a call may have; raise kv_blocks or lower "
                 "max_model_len"
             )
 

@@ -61,8 +61,8 @@ class Series:
         """Return, for each seed, the ratio of a measure to the same measure of the baseline, or of
         the series ``to``.
 
-        Seeds that were not run with both are left out, and so are ratios with an unknown value or
-        with a divisor of zero.
+        Seeds that were not run with both series are left out, and so are ratios with an unknown
+        value or with a divisor of zero.
         """
         base = self.baseline if to is None else to.summaries
         pairs = [

@@ -18,7 +18,7 @@ engine (--max-num-seqs, --kv-blocks) or a higher --load shows their differences.
 
 
 def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
-    """Return what all runs have in common, as JSON values."""
+    """Return the settings that all runs have in common, as JSON values."""
     return {
         **specs[0].machine.to_dict(),
         "seeds": list(seeds),

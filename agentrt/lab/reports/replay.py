@@ -77,7 +77,7 @@ def replay_values(runs: Sequence[Replayed]) -> list[dict[str, Any]]:
 
 
 def draw_replay(runs: Sequence[Replayed], path: Path) -> None:
-    """Draw the replayed latency of each program against the recorded one. Programs below the
+    """Draw the replayed latency of each program against its recorded latency. Programs below the
     diagonal are faster in the replay.
     """
     figure = new_figure(5.5, 5.0)

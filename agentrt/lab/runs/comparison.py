@@ -66,8 +66,8 @@ class ProgramRun:
 
     def _back(self) -> Iterator[WallInterval]:
         """Yield the pieces of the program's time from the last to the first. The reason for the
-        time between two calls is a tool or a human if ``shape`` names one before the later call,
-        and otherwise the program's own code.
+        time between two calls is a tool or a human if ``shape`` names a tool or a human before the
+        later call, and otherwise the program's own code.
         """
         at, reason = self.ended, OWN
         index = max(self.calls, key=self._end_of, default=None)
@@ -91,7 +91,7 @@ class ProgramRun:
 class ComparedHistory:
     """The history of the compared programs.
 
-    The scheduler had learned the program types in ``known`` from earlier runs, but not those in
+    The scheduler had learned the program types in ``known`` from earlier runs, but not the types in
     ``new``. ``file`` stores the history; None if it is not stored.
     """
 

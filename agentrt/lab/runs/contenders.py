@@ -27,8 +27,8 @@ _STOCKS = {
     "priority-path": Stock("path"),
 }
 HINTED, AMPLE, OFFLOADED = "hints", "ample", "offload"
-"""Suffixes of a contender's name after a plus sign. They mean: with size hints, with much more
-memory, and with vLLM's offload to host memory.
+"""Suffixes of a contender's name after a plus sign. The suffixes mean: with size hints, with much
+more memory, and with vLLM's offload to host memory.
 """
 DEFAULT_HINTS = 0.5
 """Default correlation between size hints and true sizes: see `with_hints`."""
@@ -193,8 +193,8 @@ def check_on_one_engine(contenders: Sequence[Contender]) -> None:
     check_on_engines(contenders)
     if ample := next((each.name for each in contenders if each.memory > 1), None):
         raise ConfigError(
-            f"{ample!r} needs an engine with more memory, but all contenders share one here; leave "
-            "it out, or use python -m benchmarks memory"
+            f"{ample!r} needs an engine with more memory, but all contenders share one engine "
+            "here; leave it out, or use python -m benchmarks memory"
         )
 
 

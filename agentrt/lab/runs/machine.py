@@ -71,7 +71,7 @@ class Machine:
         if times.model == times.hardware:
             measured = "made up, similar to an 8B model on a large GPU"
         else:
-            measured = f"those measured for {times.model} on {times.hardware}"
+            measured = f"the times measured for {times.model} on {times.hardware}"
         return (
             f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()} "
             f"decide, and no model runs.\nThe times of steps are {measured}; this machine's speed "
@@ -86,8 +86,8 @@ class Machine:
         return times.base_s + self.max_num_seqs * times.per_decode_s
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
-        """Return the number of such programs per second that the engines can serve. Arrivals at
-        this rate are a load of 1.
+        """Return the number of programs like these that the engines can serve per second. Arrivals
+        at this rate are a load of 1.
         """
         return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
@@ -137,8 +137,8 @@ def vllm_version() -> str:
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:
-    """Return the number of such programs per second that an engine serves with full batches, if all
-    shared prefixes are cached.
+    """Return the number of programs like these that an engine serves per second with full batches,
+    if all shared prefixes are cached.
     """
     token_s = times.base_s / batch + times.per_decode_s
     seconds = 0.0

@@ -31,7 +31,9 @@ from agentrt.lab.workloads.texts import Counter
 CLOSING, RESULT = 40, 60
 UNREADABLE = "agents that cannot be read, left out"
 NO_CALLS = "agents without a call, left out"
-GUESSED = f"functions' results and last words of turns, taken as {RESULT} and {CLOSING} tokens"
+GUESSED = (
+    f"results of functions and last answers of turns, counted as {RESULT} and {CLOSING} tokens"
+)
 
 _DOCS = {
     "GorillaFileSystem": "gorilla_file_system",

@@ -11,8 +11,8 @@ from agentrt.errors import ConfigError
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 RAISED = "prompts longer than scaled, because they contain an earlier prompt and output"
-NO_OUTPUT = "calls without output tokens, given one"
-REWRITTEN = "prompts that do not begin with the previous one (a rewritten context)"
+NO_OUTPUT = "calls without output tokens, counted as calls with one output token"
+REWRITTEN = "prompts that do not begin with the previous prompt (a rewritten context)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledC
 
 
 def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
-    """Return a program whose tokens and gaps are scaled in the same way as those of a trace."""
+    """Return a program whose tokens and gaps are scaled in the same way as the programs of a
+    trace.
+    """
     replay = ScaledCalls(scales, Counter(), exact=exact)
     for call in program.calls:
         replay.add(call)

@@ -53,7 +53,7 @@ UNREADABLE = "sessions that cannot be read, left out"
 UNREADABLE_SUBAGENT = "subagents that cannot be read, left out"
 NO_CALLS = "sessions or subagents without calls, left out"
 UNKNOWN_GAP = "gaps that are not in the file, taken as 0 s"
-UNKNOWN_STOP = "gaps after an unknown stop reason, taken as a tool's"
+UNKNOWN_STOP = "gaps after an unknown stop reason, counted as the time of a tool"
 IDLE_S = 10.0
 CUT = f"gaps of more than {IDLE_S:g} s, shortened to {IDLE_S:g} s"
 DETACHED = "subagents that end after the next call began, so that no call waits for them"
@@ -170,7 +170,7 @@ class _Session:
         self._branches: list[_Branch] = []
 
     def own_call(self, call: _OwnCall) -> None:
-        """Add a call of the agent itself. It waits for the agent's previous call, and for the
+        """Add a call of the agent itself. The call waits for the agent's previous call, and for the
         subagents that were added since then.
         """
         joined = self._joined(call.t)

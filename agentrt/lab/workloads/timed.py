@@ -11,7 +11,7 @@ equal in all requests. There are two formats:
 The files do not say which requests belong to the same conversation. A request counts as the next
 turn of an earlier request if its prompt contains the last whole block of the earlier request, and
 no request before the earlier request had this block. The gap between two turns is the time between
-their timestamps. It includes the duration of the first call, which is not recorded.
+their timestamps. This gap includes the duration of the first call, which is not recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ between the first token ids of two blocks.
 """
 
 UNREADABLE = "requests that cannot be read, left out"
-TURNS = "requests taken as the next turn of an earlier one, by their blocks"
+TURNS = "requests that count as the next turn of an earlier request, by their blocks"
 
 
 class _Request(Record):
@@ -61,7 +61,9 @@ def read(
     *,
     units: tuple[float, int] = MOONCAKE,
 ) -> list[ProgramShape]:
-    """Return a program for each conversation. It arrives at the time of its first request."""
+    """Return a program for each conversation. A program arrives at the time of its first
+    request.
+    """
     unit_s, size = units
     conversations: list[_Conversation] = []
     tips: dict[tuple[int, int], _Conversation | None] = {}
@@ -92,7 +94,7 @@ def _place(
     tips: dict[tuple[int, int], _Conversation | None],
     conversations: list[_Conversation],
 ) -> None:
-    """Add a request to the conversation that it continues, or to a new one.
+    """Add a request to the conversation that it continues, or to a new conversation.
 
     ``tips`` maps the last whole block of each conversation to the conversation, and each other
     block to None. A block is its position in the prompt and its id.

@@ -42,8 +42,8 @@ FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
     "sharegpt": (frozenset({"messages"}),),
     "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
-"""For each JSON format, sets of fields. A file has the first format with a set of which it has all
-fields. The module of each format says where the format is defined.
+"""The sets of fields that identify each JSON format. The format of a file is the first format with
+a set of which the file has all fields. The module of each format says where the format is defined.
 """
 KNOWN = (*FORMATS, JOURNAL)
 
@@ -51,7 +51,7 @@ KNOWN = (*FORMATS, JOURNAL)
 def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
     """Return the format ("" if it is not named) and the file of ``FORMAT:FILE`` or ``FILE``.
 
-    Returns None if the text does not name a file, as each of the ``known`` names. Raises
+    Returns None if the text does not name a file; the ``known`` names, for example, do not. Raises
     `ConfigError` for a file that does not exist.
     """
     name, colon, rest = text.partition(":")
@@ -81,7 +81,7 @@ def _readers(count: texts.Counter) -> Mapping[str, Reader]:
     }
 
 
-OTHER_FORMAT = "entries of another or of no known format, left out"
+OTHER_FORMAT = "entries of another format or of an unknown format, left out"
 UNREADABLE = "files that cannot be read, left out"
 
 
@@ -134,8 +134,9 @@ def read_programs(
     stay longer than their scaled length. An output has at least one token. Arrival times are in
     seconds after the first program, or 0 if the format has no times.
 
-    Programs that cannot be read are left out. The notes count them, with the location and the fault
-    of the first one. Raises `ConfigError`, which names file and line, if no program is left.
+    Programs that cannot be read are left out. The notes count these programs, with the location and
+    the fault of the first of them. Raises `ConfigError`, which names file and line, if no program
+    is left.
     """
     source = Path(path)
     notes = Notes()

@@ -38,8 +38,8 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
 
 _POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
 policies_option: Option = policy_option(
-    "Policies to compare: default is what agentrt run uses, adaptive is its order of calls "
-    f"without its retention and admission.  [default: {','.join(_POLICIES)}]",
+    "Policies to compare. default is the policy of agentrt run; adaptive is the order of calls "
+    f"of default, without its retention and admission.  [default: {','.join(_POLICIES)}]",
 )
 ABOUT_TRACE = f"Recorded programs: {', '.join(KNOWN)}."
 scale_options: Option = together(
@@ -62,7 +62,8 @@ fleet_options: Option = together(
     count_option(
         "--replicas",
         default=1,
-        about="Number of simulated engines; a load is a share of the capacity of all of them.",
+        about="Number of simulated engines; a load is a share of the capacity of all engines "
+        "together.",
     ),
     text_option(
         "--router",
@@ -178,8 +179,8 @@ def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
 
 
 _FULL = 0.75
-"""Share of the work that must arrive before the last program, or a warning is printed. It is less
-than 1, because even without gaps some work is left when the last program arrives.
+"""If a smaller share of the work arrives before the last program, a warning is printed. This value
+is less than 1, because even without gaps some work is left when the last program arrives.
 """
 
 _SLEEPERS = (

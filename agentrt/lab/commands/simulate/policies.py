@@ -139,7 +139,7 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
 
 
 def about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
-    """Describe in words what all runs have in common."""
+    """Return words that describe the settings that all runs have in common."""
     return f"{about_seeds(seeds)}.\n{about_engine(specs[0].machine)}{about_hints(specs)}"
 
 
