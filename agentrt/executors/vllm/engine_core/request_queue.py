@@ -67,13 +67,13 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def remove_request(self, request: Request) -> None:
-        self.remove_requests([request])
+        self._queue.discard(self._core.calls[request.request_id])
 
     @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM reports requests that have ended afterwards, and the core removes them then. Until
-        # then the state of a call says whether it waited for admission. The turn of a streaming
-        # session ends without such a report.
+        # vLLM calls this only where requests end. It reports these afterwards, and the core removes
+        # them then; until then the state of a call says whether it waited for admission. The turn
+        # of a streaming session ends without such a report.
         for request in requests:
             call = self._core.calls.get(request.request_id)
             if call is not None and call.resumable:
@@ -122,7 +122,7 @@ class BegunRequests(RequestQueue):
 
     @override
     def remove_request(self, request: Request) -> None:
-        self.remove_requests([request])
+        self._queue.remove_request(request)
 
     @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
