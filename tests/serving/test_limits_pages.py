@@ -42,7 +42,7 @@ LIMITS = {
     "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are checked at the same time": [1],
     "compiling one grammar": [compiling.SLOW_S],
-    "compiling a grammar at all": [compiling.LONGEST_S],
+    "the whole compilation of one grammar": [compiling.LONGEST_S],
     "processor time for the token masks": [compiling.MASKS_S],
     "processor time for one token mask": [compiling.MASKS_S],
     "readers of": [MOST_READERS],
