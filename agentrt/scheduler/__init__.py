@@ -1,5 +1,6 @@
 """The scheduler, which decides which call runs next: process table, queue, admission and policies.
-Pure and synchronous.
+
+The package is pure and synchronous.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class _Making:
     ) -> None:
         if begun is None:
             self._close_run(now, computed, outputs)
-        elif self.reason == LOADING:  # its blocks arrive for nothing
+        elif self.reason == LOADING:  # the loaded blocks are not used
             self._close(now, LOADING, 0, self.by)
         else:
             self._close_wait(now, begun, ADMISSION if outside else self.reason, held_by)

@@ -55,8 +55,8 @@ _EPSILON_S = 1e-9
 _LOOKED_AT = 64
 """Maximum number of waiting calls that a step considers for preemptions."""
 _REFRESHED = 32
-"""Number of outdated priorities that a step computes again (`CallQueue.refresh`). All at once would
-hold a step up for 12 milliseconds with 1,000 waiting calls.
+"""Number of outdated priorities that a step computes again (`CallQueue.refresh`). Computing all
+of them in one step would delay this step by 12 milliseconds with 1,000 waiting calls.
 """
 
 
@@ -219,7 +219,7 @@ class SchedulerCore:
             case CallFinished(call, now):
                 if self.calls.pop(call.call_id, None) is None:
                     return
-                self._drop_load(call)  # if it has not started since its load began
+                self._drop_load(call)  # nothing to drop if the call has started since
                 self._tell(event)
                 self._remove(call, now)
                 self.table.call_ended(
@@ -363,9 +363,9 @@ class SchedulerCore:
         waiting call of a better level, by as many levels as the policy wants
         (`Policy.preempts_by`), and only to free a slot in the batch, never to free memory. A
         waiting call that does not fit into the ``free_blocks`` keeps waiting, because evicted
-        blocks must be recomputed, which delays all other calls, too. So do the calls behind it,
-        since vLLM starts calls in order. Running calls that are not `settled`, or for which
-        ``may_preempt`` is False, are skipped, and so are waiting calls that cannot start.
+        blocks must be recomputed, which delays all other calls, too. The calls behind it also keep
+        waiting, because vLLM starts calls in order. Running calls that are not `settled`, or for
+        which ``may_preempt`` is False, are skipped, and so are waiting calls that cannot start.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:

@@ -171,10 +171,11 @@ class CallListener(Protocol):
         """Observe an event.
 
         A preemption is observed before the core handles the event, while the call still has its
-        slot and its blocks. So is the end of a call, but then the call is no longer in
-        `SchedulerCore.calls`, and the tokens of a load after which it did not start are already in
-        its ``unused_loaded_tokens``. The process table, the statistics and the other parts have not
-        handled the end yet. All other events are observed after the core has handled them.
+        slot and its blocks. The end of a call is observed at such a time, too, but then the call is
+        no longer in `SchedulerCore.calls`, and the tokens of a load after which the call did not
+        start are already in its ``unused_loaded_tokens``. The process table, the statistics and the
+        other parts have not handled the end yet. All other events are observed after the core has
+        handled them.
         """
 
 

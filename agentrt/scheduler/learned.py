@@ -229,7 +229,8 @@ class Silences:
         self._gone: list[float] = []
         """The durations of the silences that ended with their program, sorted."""
         self._explained = Mean()
-        """The share of silences that were dropped, because the engine was told the reason."""
+        """The share of silences that were dropped, because the engine was told what the program
+        waits for."""
         self._until_look = 0
         self._ends = 0.0
 
@@ -434,7 +435,9 @@ class StepCost:
         self.measured |= self.token_s > 0.0
 
     def _measure(self, without_s: float) -> None:
-        """Compute ``token_s``, and ``decode_s`` if no step ``without_s`` prefill tells it."""
+        """Compute ``token_s`` from ``without_s``, the cost of a step without prefill. If this cost
+        is unknown (0 or less), compute ``token_s`` and ``decode_s`` from the steps with prefill.
+        """
         if without_s > 0.0:
             self.token_s = self._beyond(without_s)
             return

@@ -28,12 +28,12 @@ class CallQueue:
         self._admission, self._promoter = admission, promoter
         self._waiting: PriorityQueue[QueuedCall] = PriorityQueue()
         self.outdated: dict[str, QueuedCall] = {}
-        """The calls whose priorities are outdated, by id, those that arrived first first. Some may
-        no longer wait.
+        """The calls whose priorities are outdated, by id, in the order of their arrival. Some of
+        them may no longer wait.
         """
         self._priority: Callable[[QueuedCall], Priority] = lambda call: Priority(call.level)
         self._refreshes = 0
-        """How many more outdated priorities may be computed now."""
+        """The number of outdated priorities that may still be computed now."""
         self._deferred: dict[QueuedCall, None] = {}
         self._queued = self._stuck = 0
         self._seqs = count(1)
@@ -152,8 +152,8 @@ class CallQueue:
         return True
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
-        """Let the deferred calls for which ``ready`` is true wait by their priority, and return
-        these calls.
+        """Put the deferred calls for which ``ready`` is true into the queue by their priority, and
+        return these calls.
         """
         released = [call for call in self._deferred if ready(call)]
         for call in released:

@@ -17,13 +17,13 @@ from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import CachedBlocks
 
 BETWEEN = "(between calls)"
-"""The gap between two calls of a program, if the engine was told of no tool."""
+"""The kind of a gap between two calls of a program, if the engine was not told of a tool."""
 HUMAN = "(human)"
 SESSION = "(session)"
-"""The gap between two programs of a session."""
+"""The kind of a gap between two programs of a session."""
 _SLOW = (HUMAN, SESSION)
-"""Gaps that are assumed to last longer than any cache can keep blocks, until the statistics have
-`DOUBT` samples of their durations.
+"""Kinds of gaps that are assumed to last longer than any cache can keep blocks, until the
+statistics have `DOUBT` samples of their durations.
 """
 
 Place = tuple[float, ...]

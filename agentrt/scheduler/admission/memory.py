@@ -29,9 +29,9 @@ _FILLED = 0.5
 admitted even if it does not fit into the cache.
 """
 _CONSIDERED = 64
-"""When a program could use a free slot: the maximum number of absent residents that may be found to
-be worth more than the slot before the search ends. When the engine waits for a tool: the maximum
-number of absent residents that are considered.
+"""The limit of two searches. For a free slot that a program could use, the search ends after this
+many absent residents whose contexts are worth more than the slot. For a tool for which an idle
+engine could wait, the search considers at most this many absent residents.
 """
 _TURN = 8.0
 """A resident is expelled for another program only after it was served this many times as long as
@@ -240,10 +240,11 @@ class WorkingSet(Admission):
         return self._wait_for_tool(program, now) or Admit(program)
 
     def _due_that_make_room(self, program: EngineProgram) -> tuple[EngineProgram, ...] | None:
-        """Return which of the residents that are no longer held to expel so that a program fits.
+        """Return which residents to expel so that a program fits. Only absent residents whose
+        contexts are no longer held are considered.
 
-        Returns no more residents than needed, and None if the program would not fit even without
-        all of them.
+        Returns no more residents than needed, and None if the program would not fit even if all of
+        them were expelled.
         """
         needs, claimed, most = self._needs(program), self.claimed, self.capacity.blocks
         if claimed + needs <= most:  # the common case, without looking at the residents

@@ -79,9 +79,9 @@ class Adaptive(Policy):
     def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
         """Return 2 while a type is unknown, because no program of it has ended, and else 1.
 
-        The levels of unknown types come from limits and prompts alone. Programs of neighbouring
-        levels may need the same service. At two levels or more, one needs at least 1.4 times as
-        much as the other by what is visible.
+        The levels of unknown types come only from limits and prompts, and programs of neighbouring
+        levels may need the same service. If the levels differ by two or more, the visible service
+        of one program is at least 1.4 times that of the other.
         """
         at = self.learned.service.at
         for program in (better.program, call.program):

@@ -26,7 +26,7 @@ class LongestRemaining(Adaptive):
     """The longest expected remaining service first, without preemption for a slot.
 
     All calls have the same level, so no call is preempted for another, and no program loses its
-    place in memory to another one of a better level. Expectations within a factor of 1.4 count as
+    place in memory to a program of a better level. Expectations within a factor of 1.4 count as
     equal; of these, the program that arrived first goes first, so that the samples of an input,
     which arrive one after the other, are admitted together. While programs keep arriving, short
     programs can wait for as long as longer ones arrive.

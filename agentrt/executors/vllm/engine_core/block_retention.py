@@ -105,7 +105,7 @@ class BlockRetention:
             self.host.call_arrived(request.request_id, row.cached)
 
     def hear(self, event: CallEvent) -> None:
-        """Mark the blocks of a call with their owner before the call ends or is preempted."""
+        """Note the owner of a call's blocks before the call ends or is preempted."""
         if isinstance(event, CallPreempted):
             self._stopped(event.call)
         elif isinstance(event, CallFinished):
@@ -113,7 +113,7 @@ class BlockRetention:
             self._finished(event.call)
 
     def _stopped(self, call: QueuedCall) -> None:
-        """Mark a call's blocks, which are about to be freed, with their owner.
+        """Note the owner of a call's blocks, which are about to be freed.
 
         A call without a program protects no blocks of its own, but blocks that it shares with a
         program become shared.

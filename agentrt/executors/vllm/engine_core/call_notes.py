@@ -156,7 +156,7 @@ class CallNotes:
             for by in self._preempted:
                 by.extend(causes)
             # If a request got blocks and was preempted in the same step, vLLM does not report its
-            # blocks: attribute the rest to the first cause.
+            # blocks: attribute the remaining lost blocks to the first cause.
             takers.update(dict.fromkeys(lost.values(), next(iter(causes), EMPTIED)))
         self._preempted.clear()
         self._evicted.clear()

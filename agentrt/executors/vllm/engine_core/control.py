@@ -108,7 +108,7 @@ def _interrupt(
 ) -> None:
     if begins:
         scheduler.core.handle(InterruptStarted(row, kind, name, now))
-    elif row.humans if kind == "human" else row.tools:  # else the message is late
+    elif row.humans if kind == "human" else row.tools:  # else the wait has already ended
         scheduler.core.handle(InterruptEnded(row, kind, now))
 
 

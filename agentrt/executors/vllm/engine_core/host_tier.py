@@ -1,5 +1,5 @@
-"""The eviction policy for host memory to which vLLM offloads its KV cache, in the retention's
-order.
+"""The eviction policy for the host memory to which vLLM offloads its KV cache. Its order is that
+of the retention policy.
 
 vLLM's `OffloadingConnector` copies blocks to host memory as they are computed, and asks a cache
 policy which of them to evict. vLLM loads the policy by name. `options` sets the policy of this
@@ -169,7 +169,7 @@ class ProgramCachePolicy(CachePolicy):
     ) -> None:
         keys = in_prefix_order(key_groups, req_context)
         self.touch(keys, req_context)
-        for key in keys:  # those that could not be stored
+        for key in keys:  # keys that could not be stored
             self._coming.pop(key, None)
         self._calls.pop(req_context.req_id, None)
 

@@ -15,7 +15,9 @@ from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.records import Key, QueuedCall
 
 _FEW_MOVED = 16
-"""Maximum number of moved requests that are inserted one by one; for more, all are sorted."""
+"""Maximum number of moved requests that are inserted one by one; if there are more, the whole list
+is sorted.
+"""
 
 
 class LevelRequestQueue(RequestQueue):

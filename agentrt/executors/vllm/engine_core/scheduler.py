@@ -121,10 +121,10 @@ class ProgramScheduler(AsyncScheduler):
             leave_interrupts_to_parent()
             die_with_parent()
             keep_heap_frozen()
-            # Small models may fill a JSON value with endless blanks. vLLM ignores the option
-            # against this in a call, refuses it as a flag with the backend "auto", and refuses it
-            # wherever a draft model's configuration is validated, so it is set after that. It is
-            # not set for multimodal models, which are larger.
+            # Small models may fill a JSON value with endless blanks. The option against this is set
+            # here, after vLLM has validated its configuration: vLLM ignores the option in a call,
+            # refuses it as a flag with the backend "auto", and refuses it when a draft model's
+            # configuration is validated. It is not set for multimodal models, which are larger.
             if not self.vllm_config.model_config.is_multimodal_model:
                 self.vllm_config.structured_outputs_config.disable_any_whitespace = True
         correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
@@ -213,8 +213,8 @@ class ProgramScheduler(AsyncScheduler):
 
     @override
     def get_num_unfinished_requests(self) -> int:
-        # A pause that waits ends when nothing is unfinished. Calls that were preempted have begun,
-        # so the pause must wait for them, too.
+        # A pause with mode ``wait`` ends when no call is unfinished. Preempted calls have begun, so
+        # the pause must wait for them, too.
         begun = len(begun_waiting(self)) if draining(self) else 0
         return int(super().get_num_unfinished_requests()) + begun
 
