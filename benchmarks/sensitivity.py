@@ -49,7 +49,7 @@ from benchmarks.harness import Figures
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 
-PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm", "scheduler*.py"))
+PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm.engine_core", "scheduler*.py"))
 """The packages with the scheduler, and the patterns of its files."""
 _NAME = re.compile(r"_?[A-Z][A-Z0-9_]*")
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
