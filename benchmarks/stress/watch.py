@@ -243,13 +243,21 @@ class Watch:
         """
         assert self._before is not None
         before, calls = self._before, self.core.calls
-        if ran and self.scheduler.pause_state.value == _PAUSED_ALL:
+        pauses_all = self.scheduler.pause_state.value == _PAUSED_ALL
+        if ran and pauses_all:
             raise Violation("paused", f"{ran} tokens are computed while all calls are paused")
         for request in preempted:
             call = calls.get(request.request_id)  # None: aborted meanwhile, in a reset of the cache
             if call is not None and call.gave_way_to:
                 raise Violation("paused", "preempted for another call", request.request_id)
-        again = {name for name in begun if self.scheduler.requests[name].num_preemptions}
+        # A call that runs again may first load its KV cache.
+        requests = self.scheduler.requests
+        may_load = () if pauses_all else before.queued
+        again = {
+            name
+            for name in {*begun, *may_load}
+            if name in requests and requests[name].num_preemptions
+        }
         for name in begun:
             waited = before.queued.get(name) in (CallState.WAITING, CallState.NOT_ADMITTED)
             if waited and name not in again:

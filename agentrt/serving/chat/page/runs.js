@@ -30,10 +30,10 @@ export class Runs {
 
   // Shows the last program of a thread, if the server still knows it.
   async show(thread) {
-    const { programs, recent } = await ask("GET", `programs?session=${encodeURIComponent(thread)}`);
-    const last = programs.at(-1) ?? recent[0];
+    const { runs, recent } = await ask("GET", `v1/runs?session=${encodeURIComponent(thread)}`);
+    const last = runs.at(-1) ?? recent[0];
     if (last && last.id !== this.graph.id) this.graph.choose(last.id);
-    return programs.length > 0;
+    return runs.length > 0;
   }
 
   // Shows the program that begins next, while `waits()` is true.
