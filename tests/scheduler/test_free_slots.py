@@ -158,28 +158,6 @@ def test_the_first_program_that_outlasts_all_silences_keeps_no_slot_empty() -> N
     assert engine.inside() == {"runs", "new"}
 
 
-@pytest.mark.parametrize(("needs", "admitted"), [(10, True), (75, False)])
-def test_room_for_growth_is_used_until_the_growth_needs_it(needs: int, admitted: bool) -> None:
-    """Two residents need 10 blocks each and claim 40 more, which they will need in 1.56 s. The new
-    program uses that room for a call of a step. If it needs 10 blocks, its slot is worth 0.46 s
-    until the room is needed, and these blocks take 0.16 s to compute.
-    """
-    engine = Clients()
-    usual = engine.learned.usual(KIND)
-    for kind in (KIND, ("default", "u")):
-        for _ in range(2000):
-            engine.learned.call_ended(kind, 0)
-    usual.grown.add(40 * BLOCK)
-    usual.turn_s.add(WORTH_S)
-    for name in ("a", "b"):
-        engine.wants(name, 10)
-    engine.step(0.0)
-    assert engine.working.claimed == 100
-    engine.wants("new", needs, type="u")
-    engine.let_in(2)
-    assert ("new" in engine.inside()) is admitted
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_where_contexts_fit_no_conversation_waits_longer_than_the_longest_silence(
     seed: int,

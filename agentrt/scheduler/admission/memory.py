@@ -287,8 +287,7 @@ class WorkingSet(Admission):
         context of an absent resident costs the time to recompute it, times the probability that the
         resident makes another call. The freed room is useful until the waiting call is expected to
         end, or until the resident makes its next call, whichever is earlier. Using room that
-        residents claim for future calls costs the time to compute the same number of blocks. This
-        room is useful until the residents' growth needs it.
+        residents claim for future calls costs the time to compute the same number of blocks.
 
         Residents are expelled, the longest absent first, only if the program then fits. After
         `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
@@ -320,12 +319,8 @@ class WorkingSet(Admission):
             assert resident.cached is not None
             if resident.cached.since < now:
                 look_again = min(look_again, 2.0 * now - resident.cached.since)
-        if short > 0:
-            if short > growth:
-                return Keep(look_again)
-            until_s = self._compute_s(self.capacity.blocks) * (1.0 - short / growth)
-            if block_s > worth * max(work_s, until_s):
-                return Keep(look_again)
+        if short > 0 and (short > growth or block_s > worth * work_s):
+            return Keep(look_again)
         return Admit(program, tuple(leaving))
 
     def _forecast(self, resident: EngineProgram, now: float) -> Forecast:
