@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agentrt.scheduler.learned import DOUBT, SILENCES, Silences
-from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, WORTH_S, Counted
+from tests.scheduler.admitting import KIND, TOKEN_S, Counted
 
 STEP_S = 0.02
 OUTPUT = 50
