@@ -134,7 +134,6 @@ Key = tuple[Setup, str]
 @click.option(
     "--quick", is_flag=True, help="Run one seed and fewer caps. This takes minutes on one core."
 )
-@click.option("--quick", is_flag=True, help="Run one seed and fewer caps: minutes on one core.")
 @real_options("Run on real engines, and then in virtual time.")
 @jobs_option
 @json_flag("Print all cells as one JSON line at the end.")
