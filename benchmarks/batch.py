@@ -146,11 +146,15 @@ class BatchLoad(Load):
         return drive(Virtual(served.scheduling, options, self.times), self.programs, gate)
 
     def limited(self, gate: Gate | None) -> LiveLimit:
-        """Return a contender's gate behind the limit on live programs."""
+        """Return a gate that first applies the limit on live programs, and then ``gate``, which is
+        the contender's own gate, if it has one.
+        """
         return LiveLimit(self.live, gate)
 
     def expanded(self, name: str) -> list[str]:
-        """Return the contenders that are run for a contender: for `BEST_CAP` the caps."""
+        """Return the names of the contenders to run for ``name``: for `BEST_CAP`, one contender for
+        each cap; otherwise ``name`` itself.
+        """
         if name != BEST_CAP:
             return [name]
         caps = {min(self.live, max(1, round(share * self.fit))) for share in CAPS}

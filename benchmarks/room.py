@@ -76,7 +76,8 @@ def first_runs(**options: Any) -> None:
 
     In ten mixes the programs differ; in the other ten mixes the programs are alike. Each figure is
     the median ratio to stock over the seeds, with the least and the greatest; less is better. "once
-    known" is the mean in a second run of the same programs.
+    known" is the ratio to stock of the mean completion time in a second run of the same programs,
+    after the policy has learned them in the first run.
     """
     names = check_names("mix", options["workload"], list(MIXES))
     works = [Newcomers(name) for name in MIXES if name in names]

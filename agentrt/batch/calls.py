@@ -25,8 +25,9 @@ class CallFile(LineFile):
     """The file with the calls of runs that have no result in ``results`` yet. The lock of
     ``results`` protects this file, too.
 
-    A line is either a call or the beginning of a run. Lines of a run before its last beginning do
-    not count. Raises `UsageError` for a file that cannot be read or written.
+    A line is either a call or the beginning of a run. A run that is started again from its start
+    has several beginnings; only the lines after the last beginning are used. Raises `UsageError`
+    for a file that cannot be read or written.
     """
 
     def __init__(self, results: ResultFile) -> None:

@@ -25,7 +25,7 @@ _plot = click.option(
     "--plot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw the scores with their intervals: .svg, .png or .pdf.",
+    help="Plot the mean and the 95% interval of each score to FILE (.svg, .png or .pdf).",
 )
 _CHANGED = 20
 

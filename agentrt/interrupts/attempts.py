@@ -52,8 +52,10 @@ class Observer(ToolContext, Protocol):
 
 
 class AttemptSlots(asyncio.Semaphore):
-    """A limit on the number of attempts that run at the same time. ``description`` describes a slot
-    for people.
+    """A limit on the number of attempts that run at the same time.
+
+    ``description`` completes the sentence "the call is waiting for …", such as "one of 4 calls of
+    NAME".
     """
 
     def __init__(self, most: int, description: str) -> None:

@@ -184,7 +184,7 @@ class ValueWriter:
 
     def write(self, value: Any, depth: int) -> Any:
         """Return a value as JSON. Raises `UnkeptError` for a value that a journal cannot record,
-        and any error that the code of a class raises.
+        and any error that a value's own class or a registered codec raises.
         """
         kind = type(value)
         plain = self.plain

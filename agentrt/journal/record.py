@@ -206,9 +206,11 @@ class ProgramRecord:
         """Handle a recorded node that differs from the node of the code: drop it and all later
         nodes of the task, or raise `DivergenceError`.
 
-        Nodes are dropped in two cases: the journal's option ``reruns`` is set; or the recorded code
-        had reached the node while it read a stream, and this process makes the streamed call again,
-        so that its text may differ.
+        Nodes are dropped in two cases:
+
+        - The journal's option ``reruns`` is set.
+        - The recorded code reached the node while it was reading the stream of a call, and this
+          process makes that call again, so that the call's text may differ.
         """
         start = past.start
         if not (self._sink.reruns or start.during in self._streams):

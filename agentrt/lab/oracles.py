@@ -78,8 +78,8 @@ _FEW = 30
 distribution of the whole type is used.
 """
 Kind = tuple[str, int | None]
-"""A program's type, and the class of its size hint, rounded to half a doubling. None stands for all
-programs of the type.
+"""A program's type, and the class of its size hint: the hint rounded down to a power of the square
+root of two. None stands for all programs of the type.
 """
 
 

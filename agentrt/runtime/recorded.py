@@ -428,9 +428,11 @@ class Recorded:
     async def _replay_stream(
         self, node: NodeRecord, again: Callable[[Any], Iterable[T]], recorded: Any
     ) -> AsyncGenerator[T, None]:
-        """Yield the pieces of a recorded call at once. Before the stream ends, wait until the
-        recorded order allows the end of the call, because tools that the program started after the
-        first pieces may have ended before the call.
+        """Yield the pieces of a recorded call at once.
+
+        Before the stream ends, wait until the recorded order allows the end of the call. In the
+        recorded run, tools that the program started after the first pieces may have ended before
+        the call.
         """
         try:
             for known in again(recorded):

@@ -414,7 +414,9 @@ class SchedulerCore:
         self.queue.put(call)
 
     def in_order(self) -> list[QueuedCall]:
-        """Return all waiting calls, best first. O(n log n), for displays and tests only."""
+        """Return all waiting calls, the highest priority first. O(n log n), for displays and tests
+        only.
+        """
         waiting = (call for call in self.calls.values() if call.queued)
         return sorted(waiting, key=lambda call: call.key)
 

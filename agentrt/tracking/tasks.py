@@ -38,7 +38,9 @@ _MANY = 256
 def start_task(
     coro: Coroutine[Any, Any, T], scope: Scope, *, name: str | None = None
 ) -> TrackedTask[T]:
-    """Start a program's own function as a task in ``scope``, on the running loop."""
+    """Start ``coro``, which runs a program's code, as a task in ``scope``, on the running event
+    loop.
+    """
     context = contextvars.copy_context()
     context.run(SCOPE.set, scope)
     loop = asyncio.get_running_loop()

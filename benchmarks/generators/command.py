@@ -118,7 +118,9 @@ class GeneratorBench:
             )
             if ended.code:
                 last = (ended.err or ended.out).strip()[-500:]
-                raise AgentrtError(f"{generator.package} ended with {ended.code}: {last}")
+                raise AgentrtError(
+                    f"{generator.package} ended with exit status {ended.code}: {last}"
+                )
             seen = await programs(server)
             calls = [count for program, count in seen.items() if program not in before]
             counts = {"programs": len(calls), "whole": calls.count(TURNS)}

@@ -48,7 +48,9 @@ class Measured(NamedTuple):
 
 
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Plan:
-    """Check the options. Raises `ConfigError` before anything runs."""
+    """Check the options, and return the plan of the runs. Raises `ConfigError` before anything
+    runs.
+    """
     _check_kind(options)
     check_plot(options["plot"])
     compared = contenders([STOCK, *(options["policy"] or POLICIES)])

@@ -238,8 +238,10 @@ class Watch:
             raise Violation("step tokens", detail)
 
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
-        """Check a step of a paused engine: only calls that have begun may continue. vLLM itself may
-        preempt them for memory, and they run again unless all calls are paused.
+        """Check a step of a paused engine: only calls that have begun may continue.
+
+        vLLM may preempt such a call for memory. The call then runs again, unless all calls are
+        paused (then no call may run at all).
         """
         assert self._before is not None
         before, calls = self._before, self.core.calls

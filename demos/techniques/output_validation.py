@@ -33,7 +33,7 @@ async def best_of(
 async def validated(
     context: TokenContext, verify: Verify, *, answers: int = 4, tries: int = 3
 ) -> Completion | None:
-    """An answer that passes; None if there is none after so many ``tries``."""
+    """An answer that passes; None if no answer passes in ``tries`` rounds."""
     for _ in range(tries):
         context, best = await best_of(context, verify, answers=answers)
         if not (wrong := verify(best.text)[1]):

@@ -61,7 +61,7 @@ async def test_ratios_are_to_stock_in_the_same_repeat(tmp_path: Path) -> None:
 
 async def test_a_generator_that_fails_ends_it_with_its_last_words(tmp_path: Path) -> None:
     bench = GeneratorBench(tmp_path, [installed(tmp_path, "echo no such model >&2; exit 3")])
-    with pytest.raises(AgentrtError, match="a-load ended with 3: no such model"):
+    with pytest.raises(AgentrtError, match="a-load ended with exit status 3: no such model"):
         await bench.run(SERVERS, "a model", 1)
 
 

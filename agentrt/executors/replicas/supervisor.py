@@ -23,8 +23,8 @@ class Health:
 
     Every ``every_s`` seconds an engine is asked for a snapshot. A long step delays the answer, but
     the step uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer
-    is pending was stopped, or waits forever: it counts as dead. An engine whose answer is pending
-    for ``hang_s`` seconds counts as dead in any case.
+    is pending counts as dead: its process is suspended (for example by SIGSTOP), or is blocked
+    forever. An engine whose answer is pending for ``hang_s`` seconds counts as dead in any case.
     """
 
     every_s: float = 2.0
@@ -65,8 +65,8 @@ class Health:
                 continue
             if used is not None and used == before:
                 raise EngineDiedError(
-                    f"{name} has not answered for {owed:g} s and uses no CPU time: it was stopped, "
-                    "or waits forever"
+                    f"{name} has not answered for {owed:g} s and uses no CPU time: its process is "
+                    "suspended (for example by SIGSTOP), or is blocked forever"
                 )
         if not answer.done():
             raise EngineDiedError(f"{name} has not answered for {self.hang_s:g} s")

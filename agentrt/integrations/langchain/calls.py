@@ -30,8 +30,10 @@ CANCELLED = "the call was cancelled: its runtime was closed"
 
 
 def account_of(replies: list[Reply]) -> dict[str, Any]:
-    """Return the program and the cost of a call. Several choices are parallel calls; then the
-    values of the call that ended last are returned.
+    """Return the program and the cost of a call.
+
+    ``replies`` are in the order in which the calls ended. Each of several choices (``n`` > 1) is a
+    call of its own; return the values of the call that ended last.
     """
     if not replies:
         return {}

@@ -80,8 +80,9 @@ class RuntimeClient:
         client._loop = loop or running_loop()
         if client._loop is None:
             raise ConfigError(
-                "no event loop is running to borrow the runtime on; create the chat model inside "
-                "'async with Runtime(…) as runtime:', or use RuntimeClient.borrow(runtime, loop)"
+                "no event loop is running, so it is unknown which loop the runtime belongs to; "
+                "create the chat model inside 'async with Runtime(…) as runtime:', or use "
+                "RuntimeClient.borrow(runtime, loop)"
             )
         return client
 

@@ -170,7 +170,9 @@ def _form(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(tool: Mapping[str, Any]) -> str:
-    """Return a tool's name. Raises `ConfigError` if the tool is not a function."""
+    """Return a tool's name. Raises `ConfigError` unless the tool's type is ``function`` and it has
+    an object ``function``.
+    """
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise ConfigError(

@@ -80,8 +80,8 @@ class StepTimeModel:
         coefficients = self.coefficients
         if any(not value >= 0 for value in coefficients) or not any(coefficients[:3]):
             raise ConfigError(
-                "a step-time model needs coefficients of at least 0 seconds, and one above 0; "
-                f"got {list(coefficients)}"
+                "a step-time model needs coefficients of at least 0 seconds, and one of the first "
+                f"three must be above 0; got {list(coefficients)}"
             )
 
     @property

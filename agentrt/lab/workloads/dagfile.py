@@ -73,7 +73,11 @@ class _Seen:
 def read(
     entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes
 ) -> list[ProgramShape]:
-    """Return a program for each DAG. Its type is the type in the DAG, or by default ``type``."""
+    """Return a program for each DAG that has a call with a result.
+
+    The program's type is the type in the DAG, or by default ``type``. Entries that cannot be read,
+    and DAGs without such a call, are left out and counted in ``notes``.
+    """
     began: list[float] = []
     programs: list[ProgramShape] = []
     for entry in entries:

@@ -195,8 +195,8 @@ def _format(entry: LocatedFields) -> str:
     keys = entry.values.keys()
     if {"results", "programs", "engine"} <= keys:
         raise entry.complain(
-            "this is the output of `agentrt run --json`, which has no single calls; "
-            "give the file that `agentrt run --dag FILE.json` writes"
+            "this is the output of `agentrt run --json`, which does not list the calls of each "
+            "program; give the file that `agentrt run --dag FILE.json` writes"
         )
     for name, alternatives in FORMATS.items():
         if any(fields <= keys for fields in alternatives):

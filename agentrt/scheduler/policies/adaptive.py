@@ -9,7 +9,7 @@ prompts nor lengths, the prior is the mean service of all ended programs, or the
 program's own critical path if that is more.
 
 Programs whose expected service is within a factor of 1.4 share a level. Within a level, programs
-with the smaller total size go first (rounded to a factor of two), then programs that arrived
+with the smaller total size go first (rounded down to a power of two), then programs that arrived
 earlier. An `AgeingShare` limits how long large and old programs wait.
 """
 
@@ -179,15 +179,15 @@ class Adaptive(Policy):
 
 @lru_cache(maxsize=1024)
 def _place(finished_calls: int, node: str) -> str:
-    """Return a name for the turn and the node that a program has reached. The turn is rounded to
-    half a doubling.
+    """Return a name for the turn and the node that a program has reached. The number of the turn is
+    rounded down to a power of the square root of two.
     """
     return f"turn {int(BINS_PER_DOUBLING * math.log2(finished_calls + 1))} {node}"
 
 
 def _hint(row: EngineProgram) -> tuple[str, ...]:
-    """Return a name for the size hint, rounded to a factor of two; an empty tuple if the hint is
-    not a positive number.
+    """Return a tuple with a name for the size hint, rounded down to a power of two; an empty tuple
+    if the hint is not a positive number.
     """
     hint: object = row.size_hint
     if isinstance(hint, int | float) and 0.0 < hint < math.inf:

@@ -65,11 +65,11 @@ class Policy(ABC):
 
     @classmethod
     def _method_of(cls, former: str) -> Any:
-        """Return the method with the former name ``former`` from the first class that defines it
-        under its present name, and warn the caller's caller.
+        """Return the method that was formerly called ``former``: the first definition under the
+        present name in the order of the base classes. Warn the caller's caller.
 
-        Methods that `__init_subclass__` has renamed are skipped. They may themselves have called
-        the base class's method by its former name.
+        Methods that `__init_subclass__` has renamed are skipped. Such a method may call ``super()``
+        under the former name, and would get itself again.
         """
         name = cls._former_names[former]
         warnings.warn(

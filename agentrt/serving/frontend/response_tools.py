@@ -145,7 +145,9 @@ class Carried:
 
 
 def flat_name(name: str, namespace: object = None) -> str:
-    """Return the name of the function for a tool of a namespace, in the form that vLLM uses."""
+    """Return the function name of a tool, in the form that vLLM uses: ``NAMESPACE__NAME``, or
+    ``NAME`` without a namespace.
+    """
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
 
 

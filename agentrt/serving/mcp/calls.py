@@ -332,7 +332,7 @@ def _params_of(question: QuestionView) -> ElicitRequestFormParams:
 
 
 def _answer_in(question: QuestionView, result: ElicitResult) -> Any:
-    """Return the answer to a question from the client's form."""
+    """Return the answer to a question from the form that the client filled in."""
     content = result.content or {}
     if _is_form(question.form.schema):
         return content

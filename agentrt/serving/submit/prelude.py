@@ -111,7 +111,7 @@ class TokenContext:
         _do("truncate", self._number, [length])
 
     def drop(self) -> None:
-        """Drop the context, which cannot be used any more."""
+        """Drop the context. It cannot be used afterwards."""
         _do("drop", self._number, [])
 
     def token_ids(self) -> list[int]:

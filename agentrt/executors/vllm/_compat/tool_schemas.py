@@ -163,8 +163,11 @@ class _Constraint:
 
     @staticmethod
     def _reason_of(tag: str | None, schema: Any) -> str:
-        """Return the reason that the first compiler gives. vLLM reports only the reason of the last
-        compiler.
+        """Return the reason for which xgrammar refuses the constraint, or "" if xgrammar accepts
+        it.
+
+        By default, vLLM tries xgrammar first, but reports only the reason of the compiler that it
+        tried last.
         """
         import xgrammar
 

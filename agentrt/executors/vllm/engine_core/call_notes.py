@@ -166,13 +166,20 @@ class CallNotes:
     # -- causes of waits ---------------------------------------------------------------
 
     def _ahead(self) -> list[Plain]:
-        """Return a few of the programs that run now, beginning with the end of vLLM's list."""
+        """Return the programs of up to `FEW` running calls, beginning with the last call of vLLM's
+        list of running requests.
+        """
         calls = self._core.calls
         running = self._scheduler.running[: -FEW - 1 : -1]
         return [_cause_of(calls[request.request_id]) for request in running]
 
     def _holders(self, call: QueuedCall) -> list[Plain]:
-        """Return a few of the programs that keep a call from being admitted, the latest first."""
+        """Return the resident programs that keep a call from being admitted: up to `FEW` programs,
+        the most recently admitted program first.
+
+        If the idle engine waits for a tool of another program, this wait is the only cause that is
+        returned.
+        """
         if (admission := self._core.admission) is None:
             return []
         if tool_of := call.program.tool_wait_for:
