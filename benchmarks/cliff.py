@@ -88,7 +88,11 @@ _AT_START = 64
 
 
 @click.command(cls=ManyCommand)
-@many("--clients", metavar="N,…", help="Sessions at a time.  [default: 8,16,32,64]")
+@many(
+    "--clients",
+    metavar="N,…",
+    help="Numbers of clients. Each client has one session at a time.  [default: 8,16,32,64]",
+)
 @policy_option(f"Schedulers.  [default: {STOCK},{DEFAULT}]")
 @click.option(
     "--minutes",

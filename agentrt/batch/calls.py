@@ -51,7 +51,8 @@ class CallFile(LineFile):
         except (ValueError, KeyError, TypeError) as error:
             self.close()
             raise UsageError(
-                f"{path}: not the calls of a batch; remove the file, and make the results again"
+                f"{path} is not a file of the calls of a batch; remove this file, and run the "
+                "batch again"
             ) from error
 
     def _lines(self) -> Iterator[tuple[bytes, bytes]]:

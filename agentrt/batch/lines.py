@@ -35,7 +35,7 @@ class LineWriter(ABC):
         """Add complete lines, and wait until they are stored.
 
         This method blocks, so call it in a thread, or where no event loop runs. If it raises
-        `OSError`, no line was added, or the caller must read the lines again to know.
+        `OSError`, the lines may have been added; the caller must read all lines again to find out.
         """
 
     async def put_line(self, line: bytes) -> None:

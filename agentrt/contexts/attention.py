@@ -17,8 +17,8 @@ class Attention:
     ``summary`` tokens of each chunk, and these tokens have seen the other tokens of their chunk.
 
     Tokens that no later token sees are removed from the cache. So the cache has ``sinks + window``
-    tokens, and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are too
-    small, and for a summary that is larger than its chunk.
+    tokens, and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are
+    too small or not integers, and for a summary that is larger than its chunk.
     """
 
     window: int
@@ -34,7 +34,8 @@ class Attention:
                 continue
             if not isinstance(value, int) or value < lowest:
                 raise ConfigError(
-                    f"attention: {name} is {value!r}; it must be at least {lowest} (tokens)"
+                    f"attention: {name} is {value!r}; it must be an integer of at least {lowest} "
+                    "(tokens)"
                 )
         if self.chunk is not None and self.summary > self.chunk:
             raise ConfigError(

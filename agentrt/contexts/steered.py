@@ -164,7 +164,11 @@ class _Output:
         return SteeredPiece(await self._new_text(), tuple(tokens))
 
     async def _new_text(self, *, last: bool = False) -> str:
-        """Return the text since the last piece, without an incomplete character at its end."""
+        """Return the text since the last piece.
+
+        If this text ends with an incomplete character, return "" and keep the text for the next
+        piece, unless this is the ``last`` piece.
+        """
         # Decode the new tokens together with a few earlier tokens, because the text of a token may
         # depend on the tokens before it.
         start, end = self._shown

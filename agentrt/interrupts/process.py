@@ -159,8 +159,8 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls) -> WorkerProcess:
-        """Start a worker process in its own session. Raises `OSError` if the process cannot be
-        started.
+        """Start a worker process in a process session of its own. Raises `OSError` if the process
+        cannot be started.
         """
         ours, theirs = socket.socketpair()
         with theirs:

@@ -350,7 +350,9 @@ class ValueWriter:
         return {KIND: form.name, **made}
 
     def fresh(self, shared: Mapping[int, Any]) -> ValueWriter:
-        """Return a new writer that knows the ``shared`` values."""
+        """Return a new writer. It writes each of the ``shared`` values, which occur more than once,
+        a single time.
+        """
         return type(self)(None, shared)
 
     def reader(self) -> ValueReader:

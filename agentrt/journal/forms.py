@@ -70,7 +70,9 @@ class FormWriter(Protocol):
         """Return whether all keys are texts, so that they can be the keys of a JSON object."""
 
     def fresh(self, shared: Mapping[int, Any]) -> FormWriter:
-        """Return a new writer that knows the ``shared`` values."""
+        """Return a new writer. It writes each of the ``shared`` values, which occur more than once,
+        a single time.
+        """
 
     def reader(self) -> FormReader:
         """Return a reader for the JSON that this writer makes."""

@@ -365,8 +365,9 @@ class Order:
             self.watch = None
 
     def stalled(self, changes: int) -> None:
-        """Stop waiting for missing nodes and answers, unless something has changed since the
-        number of changes was ``changes``.
+        """Stop waiting for missing nodes and answers, unless something has happened since the timer
+        was set, or a node of the next group still runs. ``changes`` is the number of changes at the
+        time at which the timer was set.
         """
         self.watch = None
         group = self._left[-1] if self._left else None
@@ -399,7 +400,7 @@ class _Watch(NamedTuple):
 
 
 def _nothing() -> None:
-    """Do nothing. The runtime replaces this function."""
+    """Do nothing. This is the default of `Order.caught_up`, which the runtime sets."""
 
 
 def _latest_first(before: tuple[int, tuple[str, str]]) -> int:

@@ -721,8 +721,8 @@ def kept_chunk(chunk: Chunk) -> Chunk:
 
 
 def chunks_of(recorded: Reply | Broken) -> Iterator[Chunk]:
-    """Yield the pieces of a recorded call of token ids. A call that was read to its end is one
-    piece.
+    """Yield the pieces of a recorded call whose prompt was token ids, not a chat. A call that was
+    read to its end has one piece.
     """
     if isinstance(recorded, Broken):
         yield from recorded.pieces

@@ -509,8 +509,8 @@ class SchedulerCore:
             self.learned.call_ended(call.program.kind, outputs, call.max_tokens)
 
     def _forget(self, program: EngineProgram, now: float) -> None:
-        """Drop the state that the parts and the policy keep of a program. The statistics learn
-        nothing from the program.
+        """Drop what the scheduler's parts (`self.parts`) and its policy have stored about a
+        program. The statistics learn nothing from the program.
         """
         for part in self.parts:
             part.program_ended(program, now)

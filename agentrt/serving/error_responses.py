@@ -197,7 +197,9 @@ def client_gone() -> Response:
 
 
 def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
-    """Return the first field at fault, and the message, from pydantic's list of errors."""
+    """Return a field at fault and its message, from pydantic's list of errors: the first unknown
+    field, or, if no field is unknown, the first field at fault.
+    """
     chosen = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     field = ".".join(str(part) for part in chosen["loc"] if part != "body")
     message = chosen["msg"]

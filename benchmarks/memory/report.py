@@ -35,11 +35,11 @@ Found = Mapping[str, Figures]
 
 
 def with_best_caps(figures: Found) -> dict[str, Figures]:
-    """Return all contenders, and two more: the best value of each figure over all caps, and the cap
-    with the smallest mean.
+    """Return the figures of all contenders, and of two more, which summarize the caps.
 
-    No single cap reaches all values of the first of these. A user who tries all caps would choose
-    the second.
+    A cap is a maximum number of programs that run at the same time. `BEST_CAP` has the best value
+    of each figure over all caps; no single cap reaches all these values. `ONE_CAP` has the figures
+    of the cap with the smallest mean, which a user who tries all caps would choose.
     """
     caps = [each for name, each in figures.items() if name.startswith(f"{CAP}:")]
     if not caps:

@@ -144,7 +144,8 @@ class Clients:
                 tick_s = min(2 * tick_s, _LONGEST_TICK_S)
             self._check_progress()
         for name in self.calls:
-            raise Violation("progress", "has not ended, but the engine has nothing to do", name)
+            detail = "the call has not ended, but the engine has nothing to do"
+            raise Violation("progress", detail, name)
 
     def _give_up_lost(self) -> bool:
         """Close the streaming sessions that vLLM itself has lost. Return whether there are any."""
@@ -374,7 +375,7 @@ class Clients:
     def _deliver(self, output: Any) -> None:
         call = self.calls.get(output.request_id)
         if call is None:
-            raise Violation("output", "has output after its end", output.request_id)
+            raise Violation("output", "the call has output after its end", output.request_id)
         call.tokens += output.new_token_ids
         if not output.finished:
             return
@@ -393,7 +394,7 @@ class Clients:
         lost = (plan.kind == "wait" and engine.connector == "fail") or engine.host_fails == "fail"
         well = reason in ("stop", "length")
         if not (well or lost or plan.grammar_ends) or (well and plan.grammar_ends):
-            raise Violation("output", f"ends with {reason!r}", plan.name)
+            raise Violation("output", f"the call ends with {reason!r}", plan.name)
         if not well:
             return
         text = self.engine.runner.texts[plan.name]
@@ -403,7 +404,8 @@ class Clients:
         if STOP in right:
             right = right[: right.index(STOP) + 1]
         if call.tokens != right:
-            raise Violation("output", f"got the tokens {call.tokens} instead of {right}", plan.name)
+            detail = f"the call got the tokens {call.tokens} instead of {right}"
+            raise Violation("output", detail, plan.name)
 
     def _ended(self, call: _Call, *, well: bool) -> None:
         name = call.plan.name

@@ -50,14 +50,14 @@ Examples:
 @many(
     "--without",
     metavar="NAME,…",
-    help=f"Kinds of requests and disturbances to leave out: {', '.join(FEATURES)}. This option "
-    "changes the case of a seed.",
+    help=f"Kinds of requests and disturbances to leave out: {', '.join(FEATURES)}. With this "
+    "option, the same seed gives another case.",
 )
 @many(
     "--always",
     metavar="NAME,…",
-    help="Kinds of requests and disturbances that every case has. This option changes the case "
-    "of a seed.",
+    help="Kinds of requests and disturbances that every case has. With this option, the same seed "
+    "gives another case.",
 )
 @click.pass_context
 def stress(

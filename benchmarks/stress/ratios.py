@@ -94,7 +94,7 @@ def run_workload(plan: CasePlan, policy: str | None) -> Run:
 
 
 def settings(policy: str) -> dict[str, object]:
-    """Return the settings of a policy without further options."""
+    """Return the scheduler's settings for a policy. All other options have their defaults."""
     config = SchedulerConfig.of_policy() if policy == DEFAULT else SchedulerConfig.of_policy(policy)
     return config.to_dict()
 

@@ -114,13 +114,14 @@ class ModelRunner:
             drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
             row = self._rows.get(name)
             if row is None:
-                raise Violation("runner", "is in a step, but has never begun", name)
+                raise Violation("runner", "the call is in a step, but has never begun", name)
             if name in begun:
                 self._check_memory(name, row)
             optimistic = sum(number for step, number in row.rejected if step > settled)
             if before[name] != row.computed + optimistic:
                 expected = f"{row.computed} are computed, and {optimistic} drafts unsettled"
-                raise Violation("order", f"goes on at position {before[name]}: {expected}", name)
+                detail = f"the call continues at position {before[name]}: {expected}"
+                raise Violation("order", detail, name)
             sampled[name] = self._compute(name, row, count, drafts)
             whole = row.computed >= row.text.prompt
             pooled.append("vector" if row.pooling and whole else None)
@@ -151,14 +152,15 @@ class ModelRunner:
     ) -> None:
         text = self.texts.get(name)
         if text is None:
-            raise Violation("runner", "begins, but no client has sent it", name)
+            raise Violation("runner", "the call begins, but no client has sent it", name)
         if name.startswith("stream"):  # vLLM makes its prompt of the computed part of its turns
             text.tokens, text.chain, text.prompt = list(tokens), [], len(tokens)
         text.reach(len(tokens))
         if text.tokens[: len(tokens)] != list(tokens):
-            raise Violation("tokens", "begins with other tokens than its own", name)
+            raise Violation("tokens", "the call begins with other tokens than its own", name)
         if len(tokens) < text.prompt:
-            raise Violation("tokens", f"begins with {len(tokens)} of {text.prompt} tokens", name)
+            detail = f"the call begins with {len(tokens)} of {text.prompt} tokens"
+            raise Violation("tokens", detail, name)
         tables = [list(ids) for ids in blocks]
         self._rows[name] = _Row(text, len(tokens), computed, tables, name in self.pooling)
 
@@ -181,7 +183,8 @@ class ModelRunner:
         start, text = row.computed, row.text
         end = start + count
         if end - drafts > row.known:
-            raise Violation("order", f"computes position {end} of {row.known} known tokens", name)
+            detail = f"the call computes position {end} of {row.known} known tokens"
+            raise Violation("order", detail, name)
         samples = end - drafts == row.known
         accepted = (text.number + end) % (drafts + 1) if samples else 0
         row.computed = end - drafts + accepted
@@ -207,7 +210,7 @@ class ModelRunner:
             while rest:
                 slot = at % size
                 if at // size >= len(table):
-                    raise Violation("memory", f"has no block for position {at}", name)
+                    raise Violation("memory", f"the call has no block for position {at}", name)
                 block = table[at // size]
                 held = memory[block]
                 if held is None:
@@ -234,4 +237,5 @@ class ModelRunner:
                     or held[start % size : start % size + end - start] != chain[start:end]
                 ):
                     block = f"block {table[index]}, positions {start} to {end - 1}"
-                    raise Violation("memory", f"has other KV cache than its own in {block}", name)
+                    detail = f"the call has other KV cache than its own in {block}"
+                    raise Violation("memory", detail, name)

@@ -225,7 +225,10 @@ class Watch:
         last.times = last.times + 1 if fruitless else 0
         last.progress = max(last.progress[0], outputs), max(last.progress[1], computed)
         if last.times >= FRUITLESS:
-            detail = f"preempted {last.times} times in a row for other calls without progress"
+            detail = (
+                f"the call was preempted {last.times} times in a row for other calls, without "
+                "progress"
+            )
             raise Violation("kept progress", detail, name)
 
     def _check_sizes(self, output: Any) -> None:
@@ -251,7 +254,8 @@ class Watch:
         for request in preempted:
             call = calls.get(request.request_id)  # None: aborted meanwhile, in a reset of the cache
             if call is not None and call.gave_way_to:
-                raise Violation("paused", "preempted for another call", request.request_id)
+                detail = "the call was preempted for another call"
+                raise Violation("paused", detail, request.request_id)
         # A call that runs again may first load its KV cache.
         requests = self.scheduler.requests
         may_load = () if pauses_all else before.queued
@@ -263,7 +267,7 @@ class Watch:
         for name in begun:
             waited = before.queued.get(name) in (CallState.WAITING, CallState.NOT_ADMITTED)
             if waited and name not in again:
-                raise Violation("paused", "begins", name)
+                raise Violation("paused", "the call begins", name)
         for name, state in before.queued.items():
             if name in again:
                 continue
@@ -346,7 +350,8 @@ class Watch:
             if idle_s > limit_s:
                 state = "waits" if self.core is None else self.core.calls[name].state.value
                 detail = (
-                    f"an idle engine kept it for {idle_s:.1f} s (at most {limit_s:.1f}): {state}"
+                    f"an idle engine kept the call for {idle_s:.1f} s (at most {limit_s:.1f}): "
+                    f"{state}"
                 )
                 raise Violation("idle", detail, name)
 

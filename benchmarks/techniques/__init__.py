@@ -1,1 +1,1 @@
-"""Prompting techniques as programs over contexts, compared with an HTTP client."""
+"""Prompting techniques: programs that use agentrt's contexts, compared with an HTTP client."""

@@ -1,8 +1,8 @@
-"""``benchmarks techniques``: techniques as programs over contexts, compared with an HTTP client.
+"""``benchmarks techniques``: programs that use agentrt's contexts, compared with an HTTP client.
 
 Both sides run the same functions if a client can run them, and otherwise the client runs the
 closest equivalent. The sides have the same model and the same engine options, and run in turns. One
-side runs over contexts of a runtime with an embedded engine; the other is a client of vLLM's own
+side uses the contexts of a runtime with an embedded engine; the other is a client of vLLM's own
 server, which sends the whole prompt with each call. Attention that a program chooses is compared
 with plain code for transformers. No two repeats have the same texts.
 """
@@ -92,7 +92,10 @@ class Side(NamedTuple):
 @model_option
 @json_option
 def techniques(**options: Any) -> None:
-    """Compare techniques over contexts with a client of vLLM's own server that does the same.
+    """Compare programs that use agentrt's contexts with clients of vLLM's own server.
+
+    Both sides use the same prompting and decoding techniques, such as beam search and Tree of
+    Thoughts.
 
     Attention that a program chooses is compared with plain code for transformers.
     """
@@ -196,7 +199,7 @@ async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Si
 
 
 def ours(runtime: Runtime, round_trip_s: float = 0.0) -> Side:
-    """Return the side that runs programs over contexts of ``runtime``."""
+    """Return the side whose programs use the contexts of ``runtime``."""
 
     async def run(technique: Technique, text: str) -> None:
         @program

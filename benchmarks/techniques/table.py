@@ -10,8 +10,8 @@ from benchmarks.techniques.bodies import Body
 
 
 class Technique(NamedTuple):
-    """A technique: the function for a program over contexts, and the function for a client with the
-    same result.
+    """A technique. ``ours`` is the function of a program that uses contexts, and ``theirs`` is the
+    function of a client of vLLM's server that has the same result.
     """
 
     ours: Body

@@ -289,7 +289,7 @@ def test_a_seed_is_a_case_and_the_same_case_each_time() -> None:
 
 def test_a_failure_names_its_seed_settings_invariant_and_last_events() -> None:
     report = run_case(USUAL, Swaps).report
-    assert report.startswith("seed 0: atlas+None+None: output: got the tokens [")
+    assert report.startswith("seed 0: atlas+None+None: output: the call got the tokens [")
     assert "[plain-4]" in report
     assert "'policy': 'atlas'" in report
     assert "plain-4 sent by c: 52 + 3 tokens" in report

@@ -60,7 +60,7 @@ class TransformersFrontend(Frontend):
                 yield {"model": self._names[0], **piece_of(chunk)}
 
     async def _spec(self, request: Request) -> CallSpec:
-        """Convert a request to a call of token ids.
+        """Convert a request to a call whose prompt is token ids.
 
         Raises `CallRejectedError` for fields that this executor does not support.
         """

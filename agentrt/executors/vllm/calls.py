@@ -26,10 +26,10 @@ def engine_input(
     """Return a call's prompt, sampling parameters and options, as vLLM's engine takes them.
 
     The sampling parameters contain the call's identity for the scheduler, and the settings that are
-    made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call of token
-    ids is sampled with the parameters in its spec; its prompt and output have at most
-    ``max_model_len`` tokens together. Raises `PromptTooLongError` if the prompt leaves no room for
-    output, and `CallRejectedError` for a call without token ids, or with an ``attention`` that
+    made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call whose
+    prompt is token ids is sampled with the parameters in its spec; its prompt and output have at
+    most ``max_model_len`` tokens together. Raises `PromptTooLongError` if the prompt leaves no room
+    for output, and `CallRejectedError` for a call without token ids, or with an ``attention`` that
     vLLM does not support.
     """
     spec = call.spec
@@ -52,7 +52,7 @@ def engine_input(
 
 
 def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
-    """Return a call of token ids in rendered form."""
+    """Return, in rendered form, a call whose prompt is token ids."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -91,7 +91,7 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
 
 
 def _sampled(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields of vLLM's sampling parameters for a call of token ids."""
+    """Return the fields of vLLM's sampling parameters for a call whose prompt is token ids."""
     from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputsParams
 
     fields: dict[str, Any] = {

@@ -1,4 +1,6 @@
-"""An addition to LangChain: `init_chat_model` has a private list of providers and no registry."""
+"""Adding a provider to `init_chat_model` of LangChain, which has no registry of providers, but a
+private list.
+"""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ def fork_in(
 ) -> RecordedProgram:
     """Return a fork of the program ``old`` that runs again from the node at place ``at``.
 
-    If ``store`` has a fork that was made with the same options (``how``) and has not finished, this
-    fork is returned. Otherwise a new fork is written to ``store``. ``input`` is the fork's input as
-    JSON text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of these nodes as
-    JSON text. Raises `UsageError` for an answer that cannot be set.
+    If ``store`` has a fork that was made with the same options (``how``) and is open, failed or
+    cancelled, this fork is returned. Otherwise a new fork is written to ``store``. ``input`` is the
+    fork's input as JSON text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of
+    these nodes as JSON text. Raises `UsageError` for an answer that cannot be set.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))

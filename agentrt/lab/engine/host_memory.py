@@ -39,8 +39,8 @@ class HostMemory:
         for cost in (self.token_s, self.latency_s, self.load_step_s, self.store_step_s):
             if not 0 <= cost < math.inf:
                 raise ConfigError(
-                    f"a copy to host memory that takes {cost:g} seconds; give a finite number of "
-                    "at least 0"
+                    "the costs of copies to host memory must be finite and at least 0 seconds; one "
+                    f"is {cost:g}"
                 )
 
     def blocks(self, kv_blocks: int) -> int:

@@ -185,8 +185,8 @@ class _RecordedDag:
         self.nodes += [{"id": node_id, **value} for node_id in self._ids[place]]
 
     def _parents(self, node: PastNode) -> list[int]:
-        """Return the parents of a node. If the parents are not recorded, as for a failed node, the
-        node that ended last before this node is also a parent.
+        """Return the parents of a node. If the node is not done, or if not all its parents are
+        known, the node that ended last before this node started counts as a parent, too.
         """
         named = node.end.parents.split() if node.end is not None else []
         parents = {parent for name in named for parent in self._ids.get(name, ())}

@@ -253,7 +253,8 @@ class _Weight:
             self._repeats += sum(int(b or a) for a, b in _QUANTIFIER.findall(pattern))
         self._repeats += sum(_count(schema[name]) for name in _REPEATS if name in schema)
         if self._repeats > MOST_REPEATS:
-            raise _too_much(field, self._repeats, MOST_REPEATS, "(sum of lengths and repetitions)")
+            unit = "(sum of lengths and repetitions, such as minItems, in the request's schemas)"
+            raise _too_much(field, self._repeats, MOST_REPEATS, unit)
         self._check_texts(field, schema)
         properties, required = schema.get("properties"), schema.get("required")
         if isinstance(properties, dict):

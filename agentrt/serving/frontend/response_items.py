@@ -72,8 +72,9 @@ class ItemReader:
 
     ``carried`` has the request's tools, and items may add tools to it. ``item_of`` returns an item
     of a stored response by its id. ``media`` are the types of parts besides text that the model
-    accepts. With ``strict_calls``, which the harmony format needs, each output follows its call and
-    is plain text. ``is_compaction`` becomes True when an item asks for a summary.
+    accepts. With ``strict_calls``, which the harmony format needs, a tool's output becomes plain
+    text, and an output whose call is missing becomes a user's message. ``is_compaction`` becomes
+    True when an item asks for a summary.
     """
 
     carried: Carried

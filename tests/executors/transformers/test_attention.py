@@ -90,10 +90,10 @@ def test_hierarchical_attention_keeps_the_end_of_each_chunk() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"window": 0}, "window is 0; it must be at least 1"),
-        ({"window": 4, "sinks": -1}, "sinks is -1; it must be at least 0"),
+        ({"window": 0}, "window is 0; it must be an integer of at least 1"),
+        ({"window": 4, "sinks": -1}, "sinks is -1; it must be an integer of at least 0"),
         ({"window": 4, "sinks": 2.5}, "sinks is 2.5"),
-        ({"window": 4, "chunk": 0}, "chunk is 0; it must be at least 1"),
+        ({"window": 4, "chunk": 0}, "chunk is 0; it must be an integer of at least 1"),
         (
             {"window": 4, "chunk": 3, "summary": 4},
             "a summary of 4 tokens is larger than its chunk of 3",

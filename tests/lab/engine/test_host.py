@@ -232,7 +232,7 @@ def test_host_memory_without_a_size_is_refused(value: float) -> None:
 @pytest.mark.parametrize("field", ["token_s", "latency_s", "load_step_s", "store_step_s"])
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
 def test_copies_with_impossible_times_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match="give a finite number of at least 0"):
+    with pytest.raises(ConfigError, match="must be finite and at least 0 seconds"):
         HostMemory(1.0, **{field: value})
 
 

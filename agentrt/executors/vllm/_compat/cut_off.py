@@ -122,8 +122,8 @@ class _Alike(_Base):
     ``ends`` are the token ids with which the model itself ends an output. ``beginning`` matches the
     beginning of a call, for parsers that find some calls only in a stream. ``is_delegating`` says
     that the parser is vLLM's `DelegatingParser`, a pair of a reasoning parser and a tool parser.
-    ``is_legacy`` says that this tool parser is not built on vLLM's own parser engine, and
-    ``is_plain`` that the pair reads streams as `DelegatingParser` does.
+    ``is_legacy`` says that the pair's tool parser is not built on vLLM's parser engine.
+    ``is_plain`` says that the parser does not override `DelegatingParser.parse_delta`.
     """
 
     ends: frozenset[int] = frozenset()
@@ -497,7 +497,8 @@ def _with_calls(message: Any, parser: Any = None) -> Any:
 
 
 def _with_complete_calls(message: Any, parser: Any = None) -> Any:
-    """Do as `_with_calls`, and shorten arguments that were cut off to valid JSON.
+    """Add the calls that were cut off to a chat's message, and return the message. Shorten
+    arguments that were cut off, so that they are valid JSON.
 
     Anthropic's API has arguments as an object, and vLLM would answer with an error if the model's
     arguments are not valid JSON.

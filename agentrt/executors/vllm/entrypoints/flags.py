@@ -85,7 +85,10 @@ def check_flags(options: Mapping[str, Any]) -> None:
                 "--policy before the --"
             )
         if name in _MODELS:
-            raise ConfigError(f"{flag} after --: name the model with --model before the --")
+            raise ConfigError(
+                "the options after '--' may not name a model; name the model before the '--', with "
+                "--model"
+            )
         if name in _SERVERS:
             raise ConfigError(
                 f"{flag} after --: this is an option of a server, not of an engine; use "

@@ -374,7 +374,7 @@ async def test_a_program_s_answer_is_that_of_vllm_s_application(
     [
         (["--port", "1"], "use 'agentrt serve' with --port before the --"),
         (["--api-key", "k"], "use 'agentrt serve' with --api-key-file before the --"),
-        (["--model", "m"], "name the model with --model before the --"),
+        (["--model", "m"], "name the model before the '--', with --model"),
         (["--scheduler-cls", "x"], "choose a policy with --policy"),
         (["--uds", "x"], "has no effect in agentrt"),
         (["--allow-credentials"], "has no effect in agentrt"),
