@@ -448,7 +448,7 @@ class Runtime:
         except (JournalWriteError, UnrecordableError) as unwritten:
             state, error = RunState.FAILED, error or unwritten
         except Exception as raised:
-            _log.exception("the end of program %s failed", run.id)
+            _log.exception("the end of run %s failed", run.id)
             state, error = RunState.FAILED, error or raised
         # Close the run even after an error, because callers wait for its end.
         self.registry.close(run, state, error)

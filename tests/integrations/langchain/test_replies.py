@@ -47,6 +47,7 @@ async def test_a_message_says_what_it_cost_and_whose_it_was(
         "finish_reason": "stop",
         "token_usage": {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6},
         "agentrt": {
+            "run_id": "chat-1",
             "program_id": "chat-1",
             "node": 0,
             "service_s": pytest.approx(0.12),

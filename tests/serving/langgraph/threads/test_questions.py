@@ -124,6 +124,7 @@ async def test_an_answer_resumes_the_thread(it: Serving) -> None:
             "question": "which way?",
             "schema": {},
             "type": "ask",
+            "run": None,
             "program": None,
             "thread": thread,
             "value": {"question": "which way?"},
