@@ -62,11 +62,12 @@ def test_an_upload_that_breaks_off_leaves_nothing(storage: PostgresStorage) -> N
 def test_a_second_server_is_refused(
     storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "LOCK_WAIT_S", 0.0)
     address = storage._address
-    with pytest.raises(ConfigError, match="another server uses this database"):
-        PostgresStorage(address)
-    storage.close()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(postgres, "LOCK_WAIT_S", 0.0)
+        with pytest.raises(ConfigError, match="another server uses this database"):
+            PostgresStorage(address)
+    storage.close()  # PostgreSQL releases the lock a moment later
     PostgresStorage(address).close()
 
 
