@@ -354,7 +354,7 @@ def test_each_input_has_a_line_when_enough_have_ended(
     for _ in range(2):
         ran = command(*arguments, "--stop-when", "50%")
         assert (ran.code, len(lines(out))) == (0, 10), ran.err
-        assert "5 were not begun" in ran.err
+        assert "5 runs did not start" in ran.err
         assert "seconds per result: median 0.0" in ran.err
         not_begun = [each for each in lines(out) if not each["attempt"]]
         assert [each["id"] for each in not_begun] == [str(n) for n in range(5, 10)]

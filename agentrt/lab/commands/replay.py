@@ -63,7 +63,10 @@ options such as --max-num-seqs and --kv-blocks, or made up"""
 _SEVERAL = "{}: the programs ran under several policies, so no policy is shown as the recorded one"
 _MADE_UP = """{}: too few calls to fit the times of steps, so they are invented (an 8B model on a
 large GPU): compare the policies with each other, not with the recording, or add --step-time FILE"""
-_SIZES = "{}: the programs ran on engines of several sizes; the replay uses those of the last: {}"
+_SIZES = (
+    "{}: the programs ran on engines of several sizes; the replay uses the sizes of the last "
+    "engine: {}"
+)
 SIZES = (
     *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
     *("replicas", "router", "block_size", "in_flight"),

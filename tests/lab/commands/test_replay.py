@@ -220,7 +220,7 @@ async def test_a_journal_that_two_engines_have_written(
     assert "2 batch slots, 220 KV blocks" in out
     out, err = replayed(capfd, path, "--max-num-seqs", 3, "--policy", "plas")
     assert "several sizes" not in err
-    assert "ran under several policies, so no policy is shown as recorded" in err
+    assert "ran under several policies, so no policy is shown as the recorded one" in err
     assert "3 batch slots, 220 KV blocks" in out
     names = [line.split()[1] for line in out.splitlines() if line.startswith("| ")]
     assert names[:3] == ["policy", "recorded", "plas"]

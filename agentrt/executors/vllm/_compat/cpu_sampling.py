@@ -35,14 +35,14 @@ def mend_sampling() -> None:
 
 
 def _repeated(
-    values: Any, ends: Any, count: int, replace_from: int = 0, replace_to: int = 0
+    x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Any:
-    """Return a tensor of ``count`` numbers: each of the ``values`` as often as it has drafts. The
-    drafts of a request end before its number in ``ends``. Numbers that are ``replace_from`` become
-    ``replace_to``.
+    """Return a tensor of ``num_tokens`` numbers: each number of ``x`` as often as its request has
+    drafts. The drafts of a request end before its number in ``cu_num_tokens``. Numbers that are
+    ``replace_from`` become ``replace_to``. vLLM's own names, since vLLM may pass them by name.
     """
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    repeated = values.repeat_interleave(counts, output_size=count)
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    repeated = x.repeat_interleave(counts, output_size=num_tokens)
     return repeated.masked_fill(repeated == replace_from, replace_to)
 
 
