@@ -48,7 +48,7 @@ class Carried:
 
     - ``bound`` is about the load of the first repeat. It is ``>=`` if the policy kept the level
       even at the highest measured load, and ``<`` if it exceeded the level at the lowest.
-    - ``mark`` is about the ratio. It is ``≥`` if the true ratio is at least the shown one, and
+    - ``mark`` stands before the ratio. It is ``≥`` if the true ratio is at least the shown one, and
       ``≤`` if it is at most the shown one. It is ``~`` if nothing is known about the
       true ratio, because both loads are bounded on the same side, or because the marks of the
       repeats differ.

@@ -239,8 +239,8 @@ def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def ratios(mine: Figures, base: Figures) -> Ratios:
-    """Return the completion times divided by those of ``base``. The mean of a second run, if there
-    is one, is divided by the mean of the only run of ``base``.
+    """Return the completion times divided by those of ``base``. If there was a second run, its mean
+    is divided by the mean of the only run of ``base``.
     """
     over = {name: mine[name] / base[name] for name in FIGURES}
     return {**over, "known": mine["known"] / base["mean"]} if "known" in mine else over

@@ -56,7 +56,7 @@ _LONGEST_TYPE = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a client claims about a request; A field is None if the client does not say.
+    """The claims of a client about a request. A field is None if the client does not set it.
 
     ``call`` is the client's name for the call, and ``parents`` are the names of the calls that it
     depends on. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says that

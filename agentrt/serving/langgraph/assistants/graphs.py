@@ -249,7 +249,7 @@ class Graphs:
         return name in self.native
 
     def description(self, name: str) -> str | None:
-        """Return the docstring of a native program; None without one, and for a graph."""
+        """Return the docstring of a native program, or None for a graph or without a docstring."""
         return (getdoc(self.native[name].function) or None) if name in self.native else None
 
     def schemas(self, name: str, graph: Graph) -> dict[str, Any]:
