@@ -237,6 +237,31 @@ def test_no_running_call_is_preempted_for_one_that_cannot_start(
     assert {request.request_id for request in made.scheduler.running} == running
 
 
+@pytest.mark.parametrize("settings", [{"policy": "fcfs"}, {"policy": "atlas"}, DEFAULTS])
+def test_no_adapter_joins_those_of_running_calls_that_a_step_leaves_out(
+    settings: dict[str, Any],
+) -> None:
+    """A call's prompt needs more blocks than are free, and no block can be freed while a step is in
+    flight. So the step leaves the call out, and has room for a small call with another adapter.
+    """
+    made = engine(settings, blocks=70)
+    scheduler: Any = made.scheduler
+    scheduler.lora_config = SimpleNamespace(max_loras=1)
+    tokens = prompt(1, 60 * BLOCK_SIZE)
+    made.submit(make_request("large", tokens, BLOCK_SIZE, lora=LoRARequest("a", 1, "/a")))
+    made.step()
+    made.submit(short(made, "small", lora=LoRARequest("b", 2, "/b")))
+    blocks = scheduler.kv_cache_manager.block_pool
+    held = blocks.get_new_blocks(blocks.get_num_free_blocks() - 2)
+    scheduler._request_blocks_can_be_freed = lambda request: False
+    assert made.step().scheduled == {}
+    assert [request.request_id for request in scheduler.running] == ["large"]
+    blocks.free_blocks(held)
+    del scheduler._request_blocks_can_be_freed
+    made.run(100)
+    assert made.requests == {}
+
+
 @pytest.mark.parametrize("policy", ["atlas", "plas", "mlfq"])
 def test_no_running_call_is_preempted_if_a_larger_call_would_block_its_slot(policy: str) -> None:
     """A preempted call's adapter leaves a place for that of the large call, which is first in the

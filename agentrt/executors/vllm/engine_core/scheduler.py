@@ -219,6 +219,14 @@ class ProgramScheduler(AsyncScheduler):
         return int(super().get_num_unfinished_requests()) + begun
 
     @override
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        # vLLM compares a waiting request's adapter with those of the requests that this step has
+        # scheduled. A running request may be missing there: if no block can be freed for it until a
+        # step in flight has ended, it is left out of this step. With its adapter, the next step
+        # would have more adapters than vLLM allows, which ends the engine.
+        return super()._handle_blocked_waiting_request(request) and adapter_fits(self, request)
+
+    @override
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> Any:
         return super()._build_kv_connector_meta(connector, without_loading(self, scheduler_output))
 
