@@ -206,8 +206,9 @@ class RequestEncoder:
         return [item.mark for item in known], [item.size for item in known]
 
     def _base(self, task: str, key: str, marks: Marks) -> tuple[CallRequest | None, int]:
-        """Return the earlier request with the longest common beginning, and the length of this
-        beginning in items.
+        """Return the earlier request whose items have the longest common beginning with ``marks``,
+        and the length of this beginning in items. Return None and 0 if no request has a common
+        beginning.
         """
         best, length, most = None, 0, _length(marks)
         for request in self._candidates(task, key, marks):

@@ -182,7 +182,7 @@ def find(old: History, name: str) -> str:
     run = f"run {old.program.id}"
     if not old.nodes:
         raise UsageError(
-            f"{run} has no nodes any more (--journal-keep deleted them); name another run"
+            f"{run} has no nodes: it made none, or --journal-keep deleted them; name another run"
         )
     places = [place for place, node in old.nodes.items() if node.start.name == name]
     if len(places) > 1:
