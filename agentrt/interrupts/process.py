@@ -266,7 +266,7 @@ def reference_to(function: Callable[..., Any]) -> Reference:
         if file is None:
             raise ConfigError(
                 f"{function.__qualname__} is not in a file, so a process cannot import it; put it "
-                "into a module and import that, or leave out isolation='process'"
+                "into a module and import the module, or leave out isolation='process'"
             )
         # The values that the worker pickles refer to the main module by multiprocessing's name for
         # it, so this process must know the module by that name, too.

@@ -78,7 +78,9 @@ class VirtualOptions:
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int) and value < 1:
-                raise ConfigError(f"the virtual engine's {option.name} must be at least 1")
+                raise ConfigError(
+                    f"the virtual engine's {option.name} must be at least 1, not {value}"
+                )
         room = (self.kv_blocks - 1) * self.block_size
         if room < self.max_model_len:
             raise ConfigError(

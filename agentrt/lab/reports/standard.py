@@ -60,7 +60,8 @@ class GoodputLimits:
                 values[name] = math.nan
             if name not in cls.__slots__ or not values[name] > 0:
                 raise ConfigError(
-                    f"--goodput {word!r}: give milliseconds, as in ttft:2000,tpot:100,jct:60000"
+                    f"--goodput {word!r} is not a limit such as ttft:2000; give milliseconds, "
+                    "as in ttft:2000,tpot:100,jct:60000"
                 )
         return cls(**values)
 
