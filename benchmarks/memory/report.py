@@ -150,7 +150,9 @@ class Change:
 
 
 def read_earlier(path: Path) -> list[JsonCell]:
-    """Read the cells of a file with the output of ``--json``. Raises `ConfigError`."""
+    """Read the cells of a file with the output of ``--json``. Raises `ConfigError` for any other
+    file.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]

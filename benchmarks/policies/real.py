@@ -159,6 +159,7 @@ def _measured(plan: Plan, bench: RealBench) -> Measured:
     ]
     if bench.per_s is not None:
         lines.append(
-            f"With all programs at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate."
+            f"With all programs at once, stock served {bench.per_s:.3g} programs/s, which is 1x of "
+            "--rate."
         )
     return Measured(about, "\n".join(lines), bench.results)
