@@ -204,7 +204,8 @@ class WorkerProcess:
         self.loaded.add(reference)
 
     async def run(self, call: CallFrame, context: ToolContext) -> Outcome:
-        """Run a function in the worker, and pass its progress and questions to ``context``.
+        """Run a function in the worker, and return its outcome. The progress and the questions of the
+        function are passed to ``context``.
 
         Raises `EOFError` if the worker dies.
         """
@@ -243,7 +244,7 @@ class WorkerProcess:
         return message
 
     async def kill(self) -> None:
-        """Kill the worker and all processes in its session. Idempotent."""
+        """Kill the worker and all processes in its process group. Idempotent."""
         if self.dead:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _EXIT_S)

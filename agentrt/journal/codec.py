@@ -504,8 +504,8 @@ class ValueReader:
         self._known: dict[int, Any] = {}
 
     def read(self, value: Any) -> Any:
-        """Return the value. Raises `UnkeptError` for JSON that cannot be read back, and any error
-        that the code of a class raises.
+        """Return the value that its JSON ``value`` describes. Raises `UnkeptError` for JSON that
+        cannot be read back, and any error that the code of a class raises.
         """
         if isinstance(value, list):
             return [self.read(each) for each in value]

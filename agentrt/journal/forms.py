@@ -85,7 +85,7 @@ class FormReader(Protocol):
     """The methods of `agentrt.journal.codec.ValueReader` that the forms use."""
 
     def read(self, value: Any) -> Any:
-        """Return the value."""
+        """Return the value that its JSON ``value`` describes."""
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
         """Return ``made``. If ``value``, which is its JSON, has a number, remember ``made`` by this

@@ -97,8 +97,8 @@ class Ended(NamedTuple):
 
 
 class Order:
-    """The order of one program's answers: it delivers answers when it is their turn. It belongs to
-    one event loop.
+    """The order of one program's answers: each answer waits for its turn. An `Order` belongs to one
+    event loop.
 
     The runtime sets three functions. ``is_alone`` returns whether the program has a single task.
     ``waits`` returns whether all tasks of the program wait. ``caught_up`` is called when all

@@ -153,8 +153,8 @@ class Past:
         return starts
 
     def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
-        """Remove all nodes that are recorded between two points of the task. ``nodes`` and
-        ``forks`` have the numbers of nodes and of started tasks at the two points.
+        """Remove all nodes that are recorded between two points of the task ``path``. ``nodes``
+        and ``forks`` have the numbers of nodes and of started tasks at the two points.
         """
         self._leave_out(
             [

@@ -646,6 +646,8 @@ class NodeRecord:
 
     @property
     def _turn(self) -> dict[str, float] | None:
-        """The account of a tool that waited for its turn; None if it did not wait."""
+        """The account of a tool that waited for its turn. None for other nodes, and for a tool that
+        waited for less than `_SHORT_S` seconds.
+        """
         turn_s = self.turn_s or 0.0
         return {"turn_s": turn_s} if self.start.kind == "tool" and turn_s >= _SHORT_S else None

@@ -61,8 +61,8 @@ Runs = dict[Cell, dict[str, Counted]]
 @seed_option
 @json_flag("Print all counts as one JSON line.")
 def clients(**options: Any) -> None:
-    """Compare clients that never report the end of a conversation with stock vLLM's, by their calls
-    per second.
+    """Compare policies with stock vLLM by the calls per second of clients that never report the end
+    of a conversation.
 
     Runs are in virtual time with an H100's step times; with --real, they are over HTTP, and the
     clients of each server make calls in turns of a quarter of a minute. A row shows the number of

@@ -1,5 +1,5 @@
-"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and our defaults on one
-GPU.
+"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and agentrt's defaults
+on one GPU.
 
 The benchmark is made for a machine without a network that is available only for some minutes. The
 weights are made up, in the shape of Llama 3.1 8B; prompts are token ids. The step times are

@@ -151,7 +151,7 @@ Key = tuple[Setup, str]
 @jobs_option
 @json_flag("Print all cells as one JSON line at the end.")
 def memory(**options: Any) -> None:
-    """Compare stock, rivals and our parts on programs whose contexts do not fit into the KV cache.
+    """Compare stock vLLM, rivals and parts of agentrt on programs that exceed the KV cache.
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
     working set is the peak of the tokens that are used again. Recomputed is the prefill beyond the

@@ -167,8 +167,8 @@ def read_earlier(path: Path) -> list[JsonCell]:
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
-    """Return a table of all cells that both runs have, and a list of the figures that became
-    worse.
+    """Return a table of all cells that both runs have, with notes: the figures that became
+    worse by more than `ALLOWED`, and the workloads that cannot be compared.
     """
     earlier = {_key(cell): cell for cell in before}
     both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]

@@ -1,8 +1,9 @@
 """The comparison on real engines in real time, one engine after the other.
 
-vLLM's own scheduler, its priority policy, and our scheduler need three engines with the same
-options. Each engine is started once in a repeat. Contenders that differ only in our settings share
-an engine, which is reconfigured. The prefix cache is emptied before every run.
+vLLM's own scheduler, its priority policy, and agentrt's scheduler need three engines with the same
+options. Each engine is started once in a repeat. Contenders that differ only in the settings of
+agentrt's scheduler share an engine, which is reconfigured. The prefix cache is emptied before every
+run.
 """
 
 from __future__ import annotations

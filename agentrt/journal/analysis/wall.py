@@ -56,8 +56,8 @@ class WallInterval(NamedTuple):
     seconds).
 
     ``node`` is the place of the node that took the time, "" if no node did. For a call, ``tokens``
-    is the number of computed tokens, ``by`` are the programs that were served before the call,
-    ``level`` is the call's queue level, and ``attained_s`` is the service that the call's program
+    is the number of computed tokens, ``by`` are the programs that caused this time, ``level`` is
+    the call's queue level, and ``attained_s`` is the service that the call's program
     had attained.
     """
 
@@ -275,8 +275,8 @@ class _Walk:
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
     ) -> Iterator[WallInterval]:
-        """Yield the pieces of ``stays``, the nodes that ended in this time, and between them pieces
-        with the reason ``rest``. The last piece comes first.
+        """Yield the pieces of ``stays``, the nodes that ended between ``since`` and ``until``, and
+        between them pieces with the reason ``rest``. The last piece comes first.
         """
         at = until
         for stay in reversed(stays):

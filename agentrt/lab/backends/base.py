@@ -71,7 +71,9 @@ class Backend(ABC):
     # -- events that a backend may ignore ----------------------------------------------
 
     def expect(self, program: ProgramShape) -> None:
-        """Prepare for a program that will arrive. Raises `ConfigError` if it cannot be served."""
+        """Prepare for a program that will arrive. Raises `ConfigError` if the program cannot be
+        served.
+        """
 
     def program_started(self, live: LiveProgram) -> None:
         """Handle the arrival of a program."""

@@ -65,7 +65,7 @@ def model_in_words(model: str | None, shape: str | None) -> str:
 
 
 def lab_engine(base: EngineOptions, scheduling: SchedulerConfig | StockPolicy) -> LabEngine:
-    """Return an engine with our scheduler and these settings, or with vLLM's own scheduler."""
+    """Return an engine with agentrt's scheduler and these settings, or with vLLM's scheduler."""
     if isinstance(scheduling, SchedulerConfig):
         return LabEngine(replace(base, scheduler=scheduling))
     return StockEngine(base, scheduling)

@@ -286,7 +286,7 @@ class VirtualEngine:
         self._tell("ends", [totals])
 
     def _tell(self, op: str, argument: Any) -> Any:
-        if self._probe is None:  # our scheduler; vLLM's own ignores programs
+        if self._probe is None:  # agentrt's scheduler; vLLM's own ignores programs
             return self.scheduler.control(op, argument)
         return None
 

@@ -164,7 +164,7 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
 
 def read_loads(texts: Sequence[str]) -> list[Pressure]:
     """Parse loads such as ``0.9``, and mean loads in bursts such as ``b0.8``. Raises
-    `ConfigError`.
+    `ConfigError` for any other text.
     """
     return [Pressure.parse(text) for text in texts]
 
