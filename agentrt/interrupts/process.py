@@ -204,8 +204,8 @@ class WorkerProcess:
         self.loaded.add(reference)
 
     async def run(self, call: CallFrame, context: ToolContext) -> Outcome:
-        """Run a function in the worker, and return its outcome. The progress and the questions of the
-        function are passed to ``context``.
+        """Run a function in the worker, and return its outcome. The progress and the questions of
+        the function are passed to ``context``.
 
         Raises `EOFError` if the worker dies.
         """
