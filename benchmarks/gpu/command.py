@@ -45,7 +45,7 @@ from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.standard import Limits, standard
+from agentrt.lab.reports.standard import GoodputLimits, standard
 from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
@@ -157,7 +157,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         seeds,
         Budget(began + seconds * (1 - _KEPT) - STOP_WITHIN_S),
         report,
-        Limits.parse(options["goodput"]),
+        GoodputLimits.parse(options["goodput"]),
         started,
         None if file is None else StepTimeModel.load(file),
         {**options, "flags": list(flags)},
@@ -175,7 +175,7 @@ class GpuBench:
     seeds: Sequence[int]
     budget: Budget
     report: Report
-    limits: Limits
+    limits: GoodputLimits
     open: Open
     times: StepTimeModel | None
     options: dict[str, Any]

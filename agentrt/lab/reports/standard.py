@@ -66,10 +66,6 @@ class GoodputLimits:
         return cls(**values)
 
 
-Limits = GoodputLimits
-"""The former name, which `benchmarks.gpu` imports."""
-
-
 def standard(jobs: Sequence[Outcome], limits: GoodputLimits | None = None) -> dict[str, float]:
     """Return the metrics of ended jobs; an empty dict if there are no jobs."""
     if not jobs:
