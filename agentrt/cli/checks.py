@@ -80,7 +80,9 @@ def _packages(options: DoctorOptions) -> CheckResult:
 
 
 def _unmet(extra: str = "") -> list[str]:
-    """Return the unmet requirements of agentrt, or of one of its extras."""
+    """Return the requirements of agentrt, including those of ``extra``, that are not installed or
+    have a wrong version.
+    """
     unmet = []
     for requirement in map(Requirement, requires("agentrt") or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -116,7 +118,7 @@ def _is_for_cpus() -> bool | None:
 
 
 def _torch(options: DoctorOptions) -> CheckResult:
-    result = _version_of("torch", "install vLLM, which brings it")
+    result = _version_of("torch", "install vLLM, which also installs torch")
     if result.state != OK:
         return result
     return result._replace(observation=f"{result.observation}, for {_built_for()}")

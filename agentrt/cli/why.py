@@ -32,12 +32,12 @@ _SHOWN_S = 0.005
 def why(file: str, program: str | None, as_json: bool) -> None:
     """Explain where the run ID spent its time, and why its calls missed the prefix cache.
 
-    Without ID, it is the run that started last. FILE is a journal, or the
+    Without ID, the command explains the run that started last. FILE is a journal, or the
     postgresql:// URL of a server's database.
 
     Each second of the wall time along the run's critical path gets one reason. The
     reasons for calls come from the engine's scheduler: which runs went first, which
-    runs evicted their blocks from the prefix cache, and whether the blocks were
+    runs evicted the calls' blocks from the prefix cache, and whether these blocks were
     loaded from host memory or computed again. A list of cache misses follows: calls
     whose prompts were computed again although the cache had held them, or would have
     held them if the prompt had not changed.
