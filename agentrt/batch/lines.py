@@ -116,7 +116,7 @@ class LineFile(LineWriter):
         """Add complete lines, and wait until they are on the disk.
 
         This method blocks, so call it in a thread, or where no event loop runs. If it raises
-        `OSError`, the file has its earlier content again.
+        `OSError`, the file has its earlier content again, unless the disk refuses this, too.
         """
         size = os.fstat(self._descriptor).st_size
         try:
@@ -175,8 +175,8 @@ class OutputFile(LineFile):
         length = len(os.fsencode(self.path.name))
         if length > _LONGEST_NAME:
             raise UsageError(
-                f"{where}: the name has {length} bytes; give a name of at most {_LONGEST_NAME}, "
-                "since the files beside it have longer names"
+                f"{where}: the name has {length} bytes; give a name of at most {_LONGEST_NAME} "
+                "bytes, since the files beside this file have longer names"
             )
         if self.path.is_dir():
             raise UsageError(f"{where} is a folder; name a file")

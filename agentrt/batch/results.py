@@ -200,8 +200,8 @@ class ResultFile(OutputFile):
         self.drop(len(rest))
 
     def _begin(self, retry: Retry | None) -> None:
-        """Index the lines of the file. In a round of a retry, results that were written before the
-        start of the round are repeated.
+        """Index the lines of the file. In a round, the runs or scores that ``retry`` names are
+        repeated if their results were written before the start of the round.
         """
         size = os.fstat(self._descriptor).st_size
         begun = self._read_retry()
@@ -265,7 +265,7 @@ class ResultFile(OutputFile):
         return key in self._ended and key not in self._unscored
 
     def is_unbegun(self, item_id: str, sample: int) -> bool:
-        """Return whether the file says of a sample only that it was not begun."""
+        """Return whether the file has a line which says that a sample was not begun."""
         return key_of(item_id, sample) in self._unbegun
 
     def unscored(self, item_id: str, sample: int) -> Result | None:

@@ -81,9 +81,10 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """Return a summary of results as JSON: their states, their costs, and each score.
 
     The mean and the interval of a score are computed over inputs: each input counts with the mean
-    of its samples. They include only results that have the score; ``missing`` is the number of all
-    other results. For ``pass@k``, a result without the score, such as a failed run, counts as not
-    passed, and a run that was not begun does not count.
+    of its samples. They include only results that have the score. ``errors`` is the number of
+    results whose score raised an error, and ``missing`` the number of all other results without the
+    score. For ``pass@k``, a result without the score, such as a failed run, counts as not passed,
+    and a run that was not begun does not count.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()

@@ -35,7 +35,9 @@ class WeightUpdates:
         """Set at the end of an update. Programs that would be too stale at once begin after it."""
 
     async def begin(self, run: Run) -> None:
-        """Note that a program begins now, or wait if it has to begin after an update."""
+        """Wait if a program has to begin after an update. Then note with which version of the
+        weights the program begins.
+        """
         while self._held is not None:
             await self._held.wait()
         run.weights_version = self._executor.weights.version
