@@ -39,9 +39,10 @@ the number after the previous sweep by more than this value.
 class Follower(BaseCallbackHandler):
     """A callback handler that finds programs in LangChain's runs and adds them to ``registry``.
 
-    A root run inside an agentrt program belongs to that program. The program's name is the run's
-    name. Its session (``thread_id``), tenant (``agentrt_tenant``) and size hint
-    (``agentrt_size_hint``) come from the metadata or the configurable of the run's config.
+    A root run inside an agentrt program belongs to that program. Any other root run is a program of
+    its own, whose name is the run's name. The program's session (``thread_id``), tenant
+    (``agentrt_tenant``) and size hint (``agentrt_size_hint``) come from the metadata or the
+    configurable of the run's config.
     """
 
     run_inline = True  # run the callbacks in the context of the code that they are about

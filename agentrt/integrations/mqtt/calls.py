@@ -135,9 +135,10 @@ class CallQuestions:
 class ToolAttempt:
     """An attempt at a call. It ends when the future `answer` is done.
 
-    ``worker`` is the worker that has the call, if known. ``silent`` counts how often the call was
-    sent since the last reply of a worker. ``on_first_reply`` is called once. ``questions`` are the
-    questions of the tool. ``again`` is the timer that sends the call again.
+    ``worker`` is the worker that has the call, if known. ``silent`` is the number of intervals
+    (``resend_s`` of `MqttTools`) that have passed since the last reply of a worker.
+    ``on_first_reply`` is called once. ``questions`` are the questions of the tool. ``again`` is the
+    timer that sends the call again.
     """
 
     request: ToolRequest

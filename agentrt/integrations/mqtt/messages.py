@@ -24,7 +24,7 @@ from agentrt.interrupts import Tool, ToolOptions
 from agentrt.request import ToolSpec
 
 MAX_BYTES = 1 << 20
-"""Maximum size of a message that is sent or read."""
+"""Maximum size of a message that is sent or read, in bytes."""
 _LONGEST_ERROR = 4000
 _ERRORS: Mapping[str, type[ToolError]] = {
     "unknown": UnknownToolError,
@@ -87,8 +87,8 @@ class Announcement(_MessagePart):
 
 
 class CallMessage(_MessagePart):
-    """A call of a tool. All attempts have the same ``key``. For clients and workers with MQTT 3
-    only, ``reply_to`` and ``id`` replace MQTT 5's response topic and correlation data.
+    """A call of a tool. All attempts have the same ``key``. Clients and workers that have only MQTT
+    3 use ``reply_to`` and ``id`` in place of MQTT 5's response topic and correlation data.
     """
 
     tool: str

@@ -82,7 +82,7 @@ class Topics:
         return f"{self.prefix}/workers/{worker}/answers"
 
     def calls(self, tool: str) -> str:
-        """The topic on which all workers that offer a tool receive its calls, each call once."""
+        """The topic of a tool's calls. Each call goes to one of the workers that offer the tool."""
         return f"{self.prefix}/tools/{tool}/calls"
 
     def shared_calls(self, tool: str) -> str:
