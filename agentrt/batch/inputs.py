@@ -320,7 +320,7 @@ class InputFile:
         return count
 
     def _first_place(self, twin: Item) -> str:
-        """Return the place of the first item with the same id."""
+        """Return the place of the first item that has the id of ``twin``."""
         entries = (entry for entry in self._selected({}) if isinstance(entry, Item))
         return next((entry.place for entry in entries if entry.id == twin.id), "this file")
 

@@ -69,7 +69,7 @@ def check_count(
 
 
 def tokens_of(run: Run) -> int:
-    """Return the prompt and output tokens of a program's calls that have ended."""
+    """Return the number of prompt and output tokens of a run's calls that have ended."""
     return run.row.usage.prompt_tokens + run.row.usage.output_tokens
 
 

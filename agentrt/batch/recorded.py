@@ -47,7 +47,7 @@ class RecordedTokens:
     sequences: tuple[TokenSequence, ...]
 
     def to_line(self) -> bytes:
-        """Return the line of these tokens in a file."""
+        """Return these tokens as a line of a file."""
         names = [entry.name for entry in dataclasses.fields(self) if entry.name != "sequences"]
         head = json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False)
         each = ", ".join(map(_sequence_text, self.sequences))
@@ -68,8 +68,8 @@ def _sequence_text(sequence: TokenSequence) -> str:
 
 
 def from_line(line: bytes) -> RecordedTokens:
-    """Read a line. For a line that `to_line` did not write, raises `ValueError`, `TypeError`,
-    `KeyError` or `AttributeError`.
+    """Return the tokens in a line of a file. For a line that `to_line` did not write, raises
+    `ValueError`, `TypeError`, `KeyError` or `AttributeError`.
     """
     value = files.parse_json(line.decode())
     sequences = tuple(TokenSequence(**each) for each in value.pop("sequences"))

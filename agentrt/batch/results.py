@@ -72,7 +72,7 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """The prompt and output tokens of all calls."""
+        """The number of prompt and output tokens of all calls."""
         return self.prompt_tokens + self.output_tokens
 
     @property
@@ -83,7 +83,7 @@ class Result:
         return self.state != "done" and self.over != "stop-when"
 
     def to_line(self) -> bytes:
-        """Return the line of this result in a file."""
+        """Return this result as a line of a file."""
         values = {name: getattr(self, name) for name in _NAMES}
         values["seconds"] = round(self.seconds, 3)
         return as_json(values).encode("utf-8", "replace") + b"\n"
@@ -243,7 +243,7 @@ class ResultFile(OutputFile):
             self._ended[key] = start
 
     def _is_scored(self, result: Result) -> bool:
-        """Return whether a result has all scores and none of them raised."""
+        """Return whether a result has all scores, and no score has raised an error."""
         there = {name.partition(".")[0] for name in result.scores}
         return not result.score_errors and there.issuperset(self._scores)
 

@@ -190,7 +190,8 @@ class Batch:
         self._draining = True
 
     def stop_samples(self, item_id: str, below: int) -> None:
-        """Stop those samples of an item that have a number below ``below``, as ``stop_when`` does.
+        """Stop the samples of an item that have a number below ``below``, as
+        `BatchSettings.stop_when` does.
 
         A sample that has not begun gets a result without a program. This result is not written to
         the file.
@@ -289,8 +290,9 @@ class Batch:
         self._stop_stragglers()
 
     def _check_first(self, item: Item) -> None:
-        """Raise `UsageError` if the program cannot take the first input, since then it most likely
-        can take none. A later input that it cannot take has a failed result.
+        """Raise `UsageError` if the program cannot take the first input, because such a program
+        most likely can take no input. A later input that the program cannot take gets a failed
+        result.
         """
         try:
             self._target.accept(item.input)

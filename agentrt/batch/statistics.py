@@ -45,8 +45,9 @@ def pass_at(k: int, samples: int, passed: int) -> float:
     """Return the unbiased estimate of pass@k for an input. Of the input's ``samples`` samples,
     ``passed`` samples have passed.
 
-    It is 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on
-    Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
+    The estimate is 1 - C(n-c, k) / C(n, k), where n is ``samples`` and c is ``passed`` (Chen et al.
+    2021, Evaluating Large Language Models Trained on Code, equation 1). Raises `ValueError` if
+    ``k`` or ``passed`` exceeds the number of samples.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(

@@ -55,7 +55,9 @@ def recorded_tokens(result: Result, log: TokenLog, results: Path | None) -> Reco
 
 
 def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
-    """Raise `ConfigError` for an executor that does not report exact tokens."""
+    """Raise `ConfigError` for an executor that does not report token ids and the model's own log
+    probabilities. ``option`` begins the error's message.
+    """
     if not info.logprobs:
         raise ConfigError(
             f"{option} needs an engine that reports token ids and the model's own log "

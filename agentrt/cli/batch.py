@@ -1,4 +1,6 @@
-"""``agentrt run --inputs``: check the records, run the program on each, and show the progress."""
+"""``agentrt run --inputs``: check the records, run the program on each record, and show the
+progress.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ class _BatchJob:
 
 
 def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, Any]) -> int:
-    """Run the batch, and return the exit code. Raises `UsageError` for an invalid option."""
+    """Run the program ``target`` on each record of ``--inputs``, and return the exit code. Raises
+    `UsageError` for an invalid option.
+    """
     for name, flag in _NOT_WITH_INPUTS.items():
         if options[name]:
             raise UsageError(f"{flag} is for a single input: leave it out with --inputs")

@@ -52,7 +52,7 @@ def read_quanta(text: str) -> tuple[float, ...]:
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
     """Raise `ConfigError` for a file that cannot be written, that has none of the ``suffixes``, or
-    that is a database. To be called before anything runs.
+    that is a database. Call this function before anything runs.
     """
     if path is None:
         return

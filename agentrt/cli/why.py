@@ -1,4 +1,6 @@
-"""``agentrt journal why``: where a recorded run spent its time, and why it missed the cache."""
+"""``agentrt journal why``: where a recorded run spent its time, and why its calls missed the prefix
+cache.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _KEYS = itertools.count()
 
 
 class LiveEmitter:
-    """The `Emitter` of one run that makes the run's calls with the runtime's ``services``."""
+    """The `Emitter` of one run. It makes the run's calls with the runtime's ``services``."""
 
     def __init__(self, run: Run, services: Services) -> None:
         self.run = run

@@ -275,7 +275,9 @@ class Runtime:
 
     async def pause_generation(self, mode: PauseMode = "keep") -> None:
         """Pause all engines, and return when no call runs. New calls wait until
-        `resume_generation`. ``mode`` has the same meaning as in `update_weights`.
+        `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
+        stop until generation is resumed, with ``wait`` they end before the pause, and with
+        ``abort`` they begin again after the pause.
         """
         await self.executor.pause_generation(mode)
 

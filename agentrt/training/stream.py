@@ -196,7 +196,8 @@ class GroupStream:
     async def aclose(self) -> None:
         """Stop all samples that are running, and close what the stream has opened. Idempotent.
 
-        With files, the samples that were stopped are resumed when the same stream is made again.
+        If the stream has files (``out``), the samples that were stopped are resumed when the same
+        stream is made again.
         """
         self._ended = True
         task = self._task

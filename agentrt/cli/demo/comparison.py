@@ -66,7 +66,7 @@ class Change:
 
     @classmethod
     def of(cls, stock: Sequence[float], ours: Sequence[float]) -> Change:
-        """Compare the rounds of both orders."""
+        """Compare the mean durations of the rounds under both orders."""
         apart = max(ours) < min(stock) or min(ours) > max(stock)
         return cls(fmean(stock), fmean(ours), apart)
 

@@ -175,7 +175,8 @@ def server_runtime(running: bool, **about: Any) -> Any:
 def in_config(config: RunnableConfig, store: BaseStore | None) -> Iterator[RunnableConfig]:
     """Yield a whole config for a factory, with the keys that LangGraph's own server always sets.
 
-    In the block, LangGraph's ``get_config()`` and ``get_store()`` return this config and ``store``.
+    In the ``with`` block, LangGraph's ``get_config()`` and ``get_store()`` return this config and
+    ``store``.
     """
     from langgraph._internal._constants import CONFIG_KEY_RUNTIME
     from langgraph.runtime import Runtime
@@ -199,7 +200,7 @@ def in_config(config: RunnableConfig, store: BaseStore | None) -> Iterator[Runna
 
 
 def node_heartbeat() -> Callable[[], None] | None:
-    """Return the heartbeat of the LangGraph node that this code runs in.
+    """Return the heartbeat of the LangGraph node that the calling code runs in.
 
     Returns None outside any node, and for a node without an idle timeout, where LangGraph's
     heartbeat has no effect.

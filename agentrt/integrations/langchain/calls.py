@@ -110,7 +110,9 @@ class LoopJob(Generic[T]):
             self.outcome.set_exception(EngineDiedError("the event loop of the runtime is closed"))
 
     def wait(self) -> T:
-        """Block until the work has ended, and return its result. For threads without a loop."""
+        """Block until the work has ended, and return its result. Call this in threads without an
+        event loop.
+        """
         try:
             self.start()
             return self.outcome.result()

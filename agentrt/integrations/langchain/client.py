@@ -115,7 +115,9 @@ class RuntimeClient:
             raise EngineDiedError(CANCELLED) from None
 
     def stream(self, request: Request, terms: Terms = _ANY) -> Generator[Answer, None, None]:
-        """Yield the answer in pieces. Closing the iterator aborts the request."""
+        """Make a chat request, and yield the pieces of its answer. Closing the iterator aborts the
+        request.
+        """
         loop = self._loop_for_threads()
         box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         job = LoopJob(loop, lambda: self._stream(request, terms, box.put))
@@ -128,7 +130,9 @@ class RuntimeClient:
             job.stop()
 
     async def astream(self, request: Request, terms: Terms = _ANY) -> AsyncGenerator[Answer, None]:
-        """Yield the answer in pieces. Closing the iterator aborts the request."""
+        """Make a chat request, and yield the pieces of its answer. Closing the iterator aborts the
+        request.
+        """
         box: asyncio.Queue[Answer | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
 

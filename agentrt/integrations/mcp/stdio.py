@@ -36,7 +36,9 @@ _SHOWN = 80
 _BEFORE = "\ufeff\0 \t\r"
 """Characters that some servers write before a message, mostly a byte order mark."""
 _ENCODING = "agentrt_mcp_lines_"
-"""Beginning of the name of `_Lines` as an encoding. The rest is the limit of a line, in bytes."""
+"""Beginning of the name of `_Lines` as an encoding. The rest of the name is the limit of a line, in
+bytes.
+"""
 _KEPT = 512
 """Number of bytes that are kept of the beginning and of the end of a line that is too long."""
 _ID = rb'"id"\s*:\s*(\d+|"[^"\\]*")'

@@ -65,8 +65,8 @@ class TenantWorkers:
         return [name for name, worker in self.workers.items() if worker.unsure]
 
     def offering(self, tool: str) -> list[KnownWorker]:
-        """Return the workers that offer a tool: first the sure workers, and among equally sure
-        workers first those with fewer calls.
+        """Return the workers that offer a tool: first the workers that are not ``unsure``, then the
+        others; within both groups, workers with fewer calls come first.
         """
         fitting = [worker for worker in self.workers.values() if tool in worker.tools]
         return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))

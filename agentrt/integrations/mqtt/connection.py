@@ -75,8 +75,8 @@ class Connection:
     """A connection of one client to a broker, which is restored whenever it breaks.
 
     ``on_connect`` is awaited on each new connection before anything else is sent; ``on_up`` is
-    called after it. ``on_message`` is called with each message and must be fast. While the
-    connection is broken, the broker keeps messages for ``session_s`` seconds; closing the
+    called after ``on_connect``. ``on_message`` is called with each message and must be fast. While
+    the connection is broken, the broker keeps messages for ``session_s`` seconds; closing the
     connection ends the session. ``will`` is the message that the broker publishes if this client
     disappears without disconnecting and does not return within ``session_s``. ``sleep`` waits some
     seconds before reconnecting.

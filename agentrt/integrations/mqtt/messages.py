@@ -38,7 +38,7 @@ _ERRORS: Mapping[str, type[ToolError]] = {
 
 
 class _MessagePart(BaseModel):
-    """An object in a message. Unknown fields are ignored, so that later versions can add some."""
+    """An object in a message. Unknown fields are ignored, so that later versions can add fields."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -194,7 +194,9 @@ def encode(part: _MessagePart) -> bytes:
 
 
 def decode(kind: type[M], payload: object) -> M:
-    """Decode a message of a kind. Raises `ValueError` if it is invalid or too large."""
+    """Decode a message of the class ``kind``. Raises `ValueError` if the message is invalid or too
+    large.
+    """
     if not isinstance(payload, bytes | bytearray):
         raise ValueError("the message is empty")
     _check_size(payload)

@@ -38,7 +38,9 @@ class TopicPrefix:
         return _TENANT not in self.text
 
     def of(self, tenant: str) -> Topics:
-        """Return the topics of a tenant. Raises `ConfigError` for a name that no topic can have."""
+        """Return the topics of a tenant. Raises `ConfigError` for a name that cannot be part of a
+        topic.
+        """
         if self.is_shared:
             return Topics(self.text)
         if not is_name(tenant):
@@ -111,7 +113,7 @@ class Topics:
 
     @property
     def dead_letters(self) -> str:
-        """The topic for messages that could not start a program."""
+        """The topic for messages that could not start a program, or whose program failed."""
         return f"{self.prefix}/dead-letters"
 
     @property
