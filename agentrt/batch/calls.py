@@ -35,7 +35,10 @@ class CallFile(LineFile):
         try:
             super().__init__(path)
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror or error}; make this file writable, "
+                "and run the batch again"
+            ) from error
         try:
             self.drop(len(self.incomplete()))
             ended = {key_of(result.program) for result in results.all()}

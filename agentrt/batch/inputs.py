@@ -283,7 +283,7 @@ class InputFile:
             else:
                 place, key = entry.place, key_of(entry.id)
                 if key in seen:
-                    # Finding the first place reads the file again, so only for those shown.
+                    # Finding the first place reads the file again, so only for problems that are shown.
                     first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
@@ -313,7 +313,7 @@ class InputFile:
                 )
         if not count:
             raise InputsError(
-                f"{self.name}: no records that fulfil --where; change the condition"
+                f"{self.name}: no record fulfils --where; change the condition"
                 if self._conditions
                 else f"{self.name}: the file has no records; add at least one record"
             )
@@ -535,7 +535,10 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(records, list):
         hint = ""
         if isinstance(records, dict):
-            hint = f"; its keys are {_listed(records)}: extract the list, such as by jq '[.[]]'"
+            hint = (
+                f"; the object has the keys {_listed(records)}: extract the list, for example "
+                "with jq '[.[]]'"
+            )
         raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records{hint}")
     for number, record in enumerate(records, 1):
         yield f"record {number}", record

@@ -86,8 +86,8 @@ def read_tokens(path: str | Path) -> Iterator[RecordedTokens]:
             yield from_line(line)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
-                f"{path}, line {number}: not the tokens of a result; name a file that a batch has "
-                "written with --tokens"
+                f"{path}, line {number}: this line does not have the tokens of a result; name a "
+                "file that a batch has written with --tokens"
             ) from error
 
 

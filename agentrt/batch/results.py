@@ -113,14 +113,14 @@ def read_result(line: bytes) -> Result:
     if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
         raise ValueError("agentrt did not write this line")
     if value["state"] not in STATES:
-        raise ValueError(f"the state {value['state']!r} is none of {', '.join(STATES)}")
+        raise ValueError(f"the state is {value['state']!r}; allowed are {', '.join(STATES)}")
     kept = {name: item for name, item in value.items() if name in _NAMES}
     for name, item in kept.items():
         is_valid = isinstance(item, _TYPES.get(name, object))
         if is_valid and name in _ITEMS:
             is_valid = all(isinstance(each, _ITEMS[name]) for each in item.values())
         if not is_valid:
-            raise ValueError(f"{name} has the value {item!r:.40}")
+            raise ValueError(f"the field {name} has the invalid value {item!r:.40}")
     return Result(**{**kept, "id": str(value["id"])}, earlier=True)
 
 

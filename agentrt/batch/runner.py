@@ -514,7 +514,9 @@ class Batch:
             except (Exception, SystemExit) as error:
                 if (fatal := fatal_in(error)) is not None:
                     raise fatal from None
-                late = f"took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                late = (
+                    f"the score took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                )
                 errors[score.name] = late or _message_of(error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
@@ -634,7 +636,7 @@ def check_program(result: Result, name: str, path: Path) -> None:
     if result.program and not result.program.startswith(f"{start}."):
         raise UsageError(
             f"{path} has results of another program: {result.program} for {result.id!r}, but the "
-            f"program is now {name!r}; name another file with --out"
+            f"program of this batch is {name!r}; name another file with --out"
         )
 
 

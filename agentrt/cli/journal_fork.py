@@ -102,7 +102,7 @@ def _planned(
     that do not fit the program or the journal.
     """
     if options["into"] is None and is_url(file):
-        raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")
+        raise UsageError("a fork cannot be recorded in a server's database; add --into FILE")
     old, path = history_at(file, program), options["into"] or Path(file)
     code, sets = _program(old, target), options["sets"]
     if options["seed"] is None:

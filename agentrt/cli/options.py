@@ -319,7 +319,7 @@ broker_options = together(
     tools.text(
         "--broker",
         "mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
-        "MQTT broker at which 'agentrt worker' offers tools, and which sends events. Set its "
+        "MQTT broker at which 'agentrt worker' offers tools, and which sends events. Set the "
         "password in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
     ),
     tools.file(

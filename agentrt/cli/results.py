@@ -119,7 +119,9 @@ def diff(
         _diff_programs(places, item, sample, dag, as_json=as_json)
         return
     if dag is not None or first_journal is not None or second_journal is not None:
-        raise UsageError("--dag, --journal-a and --journal-b are for one input: give its --id")
+        raise UsageError(
+            "--dag, --journal-a and --journal-b are for one input: name the input with --id"
+        )
     check_plot(plot)
     comparison = compare(read_results(before), read_results(after))
     if not comparison["both"]:
@@ -209,7 +211,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         rest = ", …" if number > len(first) else ""
         exceeding = counted(number, "result")
         console.print(f"over the limit {name}: {exceeding} ({', '.join(first)}{rest})")
-    tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them written)"
+    tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them in outputs)"
     seconds = summary["seconds"]
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
     took = ", ".join(f"{name} {length:.1f}" for name, length in seconds.items())
@@ -221,8 +223,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_score_table(summary["scores"]))
         for name, each in summary["scores"].items():
             if each["errors"]:
-                raised = f"{each['errors']} times; first: {shortened(each['first_error'])}"
-                console.print(f"score {name} raised {raised}")
+                errors = counted(each["errors"], "error")
+                first_error = shortened(each["first_error"])
+                console.print(f"score {name} raised {errors}; the first: {first_error}")
     for each in summary["failures"]:
         console.print(f"failed: {_named(each)}: {shortened(each['error'])}")
     unseen = summary["failed"] - len(summary["failures"])

@@ -90,4 +90,4 @@ def _miss_lines(recorded: RecordedTime, misses: Sequence[Miss]) -> Iterator[str]
     for miss in misses[:_MISSES]:
         yield from missed(miss)
     if len(misses) > _MISSES:
-        yield f"and {len(misses) - _MISSES} more calls (--json)"
+        yield f"and {len(misses) - _MISSES} more calls (--json lists all)"

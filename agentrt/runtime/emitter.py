@@ -69,9 +69,8 @@ class LiveEmitter:
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self.run:
             raise AgentrtError(
-                f"run {self.run.id} emitted {name!r} outside its own tasks; "
-                "use a context only in the program that it was made for, and not in threads of "
-                "your own"
+                f"run {self.run.id}: {name!r} was called outside the tasks of this run; use ctx "
+                "only in the program that it was made for, and not in threads of your own"
             )
         return scope
 

@@ -103,7 +103,10 @@ class VerlServers(Executor):
             parameters["ignore_eos"] = True
         if own is not None:
             if own.constraint is not None or own.allowed_token_ids is not None or own.logits:
-                raise CallRejectedError("verl's servers do not take constraints of a call's output")
+                raise CallRejectedError(
+                    "verl's servers do not support constraints of a call's output; "
+                    "leave the constraint out"
+                )
             if own.stop:
                 parameters |= {"stop": list(own.stop), "include_stop_str_in_output": True}
             if own.stop_token_ids:

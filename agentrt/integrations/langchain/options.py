@@ -68,7 +68,7 @@ REFUSED = {
     "verbosity": "open models have no such option; describe the style in the system message",
     "tiktoken_model_name": "tokens are counted by the model's own tokenizer; leave it out",
     "stream_chunk_timeout": "set timeout instead, in seconds for the whole call",
-    "disabled_params": "only parameters that you set are sent; do not set the parameter",
+    "disabled_params": "only parameters that you set are sent; do not set the ones to disable",
     "context_management": _RESPONSES,
     "include": _RESPONSES,
     "store": _RESPONSES,
