@@ -24,7 +24,7 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, 
   was loaded from host memory (or another engine) instead of being computed again.
 - ``recompute``: tokens were recomputed that had been computed before, because the programs ``by``
   took their blocks.
-- ``prefill``: tokens were computed for the first time, before the next output.
+- ``prefill``: tokens were computed for the first time, before the next output token.
 - ``decode``: the output was computed.
 """
 FEW, MOST = 3, 48
