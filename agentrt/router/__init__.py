@@ -44,7 +44,7 @@ def router_names() -> list[str]:
 
 
 def make_router(name: str) -> Router:
-    """Make a router by its name. ``NAME:option=number:…`` sets options.
+    """Make the router with this name. A name of the form ``NAME:option=number:…`` sets options.
 
     Raises `ConfigError` for an unknown router or option, and for an invalid value.
     """

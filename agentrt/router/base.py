@@ -58,7 +58,9 @@ class RouterCall:
         return self._cached
 
     def cached_on(self, replica: ReplicaView) -> int:
-        """Return the number of leading prompt tokens that a replica need not compute."""
+        """Return the number of leading prompt tokens that a replica need not compute; 0 if nothing
+        is known about the caches.
+        """
         return self.cached[replica.index] if self.cached else 0
 
     def cached_on_each(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
@@ -94,7 +96,7 @@ class ReplicaView:
 
 class Router(ABC):
     """A router, which chooses a replica for each call. One instance serves all replicas, and may
-    keep state of programs.
+    keep state about programs.
 
     If ``reads_blocks`` is True, prompts are hashed and the engines send KV events, so that the
     router knows which replica has which blocks cached.
