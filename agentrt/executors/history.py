@@ -49,7 +49,7 @@ _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 _Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
 Values = dict[str, Any]
-"""The content of a file."""
+"""The content of a history file, as JSON values."""
 
 
 class _DurationsRow(NamedTuple):
@@ -139,8 +139,8 @@ class HistoryFile:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
-        """Write the file, completely or not at all. ``warn`` is called if a write fails for the
-        first time.
+        """Write the file, completely or not at all, if the statistics have changed. ``warn`` is
+        called if a write fails for the first time.
         """
         self._save(wait_s=_WAIT_S)
 
@@ -206,7 +206,7 @@ def saved(learned: Learned) -> Values:
 
 
 def _is_text(*names: str) -> bool:
-    """Return whether names can be encoded: clients may send halves of surrogate pairs."""
+    """Return whether names can be encoded as UTF-8: clients may send halves of surrogate pairs."""
     with contextlib.suppress(UnicodeEncodeError):
         return all(name.isascii() or name.encode() for name in names)
     return False
@@ -283,9 +283,10 @@ def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
     """Merge the statistics of two processes that both started with ``base``.
 
-    The samples of ``base`` count once. A row that only one side has is taken over unchanged,
-    because the other side has dropped it or never had it. Rows are ordered by their last use. Rows
-    that exist only in ``theirs`` are put first, as the least recently used rows.
+    The samples of ``base`` count once. A row that only ``ours`` or only ``theirs`` has is taken
+    over unchanged, because the other process has dropped it or never had it. Rows are ordered by
+    their last use. Rows that exist only in ``theirs`` are put first, as the least recently used
+    rows.
     """
     values: Values = {"version": VERSION}
     for name in ("service", "gaps", "usual"):
@@ -304,7 +305,10 @@ _Key = tuple[Any, ...]
 
 
 def _by_key(name: str, values: Mapping[str, Any]) -> dict[_Key, dict[str, list[float]]]:
-    """Return the means in the rows of one list, by kind and age and then by their names."""
+    """Return the means of the rows in the list ``name``: for each row's key, its means by name.
+
+    The key is the kind and the age, or in the list ``usual`` the tenant and the type.
+    """
     if name == "usual":
         return {(tenant, kind): means for tenant, kind, means in values.get(name, ())}
     return {
@@ -350,8 +354,8 @@ def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> l
 
 
 def _bounded(values: Mapping[str, Any]) -> str:
-    """Return ``values`` as JSON of at most `MOST_BYTES`; the first rows of each list are
-    dropped.
+    """Return ``values`` as JSON of at most `MOST_BYTES`. If it would be longer, the first rows of
+    each list are dropped, which were not used for the longest time.
     """
     kept = dict(values)
     while len(text := json.dumps(kept, separators=(",", ":"))) > MOST_BYTES:

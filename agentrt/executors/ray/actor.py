@@ -30,7 +30,7 @@ _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
 
 
 def without_copies(call: Call) -> Call:
-    """Remove the prompt's token ids from a rendered call: `CallSpec.rendered` has them, too."""
+    """Return a call without its prompt's token ids if `CallSpec.rendered` has them, too."""
     if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))
@@ -128,7 +128,9 @@ class EngineActor:
         self._news.set()
 
     async def collect(self) -> list[Output]:
-        """Wait until there are outputs, and return all since the last time."""
+        """Wait until there are outputs, and return all outputs since the last call of this
+        method.
+        """
         await self._news.wait()
         self._news.clear()
         outputs, self._outputs = self._outputs, []

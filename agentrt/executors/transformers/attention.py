@@ -1,4 +1,4 @@
-"""The attention that a program chose, for transformers' models: masks and moved positions.
+"""The attention that a program chose, for transformers' models: masks, and positions in the cache.
 
 With a mask alone, each token would keep its position in the text, and in a long text positions
 would exceed the model's context. Therefore, as in StreamingLLM, positions are counted within the
@@ -46,7 +46,9 @@ def kept(attention: Attention, keys: Tensor) -> Tensor:
 
 
 def as_mask(visible: Tensor, dtype: Any) -> Tensor:
-    """Return a mask (1, 1, queries, keys) that models add to attention scores: 0 where visible."""
+    """Return a mask (1, 1, queries, keys) that models add to attention scores: 0 where ``visible``
+    is true, and the lowest number elsewhere.
+    """
     import torch
 
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)

@@ -125,7 +125,11 @@ class PrefixCache:
             del self.entries[0]
 
     def drop(self, call: str, shared: int) -> None:
-        """Drop what a call has computed, except its first ``shared`` tokens."""
+        """Drop what a call has computed after the first ``shared`` tokens.
+
+        If ``shared`` is 0, or a text cannot be shortened, the text stays in the cache, but is the
+        first to be dropped when room is needed.
+        """
         for entry in [entry for entry in self.entries if call in entry[1].calls]:
             sharing, cache = entry
             self.entries.remove(entry)

@@ -141,8 +141,8 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return the log probability of ``token``, followed by the log probabilities of the likeliest
-    tokens. ``most`` is the maximum number of likeliest tokens.
+    """Return ``token`` with its log probability, followed by the ``most`` likeliest tokens with
+    theirs. If ``token`` is one of these, it is not repeated.
 
     With ``allowed``, the likeliest tokens are chosen from these tokens.
     """

@@ -26,10 +26,10 @@ class LongestRemaining(Adaptive):
     """The longest expected remaining service first, without preemption for a slot.
 
     All calls have the same level, so no call is preempted for another, and no program loses its
-    place in memory to a program of a better level. Expectations within a factor of 1.4 count as
-    equal; of these, the program that arrived first goes first, so that the samples of an input,
-    which arrive one after the other, are admitted together. A short program can wait for as long as
-    longer programs keep arriving.
+    place in memory to a program of a better level. Expectations are rounded to steps of a factor of
+    1.4. Of several programs with the same rounded expectation, the program that arrived first goes
+    first, so that the samples of an input, which arrive one after the other, are admitted together.
+    A short program can wait for as long as longer programs keep arriving.
     """
 
     name: ClassVar[str] = LONGEST_REMAINING
