@@ -170,7 +170,10 @@ def try_masks(
         grammar.fill_bitmask(mask, 0)
         took_s += clock() - began
         if took_s > MASKS_S:
-            raise SlowGrammarError(f"its masks take more than {MASKS_S:g} s for {TRIED} tokens")
+            raise SlowGrammarError(
+                f"the grammar is too slow: the masks of allowed tokens for {TRIED} tokens take "
+                f"more than {MASKS_S:g} s"
+            )
         token = _any_of(mask, grammar.vocab_size, chance)
         if token is None or not grammar.accept_tokens("tried", [token]):
             break

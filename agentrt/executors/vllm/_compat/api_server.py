@@ -250,7 +250,7 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
 
 def chat_template_of(config: Any, user_template: str | None) -> str | None:
     """Return the chat template of a model: ``user_template``, or else the template of its
-    tokenizer.
+    tokenizer; None if there is none.
 
     ``user_template`` is a file or the template itself, as ``--chat-template`` takes it.
     """

@@ -190,8 +190,8 @@ class TextReasoning(ReasoningParser):
 
 
 def reading_text(parser: type[Any]) -> type[Any]:
-    """Return a subclass of ``parser`` that uses `TextReasoning` if its own parser is in
-    `THOUGHTS`.
+    """Return a subclass of ``parser`` that uses `TextReasoning`, if the reasoning parser of
+    ``parser`` is in `THOUGHTS`. Otherwise return ``parser`` itself.
     """
     thought = _thought_of(parser)
     return (
@@ -202,8 +202,8 @@ def reading_text(parser: type[Any]) -> type[Any]:
 def holding(parser: type[Any], ends: frozenset[int]) -> type[Any]:
     """Return a subclass of ``parser`` that holds a stream's calls back.
 
-    Its tool parser must be in `MARKS`. ``ends`` are the token ids with which the model itself ends
-    an output.
+    The tool parser of ``parser`` must be in `MARKS`. ``ends`` are the token ids with which the
+    model itself ends an output.
     """
     thought = _thought_of(parser)
     fields = {
@@ -413,7 +413,9 @@ class InChatForm:
 
 
 def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Convert tools of any API to the form of chat completions, which some parsers expect."""
+    """Convert tools of any API to the form of chat completions, which some parsers expect. Tools
+    that are not functions are left out.
+    """
     if tools is None:
         return None
     return [

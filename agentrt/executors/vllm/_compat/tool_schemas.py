@@ -131,12 +131,12 @@ class _Constraint:
         return cls(getattr(request, "structured_outputs", None), **formats)
 
     def is_same(self, other: _Constraint) -> bool:
-        """Whether the fields are the very same values."""
+        """Return whether the fields of both constraints are the very same objects."""
         mine, others = self._formats, other._formats
         return self._outputs is other._outputs and all(mine[n] is others[n] for n in mine)
 
     def set_in(self, request: Any) -> None:
-        """Set the fields in ``request``; fields that this constraint has not become None."""
+        """Set the fields in ``request``. Fields that this constraint does not have become None."""
         request.structured_outputs = self._outputs
         for name in ("response_format", "text"):
             if hasattr(request, name):

@@ -32,9 +32,9 @@ from agentrt.scheduler.retention import EvictionOrder, Retention
 class BlockRetention:
     """Protects programs' free blocks by a retention ``policy``, and notes what calls have computed.
 
-    ``queue`` is the queue with protected blocks. ``queue`` is None with retention ``lru``
-    (``policy`` None) and without prefix caching. ``host`` is the policy of host memory; None
-    without offloading.
+    ``queue`` is the queue with protected blocks. It is None with retention ``lru`` (``policy``
+    None) and without prefix caching. ``host`` is the policy of host memory. It is None if ``queue``
+    is None, and without offloading.
     """
 
     def __init__(
