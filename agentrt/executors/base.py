@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-"""Called with a short text about the progress of a slow start."""
+"""A function that gets short texts about the progress of a slow start."""
 KVEventListener = Callable[[KVEventBatch], None]
-"""Called with the blocks that an engine's prefix cache has stored and removed."""
+"""A function that gets the blocks that an engine's prefix cache has stored and removed."""
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class Executor(ABC):
         """
 
     async def close(self) -> None:
-        """Stop within seconds, and leave no process behind. Idempotent."""
+        """Stop the executor within seconds, and leave no process behind. Idempotent."""
 
     def alive(self) -> bool:
         """Return False when the engine is known to be dead. Returns immediately."""

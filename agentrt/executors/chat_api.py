@@ -47,8 +47,8 @@ class Caller(Protocol):
         """Make a call, and yield its output as `Executor.generate` does."""
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
-        """Return callers for ``count`` parallel calls. The calls must end before the ``with`` block
-        ends.
+        """Return a context manager that gives callers for ``count`` parallel calls. The calls must
+        end before its ``with`` block ends.
         """
 
     def failed(self, error: BaseException) -> AgentrtError | None:

@@ -133,7 +133,9 @@ class HistoryFile:
             self.ended()
 
     def ended(self) -> None:
-        """Note that a program has ended, and write the file if it is time."""
+        """Note that a program has ended. Write the file if enough programs have ended
+        (`SAVE_EVERY`) and enough time has passed (`SAVE_SECONDS`) since the last write.
+        """
         self._unsaved += 1
         if self._unsaved >= SAVE_EVERY and self._clock() - self._saved_at >= SAVE_SECONDS:
             self._save(wait_s=0.0)
@@ -403,8 +405,8 @@ def _locked(folder: Path, wait_s: float) -> Iterator[bool]:
     """Lock a folder for writing. Yields False if another process still holds the lock after
     ``wait_s`` seconds.
 
-    The system releases the lock when its process dies. Some network file systems have no locks;
-    there the last of two writers wins.
+    The system releases the lock when the process that holds it dies. Some network file systems have
+    no locks; there the last of two writers wins.
     """
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

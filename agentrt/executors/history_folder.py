@@ -49,7 +49,7 @@ def data_folder() -> Path:
 
 
 def engine_key(model: str, **size: object) -> str:
-    """Return the key of an engine's history file: a part of its name.
+    """Return the key of an engine's history file: a part of the file's name.
 
     Engines have the same key if their model and all values of ``size`` are equal.
     """

@@ -67,8 +67,8 @@ def _numbers(name: str, text: str) -> dict[str, float]:
             values[option.strip()] = float(number)
         except ValueError:
             raise ConfigError(
-                f"router {name}: {part!r} is not an option; write NAME:option=number, such as "
-                "agentix:threshold=4096"
+                f"router {name}: {part!r} is not an option with a number; write "
+                "NAME:option=number, such as agentix:threshold=4096"
             ) from None
     return values
 

@@ -49,9 +49,11 @@ class RouterCall:
 
     @property
     def cached(self) -> Sequence[int]:
-        """The number of leading prompt tokens in each replica's cache, by `ReplicaView.index`.
+        """For each replica, by `ReplicaView.index`: the number of leading prompt tokens in its
+        cache.
 
-        It is computed once for all replicas. It is empty if nothing is known about the caches.
+        The numbers are computed once for all replicas. There are no numbers if nothing is known
+        about the caches.
         """
         if self._cached is None:
             self._cached = () if self.match is None else self.match()

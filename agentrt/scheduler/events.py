@@ -145,7 +145,7 @@ class CallAdmitted(NamedTuple):
 
 
 class CallReranked(NamedTuple):
-    """A running call has used up its quantum and has a new priority."""
+    """A call has used up its quantum and has a new priority."""
 
     call: QueuedCall
     now: float

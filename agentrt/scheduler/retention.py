@@ -117,8 +117,8 @@ class Cost(Retention):
 
 
 def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
-    """Return the probability that the program makes another call that uses these blocks, and the
-    expected number of seconds until that call.
+    """Return the probability that another call will use ``blocks``, and the expected number of
+    seconds until that call.
     """
     if blocks.gap is None or blocks.calling:  # a call is in the engine, or about to arrive
         return Forecast(1.0, RESOLUTION_S)
@@ -137,8 +137,8 @@ class EvictionOrder:
     """The owners of free blocks, in the order in which their blocks are evicted.
 
     The place or the worth of most owners changes only with an event. The worth of the other owners
-    changes with time; they are all compared whenever a block must be evicted. To save time, the
-    place of an owner is computed only when a block must be evicted.
+    changes with time; these owners are all compared whenever a block must be evicted. To save time,
+    the place of an owner is computed only when a block must be evicted.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:

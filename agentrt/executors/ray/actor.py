@@ -73,7 +73,7 @@ Events of the engine's prefix cache have `KV_EVENTS` instead of a call's id.
 """
 
 PROGRESS = ""
-"""Replaces a call's id in messages about the progress of the engine's start."""
+"""The value that messages about the progress of the engine's start have instead of a call's id."""
 
 
 class EngineActor:
@@ -189,7 +189,7 @@ class EngineActor:
         return None if cached is None else (*cached, self._engine.hashing)
 
     async def notify(self, notes: list[Notification]) -> None:
-        """Pass notifications to the engine: programs that wait for tools or humans."""
+        """Pass notifications of what programs do to the engine."""
         for note in notes:
             self._engine.notify(note)
 

@@ -70,7 +70,7 @@ class ReplicaSet(Executor):
     """
 
     NAME: ClassVar[str] = "replica-{}"
-    """The name of a replica, given its number."""
+    """The format of the replicas' names, to be filled with a replica's number."""
 
     def __init__(
         self,

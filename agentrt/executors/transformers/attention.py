@@ -23,7 +23,9 @@ NAME = "agentrt"
 
 
 def register() -> None:
-    """Register `attend` with transformers. Without ``places``, `attend` does the same as "sdpa"."""
+    """Register `attend` with transformers. Without ``places``, `attend` does the same as
+    transformers' own attention "sdpa".
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -65,7 +67,7 @@ class Places:
 
     The distance of a query from a key is their distance in the text, except for the first ``sinks``
     keys. The positions of these keys never change. ``to_sinks`` has the positions of queries
-    relative to these keys, which are less than the length of the cache.
+    relative to these keys; these positions stay below the length of the cache.
     """
 
     queries: Rotation

@@ -21,7 +21,8 @@ class TextCache:
     """The cached keys and values of a text.
 
     ``ids`` are all tokens of the text, and ``positions`` are the positions of the tokens whose keys
-    and values are cached. ``calls`` are the ids of the calls that have computed them.
+    and values are cached. ``calls`` are the ids of the calls that have computed these keys and
+    values.
     """
 
     ids: list[int]

@@ -15,7 +15,9 @@ from agentrt.proxies import environment_fault
 
 _TIMEOUT_S = 10.0
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-"""A hub name. vLLM also takes other forms, such as s3:// and the repository of a GGUF file."""
+"""A pattern for a hub name. vLLM also takes other forms, such as s3:// and the repository of a GGUF
+file.
+"""
 _UNREACHED = ("ConnectError", "ConnectionError")
 """The names of the errors that the hub's client raises if it cannot connect. The version of the
 client decides whether such an error is from httpx2, httpx or requests.

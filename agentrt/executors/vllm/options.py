@@ -62,7 +62,9 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore::FutureWarning:vllm.triton_utils.dispatcher",
 }
-"""Limits the libraries' output to errors, because the terminal belongs to the user's script."""
+"""Environment variables that limit the output of libraries to errors, because the terminal belongs
+to the user's script.
+"""
 
 _A_MODEL = "use a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
 _REASON_CHARACTERS = 240

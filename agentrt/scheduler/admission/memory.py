@@ -70,7 +70,9 @@ class WorkingSet(Admission):
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: PriorityQueue[EngineProgram] = PriorityQueue()
-        """Absent residents whose contexts are held, sorted by the end of that time."""
+        """Absent residents whose contexts are held, sorted by the time until which they are
+        held.
+        """
         self._due: dict[EngineProgram, None] = {}
         """Absent residents whose contexts are no longer held. They are expelled if another program
         needs the room.

@@ -202,10 +202,10 @@ class AgeingShare(Promoter):
     served.
 
     The share limits the longest waiting times of a policy that prefers short programs: whatever
-    arrives later, the oldest programs whose calls may run are served at least at this rate. The
-    share is a token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and
-    the service of promoted calls is taken out of it. So a share of less than one slot works, too. A
-    call keeps its promotion until it ends.
+    arrives later, the oldest programs whose calls may run get at least the share. The share is a
+    token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and the service
+    of promoted calls is taken out of it. So a share of less than one slot works, too. A call keeps
+    its promotion until it ends.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
     This is why a promoted call's quantum is half a quantum of Q_1.

@@ -88,7 +88,7 @@ class Policy(ABC):
 
     def promoter(self, slots: int) -> Promoter | None:
         """Return the promoter that keeps calls from starving in an engine with ``slots`` batch
-        slots.
+        slots; None if no calls are promoted.
         """
         if not (self.levelled and self.starving):
             return None
@@ -97,7 +97,7 @@ class Policy(ABC):
     @classmethod
     def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         """Return the rank of a call in its tenant's queue, outside the engine. The rank is compared
-        with those of the same tenant's other calls; a lower rank runs first.
+        with those of the same tenant's other calls; calls with a lower rank run first.
 
         ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds; it is None if the call's
         parents are unknown. ``program_service_s`` is the service of the call's program. The rank of

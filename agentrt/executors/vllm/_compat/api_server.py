@@ -49,7 +49,8 @@ def make_arg_parser(parser: Any) -> Any:
 async def make_app(
     client: Any, args: Namespace, tasks: tuple[Any, ...], *, alone: bool = False
 ) -> FastAPI:
-    """Return vLLM's application on an engine client, with its state initialized.
+    """Return vLLM's HTTP application, with its state initialized. It makes its calls through
+    ``client``, an engine client.
 
     The application runs behind agentrt's server, so middleware that is not needed there is removed.
     With ``alone``, no middleware is removed, as in `vllm serve`.

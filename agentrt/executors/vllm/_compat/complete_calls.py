@@ -71,7 +71,7 @@ def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
 
 
 class _Streamed:
-    """The calls that were streamed so far, and whether any ``text`` was."""
+    """The calls that were streamed so far, and whether any ``text`` was streamed."""
 
     def __init__(self) -> None:
         self.text = False

@@ -269,7 +269,9 @@ class _Alike(_Base):
         return self._without_blanks(delta, finished=finished)
 
     def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
-        """Return whether tokens are read one at a time: (during the reasoning, after it)."""
+        """Prepare the parser for the stream of a request. Return whether its tokens are read one at
+        a time: a pair, for the tokens of the reasoning and for the tokens after it.
+        """
         if not self.is_delegating:
             return False, False
         self._holds_blanks = bool(request.tools)

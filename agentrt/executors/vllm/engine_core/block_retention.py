@@ -125,7 +125,7 @@ class BlockRetention:
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
     def _finished(self, call: QueuedCall) -> None:
-        """When a call ends, note which blocks it has computed. The key is the client's call id."""
+        """Note which blocks an ended call has computed, under the call id that the client sent."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
