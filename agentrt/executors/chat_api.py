@@ -31,7 +31,7 @@ from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, Reply
 
 T = TypeVar("T")
 _NO_TOKENS = (
-    "this executor takes chats as text and has no tokenizer; for contexts and counts of tokens, "
+    "this executor takes chats as text and has no tokenizer; to use contexts or to count tokens, "
     "run an engine in this process (--model)"
 )
 Request = Mapping[str, Any]

@@ -129,7 +129,7 @@ class OpenAIEndpoint(Executor):
         except openai.APIConnectionError as error:
             raise EngineDiedError(
                 f"the connection to {self.base_url} was lost during call {call.call_id}: "
-                f"{_cause(error)}"
+                f"{_cause(error)}; check that the server still runs"
             ) from error
         except openai.APIStatusError as error:
             raise _refused(call, error) from error
@@ -164,7 +164,7 @@ class OpenAIEndpoint(Executor):
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
-            raise EngineDiedError(f"the connection to {self.base_url} is not open")
+            raise EngineDiedError(f"the endpoint {self.base_url} was not started, or was closed")
         return self._client
 
 

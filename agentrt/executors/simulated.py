@@ -97,8 +97,8 @@ class SimulatedEngine(Executor):
         """
         if self._core.calls:
             raise ConfigError(
-                f"{len(self._core.calls)} calls are unfinished; change the settings when they have "
-                "ended"
+                f"{len(self._core.calls)} calls are unfinished; change the settings when these "
+                "calls have ended"
             )
         self._core = SchedulerCore(scheduling, slots=self.slots)
 

@@ -17,7 +17,7 @@ from agentrt.errors import AgentrtError, EngineDiedError, EngineError
 from agentrt.request.weights import PauseMode
 
 T = TypeVar("T")
-_NONE_LEFT = "the weights were not updated: no engine is up"
+_NONE_LEFT = "the weights were not updated: no engine is up; update them when an engine runs again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ class Cluster:
                 "'ray start --head', or use the address of a cluster's head, HOST:PORT"
             )
         why = str(error).strip().partition("\n")[0]
-        return f"no Ray cluster at --cluster {self._address}: {why}"
+        return f"cannot join the Ray cluster at --cluster {self._address}: {why}"
 
 
 def _read(address: str) -> tuple[str, int] | None:

@@ -221,7 +221,8 @@ class Supervisor:
         self.signal_change()
         if replica.state is ReplicaState.OUT:
             self._notice(
-                f"{replica.name} could not be started, and is not tried again: {replica.last_error}"
+                f"{replica.name} could not be started, and no further start is tried: "
+                f"{replica.last_error}"
             )
         else:
             self._notice(f"{replica.name} is back")
@@ -285,7 +286,10 @@ class Supervisor:
         """Send no more calls to a replica, and return when its calls have ended."""
         if replica.state is ReplicaState.READY:
             replica.state = ReplicaState.DRAINING
-            self._notice(f"{replica.name} takes no new calls: {replica.calls} calls to finish")
+            self._notice(
+                f"{replica.name} takes no new calls, and finishes its calls in progress: "
+                f"{replica.calls}"
+            )
         while replica.calls and replica.state is ReplicaState.DRAINING:
             await self.wait_for_change()
 

@@ -143,8 +143,8 @@ def check_compiled(call: Call, params: Any, output: Any) -> None:
     if output.finish_reason == "error" and constraint is not None and call.spec.sampling is None:
         raise CallRejectedError(
             f"call {call.call_id}: the constraint of its output (JSON schema, regex or grammar) "
-            f"could not be compiled, took more than {LONGEST_S:g} s to compile, or is too slow for "
-            "each token; make it smaller, with fewer repetitions inside of repetitions"
+            f"could not be compiled, took more than {LONGEST_S:g} s to compile, or takes too long "
+            "for each token; make it smaller, with fewer repetitions inside of repetitions"
         )
 
 

@@ -175,8 +175,7 @@ def try_masks(
         took_s += clock() - began
         if took_s > MASKS_S:
             raise SlowGrammarError(
-                f"the grammar is too slow: the masks of allowed tokens for {TRIED} tokens take "
-                f"more than {MASKS_S:g} s"
+                f"a grammar is too slow: its masks take more than {MASKS_S:g} s for {TRIED} tokens"
             )
         token = _any_of(mask, grammar.vocab_size, chance)
         if token is None or not grammar.accept_tokens("tried", [token]):

@@ -73,7 +73,7 @@ class Policy(ABC):
         """
         name = cls._former_names[former]
         warnings.warn(
-            f"{former} of a policy is now {name}; the old name works until version 0.4",
+            f"the method {former} of a policy is now {name}; the old name works until version 0.4",
             DeprecationWarning,
             stacklevel=3,
         )

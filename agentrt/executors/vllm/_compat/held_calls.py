@@ -319,7 +319,9 @@ class _Holds(_Base):
         try:
             extracted = reader.extract_tool_calls(body, self._in_chat_form(request))
         except Exception as error:
-            _LOG.warning("%s cannot read a tool call: %s", type(reader).__name__, error)
+            _LOG.warning(
+                "vLLM's parser %s cannot read a tool call: %s", type(reader).__name__, error
+            )
             return [], None
         calls = [call.function for call in extracted.tool_calls]
         for call, tool_call in zip(calls, extracted.tool_calls, strict=True):
@@ -344,7 +346,9 @@ class _Holds(_Base):
                     add_call(calls, call)
         except Exception as error:
             _LOG.warning(
-                "%s cannot read a tool call that was cut off: %s", type(reader).__name__, error
+                "vLLM's parser %s cannot read a tool call that was cut off: %s",
+                type(reader).__name__,
+                error,
             )
         return [calls[index] for index in sorted(calls) if calls[index].name]
 
