@@ -15,10 +15,10 @@ class Completion(ReadsAsText):
     """A complete output of a model.
 
     ``token_ids`` are the tokens that were appended to the context, including the token that ended
-    the output. ``text`` contains neither this token nor the stop string. ``finish_reason`` is
-    ``stop`` or ``length``. ``logprobs`` has an entry for each token if log probabilities were
-    requested. In a prompt, a completion is replaced by its ``text``; ``to_dict()`` returns all
-    fields.
+    the output unless the output was constrained. ``text`` contains neither this token nor the stop
+    string. ``finish_reason`` is ``stop`` or ``length``. ``logprobs`` has an entry for each token if
+    log probabilities were requested. In a prompt, a completion is replaced by its ``text``;
+    ``to_dict()`` returns all fields.
     """
 
     text: str
