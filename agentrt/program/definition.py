@@ -71,9 +71,9 @@ class Program:
         instance of a pydantic model.
 
         An object whose only key is the parameter's name stands for the value of that key, unless
-        the object itself has the type. The input stays as it is if the function has no annotation,
+        the object itself has the type. The input stays as it is if the parameter has no annotation,
         or if pydantic does not know the type. None means that there is no input, and is not
-        converted. Raises `ConfigError` for a wrong type.
+        converted. Raises `ConfigError` for an input that cannot be converted to the type.
         """
         if value is None or self._input_type is None:
             return value
