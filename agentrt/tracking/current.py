@@ -63,7 +63,8 @@ def enter_node(name: str) -> AbstractContextManager[Scope | None]:
     """Run the body inside the node function ``name``: the path of the body's nodes ends with this
     name.
 
-    Outside any program it does nothing, so that a node function can be tested on its own.
+    Outside any program this function has no effect, so that a node function can be tested on its
+    own.
     """
     scope = current_scope()
     return _InScope(None if scope is None else scope.within(name))

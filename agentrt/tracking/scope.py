@@ -85,7 +85,7 @@ class Scope:
         return inner
 
     def alias(self) -> Scope:
-        """Return another scope with the same frontier. Unlike this scope, it is never over, so code
+        """Return another scope with the same frontier. It stays open when this scope ends, so code
         that may outlive this scope can use it.
         """
         alias = Scope(self.owner, self.path, self.frontier, self._family, self.place)
