@@ -74,7 +74,9 @@ class WebhookRules:
 
 
 def host_of(url: httpx.URL) -> str:
-    """Return the host in the form of DNS and certificates, with ``xn--…`` for other characters."""
+    """Return the host in the form of DNS and certificates: labels that are not ASCII have the form
+    ``xn--…``.
+    """
     return url.raw_host.decode("ascii")
 
 
