@@ -189,8 +189,8 @@ class Metrics(Collector):
     def program_ended(self, run: Run) -> None:
         """Count a program that has ended or was parked.
 
-        Calls of other frameworks may end after their program. A parked program is not counted as
-        ended, because it is resumed with the same id.
+        Calls that another framework makes for a program may end after the program. A parked program
+        is not counted as ended, because it is resumed with the same id.
         """
         labels = self._count(run)
         self._changed.pop(run.id, None)
@@ -204,7 +204,9 @@ class Metrics(Collector):
         self._waiting.observe(labels, run.row.waiting_s)
 
     def forget(self, run: Run) -> None:
-        """Stop counting the calls of a program."""
+        """Forget which sums of a program were counted. Call this when the program's calls are not
+        counted any more.
+        """
         self._counted.pop(run.id, None)
 
     def _labels_of(self, run: Run) -> tuple[str, str]:
@@ -335,8 +337,8 @@ def gauges(
 
 
 def _nobody(program: str) -> str:
-    """Return the same label for all programs, because their names would grow the metrics without
-    limit.
+    """Return the same label for all programs, because a label for each program would grow the
+    metrics without limit.
     """
     return "another program"
 

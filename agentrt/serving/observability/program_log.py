@@ -32,7 +32,9 @@ _MOST_SPANS = 64
 
 @dataclass(slots=True)
 class Track:
-    """The times at which a call ran, and its replica. ``run`` and ``node`` are set at its end."""
+    """The times at which a call ran, and the call's replica. ``run`` and ``node`` are set when the
+    call has ended.
+    """
 
     replica: str = ""
     spans: list[Span] = field(default_factory=list)
