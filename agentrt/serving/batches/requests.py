@@ -147,7 +147,8 @@ def _retry_after_s(start: Mapping[str, Any]) -> float:
 class ProgramEndpoint:
     """The endpoint of a served program.
 
-    If the server has a journal, a run that a kill has interrupted is resumed from the journal.
+    If the server has a journal, a run that was open when an earlier server was killed is resumed
+    from the journal.
     """
 
     def __init__(
@@ -162,7 +163,8 @@ class ProgramEndpoint:
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Run the program.
 
-        The outcome has ``retry_after_s`` if the tenant is at a limit or the engine has died.
+        The outcome has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
+        journal fails.
         """
         run_id = f"{self._program.name}-{name.removeprefix(ANSWER_ID_PREFIX).replace('_', '.')}-1"
         try:

@@ -313,7 +313,7 @@ class BatchRunner:
 
 
 def _next_requests(requests: Iterator[LineRequest]) -> list[LineRequest]:
-    """Return the next requests of an input file, an empty list at its end."""
+    """Return the next requests of an input file; an empty list at the end of the file."""
     return [*itertools.islice(requests, _READ_REQUESTS)]
 
 

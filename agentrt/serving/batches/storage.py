@@ -53,7 +53,9 @@ class Storage(Protocol):
     """
 
     def records(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield a name for messages and the text of each record whose id begins with ``prefix``."""
+        """Yield a pair for each record whose id begins with ``prefix``: a name of the record for
+        log messages, and the record's text.
+        """
 
     def put_record(self, tenant: str, record_id: str, text: str) -> None:
         """Add or replace the record of a tenant."""
