@@ -329,7 +329,9 @@ class KnownFields:
             )
 
     def _unknown(self, value: Any, schema: Schema, at: str = "") -> str | None:
-        """Return the path of a field in ``value`` that no alternative of ``schema`` allows."""
+        """Return the path of a field in ``value`` that no alternative of ``schema`` allows; None if
+        there is no such field.
+        """
         unknown_fields: list[str] = []
         for alternative in self._readings(schema):
             field = self._unknown_in(value, alternative, at)

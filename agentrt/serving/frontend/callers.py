@@ -114,7 +114,7 @@ class RequestCaller(Caller):
         elif isinstance(error, AgentrtError):
             self.error = error
         else:  # vLLM would send the text of an unexpected error to the client
-            _LOG.error("a call failed", exc_info=error)
+            _LOG.error("a call failed with an unexpected error", exc_info=error)
             self.error = InvariantError("the server failed")
         return self.error
 

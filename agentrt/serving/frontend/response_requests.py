@@ -145,9 +145,9 @@ def _items(own_input: Any) -> list[Any] | None:
 
 
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """Return fields of the request without the values that vLLM would refuse.
+    """Return new values for the fields of the request that have values which vLLM would refuse.
 
-    The removed values belong to later versions of the API.
+    The refused values belong to later versions of the API.
     """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")

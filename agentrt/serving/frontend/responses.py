@@ -86,7 +86,8 @@ class StoredResponse:
     ``at`` is the time when the response began (seconds of the store's clock), and ``objects`` are
     vLLM's objects for the response, by kind. When the response is complete, ``whole`` is its JSON,
     ``items`` are all items of its chat, ``own_items`` are the items that it added, and ``end`` is
-    the hash of the chat. Before that, ``edit`` converts vLLM's answers into the client's form.
+    the hash of the chat. ``edit`` converts vLLM's own answers about a response that is generated in
+    the background into the client's form; None if no conversion is needed.
     """
 
     at: float

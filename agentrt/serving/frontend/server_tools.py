@@ -433,8 +433,8 @@ def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
-    """Return the entries of a search result if all entries have an address. The result may be JSON
-    in a text.
+    """Return the entries of a search result if all entries have an address; otherwise return an
+    empty list. The search result may be JSON in a text.
     """
     if isinstance(value, str):
         try:
