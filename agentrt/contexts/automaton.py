@@ -15,7 +15,7 @@ from agentrt.errors import ConfigError
 from agentrt.request.sampling import Constraint
 
 END = -1
-"""The value that, among the allowed tokens of a state, means that the output may end there."""
+"""A value among the allowed tokens of a state. It means that the output may end in this state."""
 
 MOST_STATES = 4096
 """Maximum number of states of an automaton that is converted to a grammar.
@@ -94,8 +94,8 @@ def checked(token: object) -> int:
     """Return ``token`` if it is a token id or `END`; otherwise raise `ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int) or token < END:
         raise ConfigError(
-            f"an automaton allows {token!r}; allowed are token ids, which are integers from 0 on, "
-            "and END"
+            f"an automaton allows {token!r} as the next token; allowed are token ids, which are "
+            "integers from 0 on, and END"
         )
     return token
 

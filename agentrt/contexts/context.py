@@ -28,13 +28,13 @@ MOST_ALLOWED = 128
 
 
 class TokenContext:
-    """Tokens that a program fills, forks, generates from and scores. `Context.context` creates it.
+    """A context: tokens that a program fills, forks, generates from and scores.
 
-    A context has only token ids. The KV blocks that were computed for these tokens are in the
-    engine's prefix cache, where forks share them; blocks that were evicted are computed again. The
-    tokens that the model samples are appended unchanged. Each call of the engine is a node of the
-    program's DAG, and is ranked by the policy. While a context generates, it cannot be changed, but
-    it can be forked.
+    `Context.context` creates a context. A context has only token ids. The KV blocks that were
+    computed for these tokens are in the engine's prefix cache, where forks share them; blocks that
+    were evicted are computed again. The tokens that the model samples are appended unchanged. Each
+    call of the engine is a node of the program's DAG, and is ranked by the policy. While a context
+    generates, it cannot be changed, but it can be forked.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Scores:
 
 
 def likeliest(position: TokenLogprobs, most: int) -> TokenLogprobs:
-    """Return at most ``most`` tokens of a position, in the order of falling likelihood.
+    """Return at most ``most`` tokens of a position, the likeliest first.
 
     The first entry of ``position`` is the token of the text at this position, however likely it is.
     """

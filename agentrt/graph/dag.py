@@ -152,7 +152,9 @@ class ExecutionDAG:
         return self._nodes[node_id]
 
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes by id, as a live view that callers must not change."""
+        """Return all nodes in the order of their ids, as a live view that callers must not
+        change.
+        """
         return self._nodes
 
     def waiting(self) -> list[Node]:

@@ -173,7 +173,7 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
     The search follows edges backwards from the deepest node, and stops at the smallest depth of the
     remaining ids. It follows at most about ``budget`` edges, plus four for each id. If it stops
     earlier, an ancestor may remain. Such an ancestor only adds a redundant edge to the DAG, which
-    changes neither the order of nodes nor p(c).
+    changes neither the order of nodes nor the service on the longest path to a node.
     """
     unique = sorted(set(ids))
     if len(unique) < 2:

@@ -111,8 +111,8 @@ class Context:
         """Make a token context that the program owns. ``content`` is text, token ids, or the
         messages of a chat. Messages are followed by the tokens that start the model's turn.
 
-        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor does not
-        support token ids.
+        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor cannot
+        convert text or messages to token ids.
         """
         made = TokenContext(self._emitter.contexts, model)
         await made.fill(content)
@@ -239,7 +239,8 @@ class Context:
         ``transports``, such as ``mqtt`` or ``mcp:github``, limit the list to these transports. If
         several tools have the same name, the name of the transport is put in front:
         ``github__search``. Raises `UnknownToolError` for an unknown transport, and
-        `ToolUnavailableError` for a transport that cannot be reached.
+        `ToolUnavailableError` if one of ``transports`` cannot be reached. Without ``transports``,
+        transports that cannot be reached are skipped.
         """
         return await self._emitter.tools(*transports)
 
@@ -315,7 +316,7 @@ class Context:
         return self._emitter.value("uuid", uuid.uuid4)
 
     def reward(self, value: float) -> None:
-        """Add a reward, a number that rates for training what the program has done so far. A batch
+        """Add a reward: a number that rates what the program has done so far, for training. A batch
         with the option ``tokens`` writes the rewards next to the program's tokens. Without this
         option, rewards have no effect.
 
@@ -372,7 +373,7 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """Make a call whose answer has the default maximum length."""
+    """Make a call whose answer has the default maximum length, and warn if this length cut it."""
     reply = await emitter.call(request, after)
     _check_default_limit(reply)
     return reply

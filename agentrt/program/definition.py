@@ -115,7 +115,8 @@ class Program:
     @cached_property
     def _input_hint(self) -> Any:
         """The annotation of the input. Other annotations are not evaluated, because their names may
-        be imported for type checkers only. Raises any error if it cannot be evaluated.
+        be imported for type checkers only. If the annotation cannot be evaluated, raises an error
+        of any type.
         """
         function = inspect.unwrap(self.function)
         annotations = {self._parameter: function.__annotations__[self._parameter]}

@@ -89,7 +89,7 @@ def messages_of(results: Iterable[ToolResult]) -> list[Message]:
 
 
 def _parts_of(value: Any) -> list[Part]:
-    """Return a value that is a list of message parts; an empty list for any other value."""
+    """Return ``value`` if it is a list of message parts; otherwise return an empty list."""
     parts = value if isinstance(value, list) else []
     return parts if all(map(_is_part, parts)) else []
 

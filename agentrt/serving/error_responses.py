@@ -1,4 +1,6 @@
-"""Convert errors to HTTP answers in the format of the API at the path, with the field at fault."""
+"""Convert errors to HTTP answers in the format of the API that the client called. An answer names
+the field at fault, if a field is at fault.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _ANTHROPIC_TYPES = {413: "request_too_large"}
 
 
 def is_openai(path: str) -> bool:
-    """Return whether the path belongs to the OpenAI API."""
+    """Return whether the path is below ``/v1/``, where errors have the format of OpenAI's or of
+    Anthropic's API.
+    """
     return path.startswith("/v1/")
 
 

@@ -30,8 +30,9 @@ class Scope:
     callback or a thread learns that another task has ended, the scope's task knows this, too.
 
     A scope is ``over`` if code that could not change the context has ended it. Code whose context
-    still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id of the
-    task that entered the scope while it ran. ``place`` is set if the program is recorded.
+    still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id (in
+    memory) of the running task that entered the scope, or None. ``place`` is set if the program is
+    recorded.
     """
 
     __slots__ = (

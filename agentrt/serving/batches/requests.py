@@ -124,7 +124,9 @@ class ModelEndpoint:
 
 
 def _receive_once(body: bytes) -> Receive:
-    """Return an ASGI ``receive`` that yields the body, and never a disconnect."""
+    """Return an ASGI ``receive`` that returns the body, and then waits, because the client of a
+    batch never disconnects.
+    """
     messages = iter((whole(body),))
 
     async def receive() -> Message:
@@ -161,7 +163,7 @@ class ProgramEndpoint:
         self.slots = slots
 
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
-        """Run the program.
+        """Run the program, and return the description of the run as the body of the answer.
 
         The outcome has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
         journal fails.

@@ -37,7 +37,9 @@ class Content(Protocol):
         """Store all bytes of ``source`` as the content, or nothing if this method raises."""
 
     def open_answers(self) -> AnswerLines:
-        """Open the content to add lines. A line that a kill has left incomplete is removed."""
+        """Open the content to add lines. If a server was killed while it wrote a line, the
+        incomplete line is removed.
+        """
 
     def remove(self) -> None:
         """Remove the content if it exists."""

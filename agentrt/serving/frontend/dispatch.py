@@ -438,7 +438,7 @@ def _is_plain_get(request: Request) -> bool:
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response.
+    """Turn a request to ``/v1/responses/compact`` into a request whose response is a summary.
 
     Raises `ApiError`, in OpenAI's words, for a request that names no chat.
     """

@@ -90,7 +90,7 @@ class Labels:
 
 
 class _Sums:
-    """A counter: a sum for each value of its ``labels``."""
+    """A counter: a sum for each combination of values of its ``labels``."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._family = partial(CounterMetricFamily, f"agentrt_{name}", text, labels=labels)
@@ -112,7 +112,7 @@ class _Sums:
 
 
 class _Distribution:
-    """A histogram of seconds, for each value of the labels `_LABELS`."""
+    """A histogram of seconds for each combination of values of the labels `_LABELS`."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = f"agentrt_{name}_seconds"

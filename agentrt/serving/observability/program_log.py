@@ -69,7 +69,9 @@ class Track:
             self.spans.append(span)
 
     def gone(self, at: float) -> None:
-        """End the last span: the call has left the engines, because it ends or its engine died."""
+        """End the last span: the call has left the engines, because the call is ending or its
+        engine died.
+        """
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1][1] = at
 

@@ -181,7 +181,8 @@ class Observability:
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
             why = (
-                f"the stream already has {MOST_READERS} readers; close a reader or try again later"
+                f"the stream of events already has {MOST_READERS} readers; close a reader or try "
+                "again later"
             )
             raise HTTPException(503, why, {"Retry-After": "5"})
         feed = EventStream(self._server, self._log, self._poller, tenant, run)
