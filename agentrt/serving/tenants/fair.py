@@ -185,7 +185,8 @@ class FairQueue:
 
     def _forget(self, state: _TenantQueue, ticket: Ticket) -> None:
         del state.waiting[ticket.number]
-        # Tickets that left from the middle stay in the heap: rebuild it when they are many.
+        # Tickets that left from the middle stay in the heap. Rebuild the heap if it has many of
+        # them.
         if len(state.ranked) > 2 * len(state.waiting) + 16:
             state.ranked = [(t.rank, t.number) for t in state.waiting.values()]
             heapq.heapify(state.ranked)
