@@ -215,8 +215,9 @@ class TokenContext:
         first = len(self._ids)
         if not (first and ids):
             raise ConfigError(
-                f"score() needs at least one token in the context, which has {first}, and at least "
-                f"one token to score, got {len(ids)}"
+                f"score() needs at least one token in the context and at least one token to score, "
+                f"got {first} and {len(ids)}; fill the context first, and pass content that is not "
+                "empty"
             )
         sampling = Sampling(
             score_from=first,
