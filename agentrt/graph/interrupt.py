@@ -36,8 +36,7 @@ class Interrupt:
     ``mcp:SERVER``, ``mqtt``, ``human``, ``event`` or ``clock``. ``arguments`` are the arguments of
     a tool if it takes them by name. ``deadline`` is a time in seconds on the clock of the program's
     DAG. ``key`` is the same for all attempts, so that a receiver recognizes a repeated attempt.
-    ``attempt`` is the number of the current attempt, from 1 on; 0 for an interrupt without
-    attempts.
+    ``attempt`` is the number of the current attempt, from 1 on.
     """
 
     transport: str
