@@ -157,9 +157,9 @@ def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
 
 def caption(node: Node) -> list[str]:
     """Return the lines of a node's label: the name of the node, its scope (if any), and a last
-    line. The last line is the node's state while the node is open, and its seconds after it has
-    ended, followed by its state if it has an error. The seconds are service for a call, and wall
-    time for an interrupt.
+    line. For an open node, the last line is its state. For an ended node, the last line is its
+    duration in seconds, followed by its state if it has an error. The duration of a call is its
+    service, and the duration of an interrupt is the wall time since it was emitted.
     """
     if node.ended_at is None:
         last = node.state.value

@@ -27,8 +27,8 @@ class NodeState(StrEnum):
     """The state of a node or of a program's DAG: waiting, running, or one of the end states.
 
     ``EXPIRED`` is the state of an interrupt whose deadline has passed. ``INTERRUPTED`` is the state
-    of a program that was parked or that returned while a question to a human was open, and the
-    state of this question.
+    of a program that was parked, or that returned while a question to a human was open. The open
+    questions of such a program have this state, too.
     """
 
     WAITING = "waiting"

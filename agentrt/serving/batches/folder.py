@@ -102,8 +102,8 @@ class FolderStorage:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"{self.path}: this folder cannot store files and batches: {reason}; make the "
-                "folder writable, or name another database"
+                f"{self.path}: this folder cannot store files and batches: {reason}; correct this, "
+                "or name another database"
             ) from error
 
     def _folders(self) -> Iterator[Path]:
