@@ -86,8 +86,8 @@ class AnswerEdit:
     # -- whole answers -----------------------------------------------------------------
 
     def whole(self, body: bytes) -> bytes:
-        """Return the body of an answer that is not streamed in the form that the client expects.
-        A body that is not a response stays as it is.
+        """Convert the whole body of an answer to the form that the client expects. A body that is
+        not a response stays as it is.
         """
         try:
             response = from_json(body)
@@ -98,7 +98,7 @@ class AnswerEdit:
         return to_json(self.response(response))
 
     def response(self, response: Mapping[str, Any]) -> Json:
-        """Return a response object of vLLM's in the form that the client expects."""
+        """Convert a response object of vLLM's to the form that the client expects."""
         output = response.get("output")
         items = output if isinstance(output, list) else []
         edited = {**response, **self.shown}
@@ -116,7 +116,7 @@ class AnswerEdit:
     # -- streams -----------------------------------------------------------------------
 
     def events(self, body: bytes) -> bytes:
-        """Return the next events of a stream in the form that the client expects. The result is
+        """Convert the next events of a stream to the form that the client expects. The result is
         empty if the client gets none of these events.
         """
         if not self.is_compaction and not self._is_edited(body):

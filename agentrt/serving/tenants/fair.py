@@ -76,8 +76,8 @@ class FairQueue:
     ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
     for tenants without an admitted call, so that a new tenant need not wait until calls of other
     tenants end. While a tenant has more admitted calls than another recently active tenant, the
-    next call of the first tenant is admitted only if fewer calls are admitted in all than one batch
-    has unreserved slots. So the other tenant's next call can run at once.
+    next call of the first tenant is admitted only while the number of all admitted calls is below
+    the number of unreserved slots of one batch. So the other tenant's next call can run at once.
 
     `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
     call that was cancelled while it waited.
