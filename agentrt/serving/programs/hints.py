@@ -39,7 +39,9 @@ class _AgentContext(BaseModel):
 
     @property
     def is_last(self) -> bool:
-        """Whether the program ends. The end of a sub-agent does not end its parent's program."""
+        """Whether the program ends with this request. The end of a sub-agent does not end its
+        parent's program.
+        """
         parent = self.parent_session_id or self.parent_trajectory_id
         return bool(self.session_final or self.trajectory_final) and not parent
 
@@ -65,7 +67,7 @@ class _SessionParams(BaseModel):
 
 
 class Hints(BaseModel):
-    """The fields of a body that name its session.
+    """The fields of a request's body that name the request's session.
 
     ``session_id`` comes from clients of vLLM and SGLang, ``program_id`` from ThunderAgent's,
     ``nvext`` from Dynamo's, and ``session_params`` from SGLang's.
@@ -106,7 +108,9 @@ NONE = Hints()
 
 
 def read_hints(fields: Mapping[str, Any]) -> Hints:
-    """Return the hints of a body. Raises `ApiError`, with the field's name, if one is invalid."""
+    """Return the hints of a request's body. Raises `ApiError`, with the field's name, for an
+    invalid field.
+    """
     if FIELDS.isdisjoint(fields):
         return NONE
     try:
