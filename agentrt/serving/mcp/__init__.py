@@ -21,9 +21,10 @@ def is_installed() -> bool:
 
 
 def api_with(*, graphs: bool = True) -> Api:
-    """Return the MCP API, with or without graphs.
+    """Return the MCP API, whose tools are the programs and, with ``graphs``, the graphs.
 
-    Graphs with authentication hooks are left out, because MCP calls do not pass these hooks.
+    For graphs with authentication hooks, ``graphs`` must be False, because MCP calls do not pass
+    these hooks.
     """
 
     @asynccontextmanager
