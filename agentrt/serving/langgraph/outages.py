@@ -48,7 +48,9 @@ def is_outage(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> HTTPException | None:
-    """Return the response to a client in an outage of the database; None for any other error."""
+    """Return the response to a client for an ``error`` of a database that has an outage. Return
+    None for any other error, and for an `OSError` or `HTTPException`.
+    """
     if isinstance(error, OSError | HTTPException) or not is_outage(error):
         return None
     if any(words in str(error) for words in _FULL):

@@ -65,7 +65,7 @@ def conflict(detail: str) -> HTTPException:
 
 
 def invalid(detail: str) -> HTTPException:
-    """Return the error for a request that is well-formed, but cannot be carried out."""
+    """Return the error for a request with an invalid path, query, header or body."""
     return HTTPException(422, detail)
 
 

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotTakenError(Exception):
-    """The receiver did not accept the call, but may accept a later one."""
+    """The receiver did not accept the call, but may accept a later call."""
 
 
 class Webhooks:
@@ -121,7 +121,7 @@ class Webhooks:
             await tries(self.post, url, body)
         except (NotTakenError, httpx.HTTPError, OSError, ValueError) as error:
             _log.warning(
-                "run %s: its webhook was not called: %s", run_id, str(error) or repr(error)
+                "run %s: the call of its webhook failed: %s", run_id, str(error) or repr(error)
             )
 
     async def post(self, url: str, body: bytes) -> None:

@@ -190,7 +190,9 @@ def piece_of(event: str, data: bytes) -> list[Part]:
 
 
 def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of a task's status: the open questions, or the error."""
+    """Return the parts of the message in a task's status: the open questions if the task waits, the
+    error if the task has failed, and else an empty list.
+    """
     if state == _INPUT_REQUIRED:
         return [_part(interrupt.get("value")) for interrupt in values.get(INTERRUPT, ())]
     if state == _FAILED and isinstance(error := values.get(_ERROR), dict):
@@ -305,7 +307,8 @@ class KnownTasks:
         self, context: ServerCallContext, thread: UUID, wanted: ListTasksRequest
     ) -> list[str]:
         """Return the ids of a thread's tasks that belong to the request's assistant and meet the
-        conditions, the newest first.
+        conditions ``wanted``, the newest first. Only the thread's newest `_MOST_RUNS` runs are
+        searched.
         """
         caller = caller_of(context)
         of_thread = await self._state.thread(caller, thread, "read")

@@ -163,7 +163,7 @@ class Tasks(RequestHandler):
     async def _start(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> tuple[str, LiveRun]:
-        """Start the run of a message, and return the id of its task and the run."""
+        """Start the run of a message. Return the id of the message's task, and the run."""
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
         fields: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
@@ -242,7 +242,9 @@ class Tasks(RequestHandler):
 
 
 def _history(params: Any) -> int | None:
-    """Return the maximum number of messages that the client requests; None means all."""
+    """Return the maximum number of messages that the client requests; None means as many as the
+    server allows.
+    """
     return max(0, params.history_length) if params.HasField("history_length") else None
 
 

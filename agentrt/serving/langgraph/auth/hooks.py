@@ -131,7 +131,7 @@ class Requester:
         context = AuthContext(
             permissions=user.permissions,
             user=user,
-            resource=cast("Any", resource),  # literals of the SDK, which routes pass by name
+            resource=cast("Any", resource),  # the SDK has literals as types, and routes pass texts
             action=cast("Any", action),
         )
         try:
@@ -285,7 +285,10 @@ def load_auth(project: Path) -> Auth | None:
     file, colon, variable = section["path"].rpartition(":")
     path = project.parent / file
     if not (file and colon and variable and path.is_file()):
-        raise ProgramLoadError(f"{project}: auth {section['path']!r}: no such file; use {_FORM}")
+        raise ProgramLoadError(
+            f"{project}: auth {section['path']!r} does not name an existing file and a variable; "
+            f"use {_FORM}"
+        )
     auth = getattr(_import(path), variable, None)
     if not isinstance(auth, Auth):
         raise ProgramLoadError(f"{path}: {variable!r} is not a langgraph_sdk.Auth object")

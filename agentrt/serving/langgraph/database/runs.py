@@ -248,7 +248,7 @@ class Runs:
         select: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Return a page of a thread's runs, the newest first, with the columns that ``select``
-        names.
+        names; None means all columns that clients get.
         """
         these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
         names = [name for name in select or runs.c.keys() if name not in _INTERNAL]

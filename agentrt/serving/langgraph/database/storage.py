@@ -300,7 +300,7 @@ async def _in_postgres(
 
 
 async def _limit_statements(connection: Any) -> None:
-    """Make PostgreSQL stop a statement that waits too long, for example for a lock, as
-    SQLite does.
+    """Make PostgreSQL stop each statement after `_BUSY_S` seconds, for example a statement that
+    waits for a lock. SQLite waits as long for its lock.
     """
     await connection.execute(f"SET statement_timeout = {round(_BUSY_S * 1000)}")

@@ -5,7 +5,7 @@
     values, updates, custom, tasks, checkpoints, debug    as in LangGraph
     messages-tuple    LangGraph's mode "messages": a token's chunk and its metadata
     messages          messages as they grow: messages/metadata, messages/partial, messages/complete
-    events            LangChain's events, without the events of the graph itself
+    events            LangChain's events, without the graph's own "on_chain_stream"
 
 The name of an event of a subgraph ends with "|" and the subgraph's namespace.
 
@@ -98,6 +98,7 @@ class ProtocolAdapter:
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
         """Return the events of the questions that the graph asks, and of the end of the root graph.
+        If the run failed, return only the latter.
 
         These events are sent after the run's end is stored, because a client may answer a question
         at once. ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
@@ -223,7 +224,9 @@ def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _message_in(output: Any, call: str) -> ToolMessage | None:
-    """Return the message in a tool's result: the result itself, or a part of a command's update."""
+    """Return the message in a tool's result: the result itself, or the part of a command's update
+    that answers the tool call ``call``. Return None if there is no such message.
+    """
     if isinstance(output, ToolMessage):
         return output
     if isinstance(output, Command):
@@ -306,7 +309,8 @@ def _known(channels: list[str]) -> list[str]:
 
 class EventsBody(Body):
     """The events of a thread that a client requests: the channels of the events, the namespaces
-    that contain them, and the number (``since``) after which they begin.
+    that contain the events, and the event number (``since``) after which the stream begins.
+    ``depth`` is how many levels inside these namespaces an event may be; None means any level.
     """
 
     channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]
@@ -362,7 +366,9 @@ class StreamAdapter:
         self._interrupts: dict[str, Any] = {}
 
     def _langgraph_modes(self) -> list[str]:
-        """Return LangGraph's names of the modes, and always the mode ``values``."""
+        """Return LangGraph's names of the modes without ``events``, and always the mode
+        ``values``.
+        """
         names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
         return sorted((names | {"values"}) - {"events"})
 

@@ -267,7 +267,9 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
-    """Raise 422 if the body names another thread than the path."""
+    """Raise 422 if the body names another thread than the path, or names a checkpoint of a run
+    without a thread.
+    """
     named = [body.config.configurable.get("thread_id")]
     if body.checkpoint is not None:
         named.append(body.checkpoint.thread_id)

@@ -43,8 +43,9 @@ def event_stream(
     modes: Collection[str] | None = None,
     on_leave: OnLeave = _ignore,
 ) -> EventSourceResponse:
-    """Return a response that streams events as they come; with ``modes``, only events of these
-    stream modes. ``numbered`` sends the events' ids.
+    """Return a response that streams events as they come, except events of the streaming protocol.
+    With ``modes``, only events of these stream modes and errors are sent. ``numbered`` says whether
+    the events are sent with their numbers as ids.
     """
 
     async def parts() -> AsyncIterator[ServerSentEvent]:
