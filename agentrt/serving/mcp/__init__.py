@@ -1,7 +1,8 @@
 """An MCP server at ``/mcp`` that offers the served programs and graphs as tools.
 
-It uses the official SDK, which the first request imports. `offers` has the tools, `calls` runs the
-tool calls of clients and asks the clients the questions of runs, and `app` has the HTTP endpoint.
+The server uses the official SDK, which is imported at the first request. `offers` has the tools,
+`calls` runs the tool calls of clients and asks the clients the questions of runs, and `app` has the
+HTTP endpoint.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ class Calls:
         return ToolRun(served_run, served_run.watch())
 
     def _resumed(self, tenant: str, params: CallToolRequestParams) -> ToolRun:
-        """Return the waiting call that this request continues, after giving it the answers.
+        """Give a request's answers to the waiting call that the request continues, and return the
+        call.
 
         Raises `MCPError` if no such call waits.
         """

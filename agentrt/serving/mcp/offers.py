@@ -159,8 +159,12 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
         known = schema.get("properties")
         unknown = [] if known is None else [key for key in arguments if key not in known]
         if missing or unknown:
-            fault = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
-            raise ToolArgumentsError(f"tool {name}: wrong arguments: it {fault}", name=name)
+            fault = (
+                f"{', '.join(missing)} missing"
+                if missing
+                else f"{', '.join(unknown)} unknown; known are {', '.join(known or ()) or 'none'}"
+            )
+            raise ToolArgumentsError(f"tool {name}: wrong arguments: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]
         return _Thread(name, open_graph, runtime).program(), graph_input
 

@@ -70,8 +70,8 @@ class ClientProgram:
     seen_at: float = 0.0
 
     def join_branch(self, entry: RequestEntry) -> None:
-        """Make later calls of a sub-agent, or of the program itself, depend on the calls of the
-        same agent's request ``entry``, which has ended.
+        """Make later calls of an agent depend on the calls of ``entry``, a request of this agent
+        that has ended. The agent is a sub-agent, or the program itself (None).
         """
         branch = self.branches.setdefault(entry.agent, Frontier())
         for scope in entry.scopes:

@@ -21,7 +21,9 @@ _OR_NOTHING = BeforeValidator(lambda value: {} if value is None else value)
 
 
 class _AgentContext(BaseModel):
-    """Dynamo's ``agent_context``. The older of its two forms has trajectories in a session."""
+    """Dynamo's ``agent_context``. It has two forms; in the older form, a session has
+    trajectories.
+    """
 
     session_id: Name | None = None
     parent_session_id: Name | None = None
@@ -33,7 +35,7 @@ class _AgentContext(BaseModel):
 
     @property
     def program(self) -> str | None:
-        """The program's name. A sub-agent belongs to its parent's program."""
+        """The program's name, or None. A sub-agent belongs to its parent's program."""
         session = self.parent_session_id or self.session_id
         return session or self.parent_trajectory_id or self.trajectory_id
 

@@ -22,7 +22,7 @@ SESSION_HEADERS = (
     "x-claude-code-session-id",  # Claude Code
     "x-session-affinity",  # OpenCode
     "session-id",  # Codex
-    "session_id",  # Codex, before
+    "session_id",  # older versions of Codex
     "x-dynamo-session-id",  # Dynamo
     "x-smg-routing-key",  # SGLang's gateway
 )

@@ -1,4 +1,6 @@
-"""The runs of served ``@program`` functions that clients have started."""
+"""The runs of programs that clients or events have started: of served ``@program`` functions, of
+submitted programs, and of graphs as tools of the MCP server.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ the run's state at its beginning.
 
 
 class ProgramRuns:
-    """The runs that clients started, including recently ended runs."""
+    """The runs that clients and events started, including recently ended runs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

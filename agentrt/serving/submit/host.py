@@ -60,7 +60,7 @@ class HostCalls:
         """Run an asynchronous operation, and return its result as plain data.
 
         ``target`` is the number of a token context. Raises `ConfigError` for an unknown operation,
-        and all errors of the context.
+        and the errors of the operation itself.
         """
         if operation not in self._known:
             raise ConfigError(f"a submitted program has no operation {operation!r}")

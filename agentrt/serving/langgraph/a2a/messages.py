@@ -280,7 +280,7 @@ class KnownTasks:
 
     async def find(self, context: ServerCallContext, key: str) -> TaskRecord:
         """Return the task with the id ``key``. Raises `TaskNotFoundError` if the task does not
-        exist, belongs to another assistant, or may not be seen by the caller.
+        exist, belongs to another assistant, or is hidden from the caller.
         """
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:

@@ -127,7 +127,7 @@ async def _is_whole(request: Request) -> bool:
     """
     try:
         body = await request.json()
-    except ValueError:  # which the SDK reports
+    except ValueError:  # a body that is not JSON, which the SDK reports
         return False
     return isinstance(body, dict) and body.get("method") in _WHOLE
 

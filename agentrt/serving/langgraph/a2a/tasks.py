@@ -209,8 +209,8 @@ class Tasks(RequestHandler):
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int
     ) -> AsyncIterator[Event]:
-        """Yield the events of a task's stream until its run ends. ``after`` is the number of the
-        run's event after which the stream begins.
+        """Yield the events of a task's stream until the task's run ends. ``after`` is the number of
+        the run's event after which the stream begins.
         """
         thread, run = live.record.thread_id, live.record.run_id
         yield (await self._known.find(context, key)).as_task(0)

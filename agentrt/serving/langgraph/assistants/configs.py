@@ -69,8 +69,9 @@ CONFIGS = "LANGGRAPH_CONFIG"
 
 
 def graph_configs(text: str | None) -> dict[str, Object]:
-    """Return the configs of default assistants, by their graphs, from the ``text`` of the
-    environment variable. Raises `ConfigError` for an invalid text.
+    """Return the configs of default assistants, by the names of their graphs, from ``text``, the
+    value of the environment variable `CONFIGS` (None: not set). Raises `ConfigError` for an invalid
+    text.
     """
     if not text:
         return {}

@@ -328,8 +328,8 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
 
 
 def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
-    """Return the JSON schemas of a graph; a type without a schema has None. The config's
-    ``configurable`` has the same schema as the context.
+    """Return the JSON schemas of a graph; None stands for a schema that cannot be made. The
+    config's ``configurable`` has the same schema as the context.
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {

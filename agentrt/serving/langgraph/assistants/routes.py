@@ -218,7 +218,9 @@ class Assistants(Routes):
         namespace: str | None = None,
         recurse: bool = False,
     ) -> JSON:
-        """Return the schemas of the subgraphs, or of the subgraph with this namespace."""
+        """Return the schemas of the subgraphs of an assistant's graph, or only the schemas of the
+        subgraph ``namespace``.
+        """
         async with self._graph(caller, assistant_id) as (_, graph):
             return JSON(subgraphs_of(graph, namespace, recurse))
 

@@ -96,7 +96,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The tenant of a request and, if there are hooks, its user."""
+    """The tenant of a request, and the request's user if there is an authenticate hook."""
 
     tenant: str
     user: User | None
@@ -215,8 +215,8 @@ CallerDep = Annotated[Requester, Depends(_caller)]
 
 
 def hook_fault(hook: str, fault: str) -> HTTPException:
-    """Log and return the error for a hook whose result cannot be used. ``hook`` is its name, such
-    as ``threads.read``, and ``fault`` completes a sentence that begins with the hook.
+    """Log and return the error for a hook whose result cannot be used. ``hook`` is the name of the
+    hook, such as ``threads.read``, and ``fault`` completes a sentence that begins with the hook.
     """
     _log.error("the authorization hook for %s %s", hook, fault)
     return HTTPException(500, f"the authorization hook for {hook} {fault}")

@@ -380,7 +380,7 @@ async def open_database(
         yield database
         with contextlib.suppress(
             SQLAlchemyError, OSError
-        ):  # the clock then continues as after a kill
+        ):  # without this last reading, the clock continues as after a kill
             await database.keep_clock(0.0)
 
 

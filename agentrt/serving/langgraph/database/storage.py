@@ -54,7 +54,7 @@ _REMEMBERED = 10_000
 
 
 class RevokedRuns:
-    """The runs that must not write checkpoints any more. For use on a single event loop."""
+    """The runs that must not write checkpoints any more. Use this object on one event loop only."""
 
     def __init__(self) -> None:
         self._revoked: OrderedDict[str, None] = OrderedDict()

@@ -270,7 +270,7 @@ def matching(
 def selected(
     table: sa.Table, names: Collection[str], parsed: Collection[str]
 ) -> list[sa.ColumnElement[Any]]:
-    """Return the columns with these ``names``. JSON columns are read as text, except those in
+    """Return the columns with these ``names``. JSON columns are read as text, except the columns in
     ``parsed``.
     """
     columns: list[sa.ColumnElement[Any]] = []

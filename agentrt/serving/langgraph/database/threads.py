@@ -303,8 +303,8 @@ async def sweep(database: Database, now: float) -> int:
 
 
 def _over(now: float) -> sa.Select[Any]:
-    """Return a query for the expired threads that are not in use and have changed since the last
-    sweep.
+    """Return a query for the expired threads that are not in use, and that no sweep has handled
+    since their last change.
     """
     c = lifetimes.c
     return (

@@ -181,16 +181,16 @@ class ProtocolCommands:
     async def _is_answer(self, caller: Requester, thread: UUID, body: ProtocolRunBody) -> bool:
         """Return whether the input of ``run.start`` answers questions.
 
-        The thread's status does not say so: a thread that stopped at a breakpoint or was cancelled
-        is interrupted without a question, and a thread whose last answer failed still has its
-        questions. A running run may be about to ask, and its client knows the question before the
-        run has ended. So if the input would be enqueued behind a running run, wait for that run's
-        end, but not longer than `RunQueue.settled` does.
+        The thread's status does not show this: a thread that stopped at a breakpoint or was
+        cancelled is interrupted without a question, and a thread whose last answer failed still has
+        its questions. A running run may be about to ask, and its client knows the question before
+        the run has ended. So if the input would be enqueued behind a running run, wait for that
+        run's end, but not longer than `RunQueue.settled` does.
         """
         if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
             return False
         try:
-            await self._state.thread(caller, thread, "read")  # before a wait
+            await self._state.thread(caller, thread, "read")  # refuses before a wait
             if body.multitask_strategy == "enqueue" and not await self._starts.settled(thread):
                 return False
             row = await self._state.thread(caller, thread, "read")

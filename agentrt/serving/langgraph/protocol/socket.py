@@ -191,7 +191,7 @@ class ProtocolSocket:
         except (WebSocketDisconnect, TimeoutError):
             raise
         except Exception:  # a bug; the client gets status 500
-            _log.exception("%s over a WebSocket failed", path)
+            _log.exception("a request to %s over a WebSocket failed", path)
         return status, b"".join(parts)
 
     async def _success(self, key: int, result: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ async def _back_off(live: LiveRun, seconds: float) -> None:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Log a warning, once in a process."""
+    """Log a warning, unless this process has logged the same text already."""
     _log.warning(text)
 
 

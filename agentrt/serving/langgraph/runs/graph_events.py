@@ -76,8 +76,8 @@ class ProtocolAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come, except the events of
-        `end`.
+        """Run ``graph`` on ``input``, and yield the graph's events as they come, except the events
+        of `end`.
         """
         if answered := _answered(input):
             yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
@@ -379,7 +379,7 @@ class StreamAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come."""
+        """Run ``graph`` on ``input``, and yield the graph's events as they come."""
         options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
         if "events" in self._modes:
             async for event in graph.astream_events(input, config, version="v2", **options):
@@ -395,7 +395,7 @@ class StreamAdapter:
 
     def _events_of(self, chunk: Any) -> Iterator[Part]:
         """Yield the events of a chunk of LangGraph's stream. With subgraphs, a chunk begins with
-        its namespace.
+        the namespace of the graph that has sent it.
         """
         namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
         if mode == "values" and not namespace:

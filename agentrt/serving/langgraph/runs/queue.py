@@ -146,7 +146,9 @@ class RunQueue:
         return True
 
     def canceller(self, live: LiveRun | None, enabled: bool) -> OnLeave:
-        """Return a callback for a client that disconnects. It cancels the run if ``enabled``."""
+        """Return a callback for a client that disconnects. If ``enabled``, the callback cancels the
+        run.
+        """
 
         def on_leave() -> None:
             if enabled and live is not None and not live.done.is_set():

@@ -182,7 +182,7 @@ def _is_simple(key: str, wanted: Any) -> bool:
 
 def _narrowed(key: str, wanted: Any) -> Any:
     """Return the value that each matching item has under ``key``, so that the store can select by
-    it; None if there is no such value.
+    this value. Return None if the store must not select by ``key``.
     """
     text = wanted.get("$eq") if isinstance(wanted, dict) else wanted
     is_sure = _is_simple(key, text) and (isinstance(text, str) or text is wanted)
