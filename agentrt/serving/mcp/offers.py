@@ -160,11 +160,11 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
         unknown = [] if known is None else [key for key in arguments if key not in known]
         if missing or unknown:
             fault = (
-                f"{', '.join(missing)} missing"
+                f"missing arguments: {', '.join(missing)}"
                 if missing
-                else f"{', '.join(unknown)} unknown; known are {', '.join(known or ()) or 'none'}"
+                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known or ())}"
             )
-            raise ToolArgumentsError(f"tool {name}: wrong arguments: {fault}", name=name)
+            raise ToolArgumentsError(f"tool {name}: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]
         return _Thread(name, open_graph, runtime).program(), graph_input
 
