@@ -247,7 +247,7 @@ async def test_errors_are_results_that_the_model_reads(local: Local, mode: str) 
             ("shout", {}, "'words' is a required property"),
             ("count", {"x": 1}, "tool count: wrong arguments"),
             ("graph", {}, "tool graph: missing arguments: colour"),
-            ("graph", {"colour": "red", "size": 1}, "tool graph: unknown arguments: size; use colour"),
+            ("graph", {"colour": "red", "size": 1}, "unknown arguments: size; use colour"),
         ):
             result = await client.call_tool(name, arguments)
             assert result.is_error
