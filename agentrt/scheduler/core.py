@@ -529,8 +529,14 @@ class SchedulerCore:
     def _charge(self, step: StepFinished) -> None:
         """Charge the step's time to each of its calls, and rank the calls again whose quantum is
         used up.
+
+        The time for which the engine was stalled is not charged. Otherwise the types of the calls
+        in this step would count as long types for hundreds of programs.
         """
-        call_ids, seconds, now, tokens, steps = step
+        call_ids, step_s, now, tokens, steps = step
+        learns, seconds = tokens and self.learns, step_s
+        if learns:
+            seconds = self.learned.costs.without_stall(step_s, tokens, len(call_ids))
         # This loop runs for each running call in each step; local names are found faster.
         waiting, early_s = WAITING, _EPSILON_S
         for call in map(self.calls.get, call_ids):
@@ -549,8 +555,8 @@ class SchedulerCore:
                 self._tell(CallReranked(call, now))
             if call.state is waiting:  # the call was preempted while this step was in flight
                 self.promoter.waits(call)
-        if tokens and self.learns:
-            self.learned.costs.step(seconds, tokens, len(call_ids))
+        if learns:
+            self.learned.costs.step(step_s, tokens, len(call_ids))
 
     def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
         """Rank a call again whose quantum is used up, or give it a new quantum of the same

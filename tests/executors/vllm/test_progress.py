@@ -174,6 +174,28 @@ def test_a_resumed_call_is_served_for_three_times_its_prefill() -> None:
     assert all(end - start >= 4 * prefill_s for start, end in runs[1:])
 
 
+def test_a_stalled_step_does_not_make_a_type_long() -> None:
+    """A step of a minute hits a call of the short type. Short calls still precede long calls."""
+    made = engine(DEFAULTS, slots=1)
+    usual = made.step_s
+    for number, (kind, outputs) in enumerate([("short", 4), ("long", 60)] * 3):
+        made.add(f"h{number}", prompt(number, 200), outputs, program(f"h{number}", kind))
+        made.run()
+        made.scheduler.control("ends", [f"h{number}"])
+    made.step_s = lambda work: 60.0 + usual(work)
+    made.add("stalled", prompt(9, 200), 4, program("stalled", "short"))
+    made.step()
+    made.step_s = usual
+    made.run()
+    made.scheduler.control("ends", ["stalled"])
+    made.add("first", prompt(10, 200), 60, program("first", "long"))
+    made.step()
+    for name, outputs in (("long", 60), ("short", 4)):
+        made.add(name, prompt(11, 200), outputs, program(name, name))
+    calls = made.scheduler.core.calls
+    assert calls["short"].level < calls["long"].level
+
+
 # -- calls that cannot start -----------------------------------------------------------
 
 
