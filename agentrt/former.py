@@ -51,8 +51,8 @@ class _FormerName:
         return getattr(instance, self._name)
 
 
-def warn_of_former_place(module_name: str, *names: str) -> None:
-    """Make a module warn users of the ``names`` that the names have moved to `agentrt.engines`.
+def warn_of_former_place(module_name: str, *names: str, now: str = "agentrt.engines") -> None:
+    """Make a module warn users of the ``names`` that the names have moved to the module ``now``.
 
     The names still work. agentrt's own modules get no warning, and neither does the standard
     library, which looks names up to pickle or inspect a value.
@@ -63,7 +63,7 @@ def warn_of_former_place(module_name: str, *names: str) -> None:
             if name in names:
                 caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
                 if caller != "agentrt" and caller not in sys.stdlib_module_names:
-                    _warn(f"{module_name}.{name}", f"agentrt.engines.{name}", level=3)
+                    _warn(f"{module_name}.{name}", f"{now}.{name}", level=3)
             return super().__getattribute__(name)
 
     sys.modules[module_name].__class__ = FormerPlace

@@ -54,6 +54,13 @@ _EPSILON_S = 1e-9
 """Tolerance for rounding errors at the end of a quantum, in seconds."""
 _LOOKED_AT = 64
 """Maximum number of waiting calls that a step considers for preemptions."""
+_KEPT = 3.0
+"""If preempted calls lose most of their tokens, as on an engine without a prefix cache, a call that
+had to compute tokens again is served for this many times as long as that took before it can be
+preempted for a slot again; otherwise, for as long as that took.
+"""
+_MOST = 0.5
+"""Share of the tokens."""
 _REFRESHED = 32
 """Number of outdated priorities that a step computes again (`CallQueue.refresh`). Computing all
 of them in one step would delay this step by 12 milliseconds with 1,000 waiting calls.
@@ -480,11 +487,14 @@ class SchedulerCore:
         The outputs that the call produces from now on survive a preemption. If the call had to
         recompute tokens that it lost in an earlier preemption, it is protected for the duration of
         this prefill once more. This limits the service that a call loses to preemptions for a slot:
-        it is at most the service that the call keeps, plus one prefill. A call that has lost no
-        tokens is protected for a part of that duration: the mean share of tokens that preempted
+        it is at most the service that the call keeps, plus one prefill. If preempted calls of this
+        engine lose most of their tokens, the call is protected for `_KEPT` times that duration, so
+        it loses at most a third of the service that it keeps, plus one prefill. A call that has
+        lost no tokens is protected for a part of that time: the mean share of tokens that preempted
         calls of this engine had to recompute.
         """
-        share = 1.0 if call.lost_tokens else self._lost_share.value
+        lost = self._lost_share.value
+        share = (1.0 if call.lost_tokens else lost) * (_KEPT if lost > _MOST else 1.0)
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def _remove(self, call: QueuedCall, now: float) -> None:
@@ -521,8 +531,14 @@ class SchedulerCore:
     def _charge(self, step: StepFinished) -> None:
         """Charge the step's time to each of its calls, and rank the calls again whose quantum is
         used up.
+
+        The time for which the engine was stalled is not charged. Otherwise the types of the calls
+        in this step would count as long types for hundreds of programs.
         """
-        call_ids, seconds, now, tokens, steps = step
+        call_ids, step_s, now, tokens, steps = step
+        learns, seconds = tokens and self.learns, step_s
+        if learns:
+            seconds = self.learned.costs.without_stall(step_s, tokens, len(call_ids))
         # This loop runs for each running call in each step; local names are found faster.
         waiting, early_s = WAITING, _EPSILON_S
         for call in map(self.calls.get, call_ids):
@@ -541,8 +557,8 @@ class SchedulerCore:
                 self._tell(CallReranked(call, now))
             if call.state is waiting:  # the call was preempted while this step was in flight
                 self.promoter.waits(call)
-        if tokens and self.learns:
-            self.learned.costs.step(seconds, tokens, len(call_ids))
+        if learns:
+            self.learned.costs.step(step_s, tokens, len(call_ids))
 
     def _quantum_spent(self, call: QueuedCall, now: float) -> bool:
         """Rank a call again whose quantum is used up, or give it a new quantum of the same

@@ -33,6 +33,11 @@ SILENCES = 2048
 """Number of latest silences (`Silence`) that are kept per type: enough for a few turns of many
 clients.
 """
+_OUTLYING = 16.0
+"""The engine was stalled in a step that took this many times as long as the other steps explain,
+for example because the process was suspended. Such a step does not count in the cost of a prompt
+token, and its calls are charged the time of a usual step.
+"""
 WINDOW = 256.0
 """Number of samples from which on a new sample has a constant weight, 1/256, in a mean. So older
 samples lose weight, and the statistics follow changes of programs.
@@ -404,6 +409,11 @@ class StepCost:
         self.measured = False
         """Whether ``token_s`` has ever been more than 0."""
 
+    @property
+    def compared(self) -> bool:
+        """Whether there are enough steps with prefill to notice that one of them took too long."""
+        return len(self._prefills) > 2
+
     def step(self, seconds: float, tokens: int, calls: int) -> None:
         """Add a step that computed ``tokens`` tokens: one for each call that decodes, and more for
         calls in prefill.
@@ -417,6 +427,14 @@ class StepCost:
             self._since += 1
             self._new += 1
         self._update()
+
+    def without_stall(self, seconds: float, tokens: int, calls: int) -> float:
+        """Return the seconds of a step like `step`. If the engine was stalled, return the seconds
+        that such a step usually takes.
+        """
+        usual_s = self.decode_s + max(tokens - calls, 0) * self.token_s
+        stalled = self.compared and self.decode_s and seconds > _OUTLYING * usual_s
+        return usual_s if stalled else seconds
 
     def _update(self) -> None:
         """Update both costs.
@@ -453,17 +471,22 @@ class StepCost:
     def _beyond(self, without_s: float) -> float:
         """Return the cost of a prompt token in seconds: the median over the steps, weighted by
         tokens. ``without_s``, the cost of a step without prefill, is subtracted from each step.
+
+        A step that took much longer than the other steps explain is left out: with many tokens, it
+        could outweigh all others for as long as it is among the latest steps.
         """
-        costs = sorted(
-            (max(seconds - without_s, 0.0) / prefill, prefill)
-            for seconds, prefill in self._prefills
-        )
-        left = sum(prefill for _, prefill in costs) / 2.0
-        for cost_s, prefill in costs:
-            left -= prefill
-            if left <= 0.0:
-                return cost_s
-        return 0.0
+        excess = [(max(seconds - without_s, 0.0), prefill) for seconds, prefill in self._prefills]
+        usual_s = sorted(excess)[(len(excess) - 1) // 2][0] + without_s
+        usual = [step for step in excess if step[0] <= _OUTLYING * usual_s]
+        token_s = _by_tokens(usual)
+        if len(usual) < len(excess) and token_s:
+            usual = [
+                (extra_s, prefill)
+                for extra_s, prefill in excess
+                if extra_s <= _OUTLYING * (usual_s + prefill * token_s)
+            ]
+            token_s = _by_tokens(usual)
+        return token_s or _by_tokens(excess)
 
     def _slope(self) -> float:
         """Return the seconds that a further prompt token adds to a step: the median over all pairs
@@ -525,6 +548,19 @@ class Learned:
         self.calls += 1
         self._output.add(output_tokens)
         self._usual.of(kind).output.add(output_tokens)
+
+
+def _by_tokens(steps: Iterable[tuple[float, int]]) -> float:
+    """Return the median of the costs per token of steps, weighted by tokens. A step is given by the
+    seconds and the number of its tokens.
+    """
+    costs = sorted((seconds / tokens, tokens) for seconds, tokens in steps)
+    left = sum(tokens for _, tokens in costs) / 2.0
+    for cost_s, tokens in costs:
+        left -= tokens
+        if left <= 0.0:
+            return cost_s
+    return 0.0
 
 
 def age_bin(seconds: float) -> int:

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.engine
 CASES = len(COMBINATIONS)
 PIECE, HOSTED = 15, 60
 WORKLOADS = range(100, 103)
+LOSSES = (9204, 9211, 9243)
+"""Workloads on engines without a prefix cache, with few slots."""
 COPIES = ("loads", "stores", "failed_loads", "left_loading", "full_stores")
 
 
@@ -73,6 +75,13 @@ def test_no_policy_takes_much_longer_than_stock(seed: int) -> None:
     assert not above, worst_of(above, len(above))
     (fcfs,) = (ratio for ratio in ratios if ratio.policy == "fcfs")
     assert (fcfs.ratio, fcfs.mean) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("seed", LOSSES)
+def test_policies_that_preempt_often_take_half_as_long_again_at_most(seed: int) -> None:
+    """Without a prefix cache, each preemption loses the whole context of a call."""
+    for ratio in compare(seed, ("round-robin", "mlfq")):
+        assert ratio.ratio <= ratio.limit, ratio
 
 
 def test_the_table_has_a_row_for_each_policy_and_the_worst_of_all() -> None:

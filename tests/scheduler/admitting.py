@@ -138,7 +138,8 @@ class Counted(Admitting):
         super().__init__("memory", **more)
         self.learned.call_ended(KIND, 0)
         self.learned.costs.step(0.0, 1, 1)
-        self.learned.costs.step(1024 * TOKEN_S, 1025, 1)
+        for _ in range(3):
+            self.learned.costs.step(1024 * TOKEN_S, 1025, 1)
 
     def wants(self, program: str, blocks: int, type: str = "t") -> str:
         return self.arrive(program, (blocks - 1) * BLOCK, type)

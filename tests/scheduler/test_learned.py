@@ -169,6 +169,39 @@ def test_a_step_during_which_the_process_was_suspended_changes_no_estimate(usual
     assert costs.decode_s == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("stalls", [1, 3])
+def test_stalled_steps_with_many_tokens_do_not_outweigh_many_short_prompts(stalls: int) -> None:
+    """The first steps take a minute, with 8,000 tokens each; all later prompts are short."""
+    costs = StepCost()
+    for _ in range(stalls):
+        costs.step(60.0, 8004, 4)
+    for _ in range(8):
+        costs.step(0.02, 4, 4)
+        costs.step(0.025, 54, 4)
+    assert costs.token_s == pytest.approx(0.005 / 50)
+
+
+def test_a_stall_is_no_service() -> None:
+    costs = StepCost()
+    assert costs.without_stall(60.0, 504, 4) == 60.0, "nothing is known that explains it"
+    for _ in range(3):
+        costs.step(0.02, 4, 4)
+        costs.step(0.07, 504, 4)
+    assert costs.without_stall(60.0, 504, 4) == pytest.approx(0.07)
+    assert costs.without_stall(60.0, 4, 4) == pytest.approx(0.02)
+    assert costs.without_stall(0.3, 504, 4) == 0.3, "steps differ"
+
+
+def test_long_steps_that_short_prompts_explain_count() -> None:
+    """Their tokens cost half as much as those of short prompts, so short prompts explain them."""
+    costs = StepCost()
+    for _ in range(8):
+        costs.step(0.02, 4, 4)
+        costs.step(0.03, 14, 4)
+    costs.step(0.02 + 8000 * 0.0005, 8004, 4)
+    assert costs.token_s == pytest.approx(0.0005)
+
+
 def test_an_engine_with_prompts_in_every_step_knows_what_a_token_costs() -> None:
     """The cost is learned from the differences between steps with more and with fewer prompt
     tokens.

@@ -9,6 +9,7 @@ import pytest
 
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.admission.memory import WorkingSet
+from agentrt.scheduler.learned import StepCost
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted
 from tests.scheduler.integrity import check_queues
 
@@ -52,6 +53,14 @@ def test_a_newcomer_waits_for_a_tool_no_longer_than_its_own_prompt_takes_to_comp
 
 def test_no_program_waits_for_a_tool_that_is_expected_to_take_longer() -> None:
     engine = Standing(tool_s=2 * PROMPT_S)
+    engine.wants("b", 10)
+    assert engine.at(0.0) == {"a", "b"}
+
+
+def test_no_program_waits_for_a_tool_because_the_first_step_took_a_minute() -> None:
+    engine = Standing()
+    engine.learned.costs = StepCost()
+    engine.learned.costs.step(60.0, 9 * BLOCK + 1, 1)
     engine.wants("b", 10)
     assert engine.at(0.0) == {"a", "b"}
 

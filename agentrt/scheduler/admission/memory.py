@@ -345,8 +345,11 @@ class WorkingSet(Admission):
         If the program were admitted, it would evict the resident's blocks, and the resident would
         evict the program's blocks after its tool. The program waits in this way only once, and at
         most for the time that computing its prompt takes. It waits only for a tool that is known to
-        run and is expected to end within that time.
+        run and is expected to end within that time. No program waits before this time can be
+        estimated from several steps: the first step of an engine may take a minute.
         """
+        if not self.learned.costs.compared:
+            return None
         until = program.tool_wait_until
         if until is None:
             calls = program.queued.values()

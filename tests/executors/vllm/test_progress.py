@@ -150,7 +150,7 @@ def test_what_a_call_loses_to_preemptions_is_bounded(
     assert scheduler.kept or policy in ("adaptive", "plas", "round-robin") or admission != "off"
 
 
-def test_a_resumed_call_is_served_as_long_as_it_took_to_compute_again() -> None:
+def test_a_resumed_call_is_served_for_three_times_its_prefill() -> None:
     """Without a prefix cache, a second preemption comes no sooner than that."""
     made = engine(
         {"policy": "mlfq", "quanta": [0.05, 0.05, 0.05], "min_residency_steps": 0},
@@ -158,20 +158,42 @@ def test_a_resumed_call_is_served_as_long_as_it_took_to_compute_again() -> None:
         prefix_caching=False,
     )
     scheduler: Any = made.scheduler
-    made.add("long", prompt(0, 1024), 200, program("long"))
+    made.add("long", prompt(0, 1024), 2000, program("long"))
     call = scheduler.core.calls["long"]
     runs: list[tuple[float, float]] = []
     for number in range(40):
         made.add(f"s{number}", prompt(number, 16), 2, program(f"s{number}"))
         before = call.preemptions
-        for _ in range(8):
+        for _ in range(24):
             made.step()
             if call.preemptions > before:
                 runs.append((call.began_served_s, call.served_s))
                 before = call.preemptions
     assert len(runs) > 2
     prefill_s = 1024 / 1280
-    assert all(end - start >= 2 * prefill_s for start, end in runs[1:])
+    assert all(end - start >= 4 * prefill_s for start, end in runs[1:])
+
+
+def test_a_stalled_step_does_not_make_a_type_long() -> None:
+    """A step of a minute hits a call of the short type. Short calls still precede long calls."""
+    made = engine(DEFAULTS, slots=1)
+    usual = made.step_s
+    for number, (kind, outputs) in enumerate([("short", 4), ("long", 60)] * 3):
+        made.add(f"h{number}", prompt(number, 200), outputs, program(f"h{number}", kind))
+        made.run()
+        made.scheduler.control("ends", [f"h{number}"])
+    made.step_s = lambda work: 60.0 + usual(work)
+    made.add("stalled", prompt(9, 200), 4, program("stalled", "short"))
+    made.step()
+    made.step_s = usual
+    made.run()
+    made.scheduler.control("ends", ["stalled"])
+    made.add("first", prompt(10, 200), 60, program("first", "long"))
+    made.step()
+    for name, outputs in (("long", 60), ("short", 4)):
+        made.add(name, prompt(11, 200), outputs, program(name, name))
+    calls = made.scheduler.core.calls
+    assert calls["short"].level < calls["long"].level
 
 
 # -- calls that cannot start -----------------------------------------------------------
