@@ -230,7 +230,7 @@ def test_causes_are_summed_up(tmp_path: Path) -> None:
 
 def test_accounts_that_cannot_be_read(tmp_path: Path) -> None:
     made = Made(3.0).node("0#0", "call", 0.0, 3.0, report=CallReport(spans=[["decode"]]))
-    with pytest.raises(JournalError, match="account of node 0#0 of run p-1"):
+    with pytest.raises(JournalError, match="record of node 0#0 of run p-1"):
         made.read(tmp_path / "j").pieces()
 
 
