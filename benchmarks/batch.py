@@ -82,7 +82,7 @@ LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.nam
 """The policies that run the longest remaining program first: by learned lengths and, as a bound, by
 known lengths.
 """
-BATCH = "+".join((BATCH_SCHEDULER.policy, BATCH_SCHEDULER.retention, BATCH_SCHEDULER.admission))
+BATCH = f"{BATCH_SCHEDULER.policy}+{BATCH_SCHEDULER.retention}+{BATCH_SCHEDULER.admission}"
 """The settings that a batch gives its own engine."""
 CONTENDERS = (STOCK, BEST_CAP, THUNDER, BATCH, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
