@@ -20,6 +20,8 @@ ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py test
 # Those of tools, commands and records, which mostly wait for processes, and those of servers.
 COMMANDS := tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 SERVERS := tests/serving
+# Where groups of `make test` note that tests failed; .ci/test-group runs these once more.
+FAILED := .pytest_cache/failed
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
@@ -47,28 +49,30 @@ setup-next: $(NEXT_INSTALLED) ## Make an environment with the next version of vL
 demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
-test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
-	@$(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target \
-		lint test-engine test-langgraph test-servers test-commands test-rest test-apart
-
 # Six at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
+test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
+	@rm -rf $(FAILED)
+	@FAILED=$(FAILED) $(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target \
+		lint test-engine test-langgraph test-servers test-commands test-rest test-apart
+	@FAILED=$(FAILED) .ci/test-group --again
+
 test-engine: $(CLIENTS) test-needs
-	$(BIN)/pytest $(ENGINES) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
+	.ci/test-group engine $(ENGINES) $(addprefix --ignore ,$(LANGGRAPH) $(APART))
 
 test-langgraph: $(CLIENTS) test-needs
-	$(BIN)/pytest $(LANGGRAPH)
+	.ci/test-group langgraph $(LANGGRAPH)
 
 test-apart: $(CLIENTS) test-needs
-	$(BIN)/pytest $(APART)
+	.ci/test-group apart $(APART)
 
 test-servers: $(CLIENTS) test-needs
-	$(BIN)/pytest $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
+	.ci/test-group servers $(SERVERS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
 
 test-commands: $(CLIENTS) test-needs
-	$(BIN)/pytest $(COMMANDS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
+	.ci/test-group commands $(COMMANDS) $(addprefix --ignore ,$(LANGGRAPH) $(APART) $(ENGINES))
 
 test-rest: $(CLIENTS) test-needs
-	$(BIN)/pytest $(addprefix --ignore ,$(SERVERS) $(COMMANDS) $(LANGGRAPH) $(APART) $(ENGINES))
+	.ci/test-group rest $(addprefix --ignore ,$(SERVERS) $(COMMANDS) $(LANGGRAPH) $(APART) $(ENGINES))
 
 # Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 test-needs: $(INSTALLED)

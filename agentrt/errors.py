@@ -1,4 +1,5 @@
-"""All errors that agentrt raises on purpose, as a tree.
+"""The errors that agentrt raises on purpose, as a tree. A few modules define further subclasses of
+these errors.
 
 If such an error ends a command, the branch of the error decides the exit code: 2 for `UsageError`,
 70 for `InvariantError`, and 1 for all others.
@@ -6,7 +7,7 @@ If such an error ends a command, the branch of the error decides the exit code: 
 AgentrtError
 ├── UsageError            a user's mistake: the input must be corrected
 │   ├── ConfigError         an invalid option or setting
-│   │   ├── NotServedError    a call names a model that its engine does not serve
+│   │   ├── NotServedError    a request names a model or an endpoint that is not served
 │   │   ├── UnknownContextError  no context was saved under this name
 │   │   ├── JournalError      a journal that cannot be used, or that this command cannot use
 │   │   ├── UnrecordableError a value that would not come back equal from a journal
@@ -15,7 +16,7 @@ AgentrtError
 │   ├── ModelLoadError      a model that cannot be found or loaded
 │   └── WeightsError        new weights that cannot be found, are incomplete or do not fit the model
 ├── ProgramError          a user's program raised; its own error is the cause
-├── EngineError           the engine failed; the program did not cause the failure
+├── EngineError           the engine failed, or it rejected a call
 │   ├── EngineStartError    the engine did not start
 │   │   └── NoRoomError       a cluster has no room for the engine now, but may have later
 │   ├── EngineDiedError     the engine died while it ran; its calls were lost
@@ -74,7 +75,7 @@ class ConfigError(UsageError):
 
 
 class NotServedError(ConfigError):
-    """A call that names a model which its engine does not serve."""
+    """A request that names a model, or an endpoint for batches, that is not served."""
 
 
 class AmbiguousOptionError(ConfigError, TypeError):
@@ -123,7 +124,7 @@ class ProgramError(AgentrtError):
 
 
 class EngineError(AgentrtError):
-    """A failure of the engine that the program did not cause."""
+    """A failure of the engine, or a call that the engine rejected."""
 
 
 class EngineStartError(EngineError):
@@ -149,7 +150,9 @@ class PromptTooLongError(CallRejectedError):
 
 
 class ToolError(AgentrtError):
-    """A tool, a question or an event that failed. ``name`` is the name of the tool."""
+    """A tool, a question or an event that failed. ``name`` is the name of the tool or the topic of
+    the event; "" if there is neither.
+    """
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
@@ -157,7 +160,7 @@ class ToolError(AgentrtError):
 
 
 class UnknownToolError(ToolError):
-    """A tool's name that no source offers."""
+    """A name under which no source offers a tool."""
 
 
 class ToolArgumentsError(ToolError):
@@ -205,8 +208,8 @@ class CallTimeoutError(AgentrtError, TimeoutError):
 
 
 class StaleWeightsError(AgentrtError):
-    """The end of a program that had begun too many versions of the weights ago
-    (``max_staleness``).
+    """The end of a program that began with weights more than ``max_staleness`` versions older than
+    the engines' weights.
     """
 
 

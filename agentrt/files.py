@@ -1,6 +1,7 @@
 """Reading and locking files that users name, in bounded time and memory, whatever the files are.
 
-Raises `OSError` for a file that cannot be read, and `ValueError` for a file with the wrong content.
+`read_bytes`, `read_text` and `read_json` raise `OSError` for a file that cannot be read.
+`read_text` and `read_json` raise `ValueError` for a file with the wrong content.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def expanded(name: str) -> Path:
 
 
 def file_named(name: str, where: str) -> Path:
-    """Return the path of a database's file, which need not exist yet.
+    """Return ``name`` as the path of a database's file, which need not exist yet.
 
-    Raises `ConfigError` for a path that cannot be a file; ``where`` is the option in its message.
+    Raises `ConfigError` if the path is a folder, or if its folder does not exist. The error's
+    message begins with ``where``, the option and its value.
     """
     path = Path(name)
     if not path.absolute().parent.is_dir():

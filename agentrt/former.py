@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 def former_names(**names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class also accept the former names of attributes, each given with its present name.
+    """Let a class also accept former names of its attributes. Each keyword is a former name, and
+    the keyword's value is the present name.
 
     ``value.former`` returns the attribute, and ``Kind(former=…)`` sets it. Both warn.
     """
@@ -69,8 +70,9 @@ def warn_of_former_place(module_name: str, *names: str) -> None:
 
 
 def show_warnings() -> None:
-    """Let Python print the warnings of this module. By default it prints those that concern code
-    of ``__main__``, which the file of a user's program is not.
+    """Let Python print the warnings of this module. By default, Python prints a
+    `DeprecationWarning` only for code of the module ``__main__``, and a user's program is another
+    module.
     """
     warnings.filterwarnings("default", ".* until version 0", DeprecationWarning)
 

@@ -51,7 +51,10 @@ def proxy_for(url: str) -> str | None:
 
 
 def is_own(host: str) -> bool:
-    """Return whether ``host`` is this machine: loopback, or an address of one of its interfaces."""
+    """Return whether ``host`` is this machine: ``localhost``, the machine's name, a loopback
+    address, an unspecified address such as 0.0.0.0, or an address of one of the machine's
+    interfaces.
+    """
     name = host.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -85,20 +88,23 @@ def environment_fault(url: str) -> str | None:
         return str(error)
     if "[" in _no_proxy():
         name = _name_of("no_proxy")
-        return f"{name}={_no_proxy()!r}: addresses have no brackets there; write ::1, not [::1]"
+        return (
+            f"{name}={_no_proxy()!r}: addresses in this variable have no brackets; write ::1, not "
+            "[::1]"
+        )
     return None
 
 
 def bypass_proxies(url: str) -> None:
-    """Let libraries that read the environment themselves reach ``url`` without a proxy if it is on
-    this machine. Changes the environment of this process and of its children.
+    """Let libraries that read the environment themselves reach ``url`` without a proxy if ``url``
+    is on this machine. Changes the environment of this process and of its children.
     """
     os.environ.update(exemptions(url))
 
 
 def exemptions(url: str) -> dict[str, str]:
     """Return the variables with which programs that read the environment reach ``url`` without a
-    proxy if it is on this machine. Empty if no variable needs to change.
+    proxy if ``url`` is on this machine. The result is empty if no variable needs to change.
     """
     host = _host_of(url)
     # To Python, an empty http_proxy turns HTTP_PROXY off, and to most other programs it does not.
@@ -132,9 +138,9 @@ def _no_proxy() -> str:
 def _is_exempt(url: str, host: str) -> bool:
     """Return whether ``NO_PROXY`` names ``host``.
 
-    Its entries are separated by commas or blanks. They are names, ends of names (``.org`` or
-    ``*.org``), addresses with or without brackets, networks, and ``*``, each with or without a
-    port.
+    The entries of ``NO_PROXY`` are separated by commas or blanks. They are names, ends of names
+    (``.org`` or ``*.org``), addresses with or without brackets, networks, and ``*``, each with or
+    without a port.
     """
     try:
         port = urlsplit(url).port
@@ -164,7 +170,9 @@ def _name_of(name: str) -> str:
 
 
 def _checked(name: str, proxy: str) -> str:
-    """Return the proxy. Raises `ConfigError` if no client can use it."""
+    """Return ``proxy``. Raises `ConfigError`, which names the variable ``name``, if no client can
+    use this proxy.
+    """
     advice = f"set {name} to http://HOST:PORT, or unset it"
     try:
         parts = urlsplit(proxy)
@@ -173,7 +181,10 @@ def _checked(name: str, proxy: str) -> str:
         raise ConfigError(f"{name}={_shown(name)}: {error}; {advice}") from error
     if parts.scheme.lower() not in _SCHEMES or not has_host:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-        raise ConfigError(f"{name}={_shown(name)}: a proxy's URL begins with {known}; {advice}")
+        raise ConfigError(
+            f"{name}={_shown(name)}: a proxy's URL begins with {known} and names a host, and its "
+            f"port is not 0; {advice}"
+        )
     if parts.scheme.lower().startswith("socks") and find_spec("socksio") is None:
         raise ConfigError(
             f"{name}={_shown(name)}: a SOCKS proxy needs the package socksio, which is not "
@@ -183,7 +194,7 @@ def _checked(name: str, proxy: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return the variable's value in quotes, with the user and the password left out."""
+    """Return the value of the variable ``name`` in quotes, without the user and the password."""
     value = os.environ.get(name, "")
     start, at, end = value.rpartition("@")
     scheme, mark, _ = start.partition("://")
@@ -193,7 +204,8 @@ def _shown(name: str) -> str:
 def _certificates(url: str) -> ssl.SSLContext | bool:
     """Return the TLS context by which a client verifies servers; True for the client's default.
 
-    Raises `ConfigError` for an invalid variable, if ``url`` needs it.
+    If ``url`` is not HTTPS, the returned value is not used. Otherwise, a variable that names no
+    usable certificates, or no usable file for TLS keys, raises `ConfigError`.
     """
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     if os.environ.get(_KEY_LOG) and not _may_log_keys():
@@ -222,8 +234,8 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
 
 
 def certificate_file(url: str, *names: str) -> str | None:
-    """Return the file of certificates that the first of these variables names, if ``url`` needs one
-    and any of them is set.
+    """Return the value of the first variable of ``names`` that is set, which is a file of
+    certificates. Return None if none is set, or if ``url`` is not HTTPS.
 
     Raises `ConfigError` for a file that cannot be used.
     """
@@ -253,7 +265,9 @@ def _unreadable(name: str, value: str | None, error: OSError | ValueError) -> Co
 
 
 def _may_log_keys() -> bool:
-    """Return whether a TLS context can be made: Python opens the file for keys with it."""
+    """Return whether a TLS context can be made. Making it also opens the file that
+    ``SSLKEYLOGFILE`` names.
+    """
     try:
         ssl.create_default_context()
     except OSError:

@@ -37,7 +37,7 @@ BENCHMARKS = {
     ),
     "clients": (
         "benchmarks.clients.command:clients",
-        "Calls per second of clients that never report their end, compared with stock vLLM.",
+        "Calls per second of clients that never report a program's end, compared with stock vLLM.",
     ),
     "external": (
         "benchmarks.external:external",
@@ -71,7 +71,7 @@ BENCHMARKS = {
     ),
     "langgraph-runs": (
         "benchmarks.langgraph_runs.command:langgraph_runs",
-        "Runs and searches of LangGraph's API, beside LangGraph's own server.",
+        "Runs and searches of LangGraph's API, compared with LangGraph's own server.",
     ),
     "journal-values": (
         "benchmarks.journal_values:journal_values",

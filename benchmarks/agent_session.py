@@ -1,7 +1,7 @@
 """``benchmarks agent-session``: the cached tokens of a coding agent's session, turn by turn.
 
-Claude Code, Codex or OpenCode runs as `agentrt client` starts it. Its server has vLLM's front end,
-a scripted model that runs a command in each turn, and vLLM's own KV-cache manager.
+Claude Code, Codex or OpenCode runs as `agentrt client` starts it. The agent's server has vLLM's
+front end, a scripted model that runs a command in each turn, and vLLM's own KV-cache manager.
 """
 
 from __future__ import annotations

@@ -72,11 +72,12 @@ from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 
 SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "chat": 0.25}
-"""The default workloads, each with a factor of its tokens that keeps its runs short."""
+"""The default workloads, each with a factor for its tokens that keeps its runs short."""
 PROGRAMS, SLOTS = 512, 64
 BEST_CAP, CAPS = "best cap", (0.5, 1.0)
-"""The caps to try, in multiples of the number of programs that fit. The best cap of each seed
-counts, as if a user had known it before.
+"""A cap is a maximum number of concurrent programs. `CAPS` are the caps to try, in multiples of the
+number of programs that fit into the KV cache. `BEST_CAP` is the contender with the best of these
+caps for each seed, as if a user had known the best cap before.
 """
 LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.name))
 """The policies that run the longest remaining program first: by learned lengths and, as a bound, by
@@ -167,9 +168,9 @@ class BatchLoad(Load):
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
     set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
-    is the number of programs of each input. They begin one after another, or with ``apart`` only
-    after a sample of each other input. ``tool_s`` is the median time of the commonest tool in
-    seconds; 0 for the workload's own.
+    is the number of programs of each input (the samples of the input). The samples of an input
+    begin one after another; with ``apart``, one sample of each other input begins in between.
+    ``tool_s`` is the median time of the commonest tool in seconds; 0 means the workload's own.
     """
 
     name: str
@@ -283,7 +284,7 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     "samples that begin together.",
 )
 @max_num_seqs_option(SLOTS)
-@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies their tokens.")
+@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Factor for the tokens.")
 @click.option("--tools", type=_FACTOR, metavar="S", help="Median seconds of the commonest tool.")
 @real_options("Run on real engines, one for each run.")
 @file(

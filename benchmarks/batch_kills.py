@@ -99,8 +99,8 @@ _COLUMNS = (
     "doors",
     type=click.Choice(DOORS),
     multiple=True,
-    help="run: agentrt run --inputs; sqlite, postgres: /v1/batches with this database. Repeat it "
-    "for several.  [default: all]",
+    help="run: agentrt run --inputs; sqlite, postgres: /v1/batches with this database. Repeat the "
+    "option for several.  [default: all]",
 )
 @seed_option
 def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> int:
@@ -109,7 +109,7 @@ def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> i
     The benchmark also compares the peak memory with the peak memory of a batch that has a tenth of
     the inputs. It fails if a result is missing or occurs twice, or if the larger batch needs more
     than 1.2 times the memory of the smaller batch. With --door sqlite and --door postgres, the
-    server gets two batches, one of chats and one of programs, with this number of requests each.
+    server gets two batches, one of chats and one of programs, with --inputs requests each.
     """
     rows, is_right = [], True
     for door in doors or DOORS:

@@ -82,7 +82,7 @@ in a session, and 142,000 prompt tokens and 444 output tokens over all calls.
 _GAP = (1.0, 1.5)
 """Median and spread of the seconds from an answer to the next turn (assumed)."""
 _LONGEST_GAP_S = 10.0
-"""The rule of the published runs."""
+"""Maximum gap in seconds, as in the published runs."""
 _AT_START = 64
 """Number of sessions from which a client's first session is drawn."""
 

@@ -58,7 +58,7 @@ class Gpu:
 
     The published model has a base and a slope for the tokens that a step computes. Its base
     includes the mean time for reading contexts. Here this time is subtracted from the base and
-    charged to the steps that read, by the card's ``bytes_per_s``. ``read_tokens``, the tokens that
+    charged to the steps that read, by the GPU's ``bytes_per_s``. ``read_tokens``, the tokens that
     a mean step reads, was not published and is assumed. Our own FCFS runs read 115,000 to 172,000
     tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 2 to 5 ms too small. ``link``
     is the bandwidth of the GPU's link to host memory, as a multiple of PCIe 5.0's bandwidth.
@@ -177,9 +177,9 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 
 
 @click.command(cls=ManyCommand, epilog=EPILOG)
-@many("--gpu", metavar="NAME,…", help=f"[default: {', '.join(GPUS)}]")
-@many("--rate", metavar="N,…", help="Jobs a second.  [default: 1, 3, 6, 10]")
-@policy_option(f"Run these contenders only.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
+@many("--gpu", metavar="NAME,…", help=f"GPUs to predict.  [default: {', '.join(GPUS)}]")
+@many("--rate", metavar="N,…", help="Arrival rates, in jobs a second.  [default: 1, 3, 6, 10]")
+@policy_option(f"Run only these contenders.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
 @seeds_option(suffix="  [default: 3; 1 with --quick]")
 @seed_option
 @jobs_option

@@ -61,13 +61,15 @@ _OF_20 = ("workload", "load", "programs", "max_num_seqs", "seeds", "jobs", "plot
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|19|20")
 @policy_option("Policies to compare.  [default: as the paper]")
-@json_flag("One JSON object per policy (20: one).")
-@file("--plot", about="Figure 20: .png, .svg or .pdf")
-@click.option("--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20.")
+@json_flag("Print one JSON object for each policy; for figure 20, one object in all.")
+@file("--plot", about="Figure 20: file for a drawing (.png, .svg or .pdf).")
+@click.option(
+    "--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20: workload."
+)
 @load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @programs_option("Figure 20: number of programs.", default=200)
-@max_num_seqs_option(default=16, suffix="  Figure 20.")
-@seeds_option(default=1, suffix="  Figure 20.")
+@max_num_seqs_option(default=16, suffix="  For figure 20.")
+@seeds_option(default=1, suffix="  For figure 20.", first="0")
 @jobs_option
 @click.pass_context
 def figure(ctx: click.Context, /, number: str, **options: Any) -> None:
@@ -294,4 +296,4 @@ FIGURE_19 = Toy(
 """Two parallel short calls (A) against one long call (B), on one slot."""
 
 TOYS = {toy.figure: toy for toy in (FIGURE_2, FIGURE_19)}
-"""Figures whose number is a waiting time."""
+"""The toy examples, by the numbers of their figures. The paper states a waiting time for each."""

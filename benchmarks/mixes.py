@@ -137,7 +137,9 @@ def _power_of_two(least: int) -> int:
 
 
 def demo_report(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """``report`` of ``agentrt demo``: a plan, eight sections at once, a summary."""
+    """Make the program ``report`` of ``agentrt demo``: a plan, eight sections at once, and a
+    summary.
+    """
     sections = range(1, 9)
     calls = (
         CallShape(32, 12, node="plan"),
@@ -148,7 +150,9 @@ def demo_report(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def demo_lookup(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """``lookup`` of ``agentrt demo``: two rounds of a thought and a tool of 0.4 s, an answer."""
+    """Make the program ``lookup`` of ``agentrt demo``: two rounds of a thought and a tool of 0.4 s,
+    and an answer.
+    """
     calls = (
         CallShape(24, 12, node="think"),
         CallShape(24, 24, after=(0,), gap_s=0.4, tool="search", node="think"),

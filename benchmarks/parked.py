@@ -79,7 +79,7 @@ async def measure(measured: Results, path: Path, programs: int, rng: random.Rand
     async with opened(path) as local:
         measured.add("a server's start", figures=await local.timed(local.started()))
         measured.add("100 questions listed", figures=await local.timed(local.listed()))
-        note("answering them")
+        note("answering all questions")
         measured.add("answered after that", figures=await local.timed(local.answered(rng)))
 
 

@@ -106,8 +106,8 @@ def _to_stock(when: str) -> Callable[[Results], str]:
 
 
 def _means(results: Results, when: str) -> list[float]:
-    """Return, for each seed, the median over the seed's pairs of runs of the ratio of our mean to
-    stock's mean.
+    """Return a value for each seed: the median, over the seed's pairs of runs, of agentrt's mean
+    divided by stock's mean.
     """
     return [median(each["mean"][when]) for each in results]
 

@@ -1,9 +1,9 @@
 """``benchmarks sensitivity``: the effect of each constant of the scheduler.
 
-A constant is a name in capital letters that a module of the scheduler assigns to a number written
-out in the source. Each constant is halved and doubled in turn, on workloads on which no constant
-was tuned. The scheduler's code reads such names while it runs, so that a new value takes effect at
-once. vLLM's real scheduler and KV-cache manager decide in virtual time, as in ``python -m
+A constant is a name in capital letters to which a module of the scheduler assigns a number that is
+written out in the source. Each constant is halved and doubled in turn, on workloads on which no
+constant was tuned. The scheduler's code reads such names while it runs, so that a new value takes
+effect at once. vLLM's real scheduler and KV-cache manager decide in virtual time, as in ``python -m
 benchmarks memory``.
 """
 

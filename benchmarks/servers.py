@@ -112,7 +112,7 @@ class StockServer(Server):
         Raises `EngineStartError` if the process ends before it serves, and `TimeoutError` if the
         start takes too long.
         """
-        # As in `agentrt serve`, which limits what it stores.
+        # `agentrt serve` stores responses, too.
         environment = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
         with collecting():
             self.process = await asyncio.create_subprocess_exec(*self._command, env=environment)
@@ -201,7 +201,8 @@ def engine_and_model(
 ) -> tuple[EngineOptions, str]:
     """Return the engine's options and the model of ``--model``, by default the embedded model.
 
-    ``slots`` is the number of batch slots, by default the value of ``--max-num-seqs``.
+    ``slots`` is the number of batch slots, by default the value of ``--max-num-seqs``. ``policy``
+    is the policy of agentrt's scheduler, by default agentrt's default.
     """
     slots = options.get("max_num_seqs") if slots is None else slots
     scheduler = SchedulerConfig() if policy is None else SchedulerConfig(policy=policy)

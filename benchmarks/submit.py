@@ -82,7 +82,7 @@ OTHERS = (
 
 @click.command()
 @repeat_option(5)
-@count_option("--seconds", default=10, about="Seconds of each turn beside hostile programs.")
+@count_option("--seconds", default=10, about="Seconds of each turn of short calls.")
 @click.option("--quick", is_flag=True, help="Run 3 repeats of 4 seconds.")
 @model_option
 @json_option

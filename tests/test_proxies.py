@@ -221,5 +221,5 @@ def test_libraries_of_others_are_told_of_this_machine(monkeypatch: pytest.Monkey
 def test_brackets_break_libraries_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "[::1]")
     assert environment_fault(FAR) == (
-        "NO_PROXY='[::1]': addresses have no brackets there; write ::1, not [::1]"
+        "NO_PROXY='[::1]': addresses in this variable have no brackets; write ::1, not [::1]"
     )

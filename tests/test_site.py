@@ -67,7 +67,7 @@ def url(site: Path) -> Iterator[str]:
 def test_all_that_the_code_says_is_in_the_reference(site: Path) -> None:
     reference = site / "reference"
     program = (reference / "python" / "programs" / "index.html").read_text("utf-8")
-    assert "execution DAG" in program
+    assert 'id="agentrt.Context.llm"' in program
     settings = (reference / "settings" / "index.html").read_text("utf-8")
     assert all(f">{name}" in settings for name in ("SchedulerConfig", "EngineOptions", "Limits"))
     run = (reference / "command-line" / "run" / "index.html").read_text("utf-8")

@@ -35,7 +35,10 @@ class CallFile(LineFile):
         try:
             super().__init__(path)
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror or error}; make this file writable, "
+                "and run the batch again"
+            ) from error
         try:
             self.drop(len(self.incomplete()))
             ended = {key_of(result.program) for result in results.all()}
@@ -62,7 +65,9 @@ class CallFile(LineFile):
                 yield key_of(files.parse_json(line.decode())["program"]), line
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether the file has all calls of a run."""
+        """Return whether the file has the beginning of a run, and therefore all calls of the run so
+        far.
+        """
         return run_id in self._calls
 
     def take(self, run_id: str) -> list[CallTokens]:
@@ -87,7 +92,7 @@ class CallFile(LineFile):
         except OSError as error:
             raise JournalWriteError(
                 f"{self.path} cannot be written: {error.strerror or error}; remove the cause, and "
-                "the batch continues"
+                "run the same batch again to resume it"
             ) from error
 
     def remove(self) -> None:

@@ -1,4 +1,5 @@
-"""Reading and checking the records of a batch, one at a time, from JSONL, JSON, CSV or Parquet.
+"""Reading and checking the records of a batch, one after another, from JSONL, JSON, CSV, TSV or
+Parquet.
 
 A record becomes an `Item`, which has an id, the program's input, and the whole record for scores.
 """
@@ -85,7 +86,9 @@ class Problem:
 
 
 class InputsError(UsageError):
-    """Records that cannot be used. ``problems`` has a line for each of the first such records."""
+    """An error about records that cannot be used, or about a file without records. ``problems`` has
+    a line for each of the first records that cannot be used.
+    """
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -159,9 +162,9 @@ def _as_text(value: Any) -> str:
 class Fields:
     """The names of the fields that hold a record's input and id.
 
-    With None, the input is the field ``input`` if the first record has one, otherwise the whole
-    record; the id is the field ``id`` if the first record has one, otherwise the record's number,
-    counted from 1.
+    If ``input`` is None, a record's input is its field ``input`` if the first record has this
+    field, otherwise the whole record. If ``id`` is None, a record's id is its field ``id`` if the
+    first record has this field, otherwise the record's number, counted from 1.
     """
 
     input: str | None = None
@@ -213,9 +216,10 @@ def _listed(record: Mapping[str, Any]) -> str:
 class InputFile:
     """The records of a file, or of the standard input (``-``), as items.
 
-    Each iteration reads the file again and keeps one record at a time in memory. The items are the
-    first ``limit`` records that fulfil all ``conditions``. A pipe and the standard input can be
-    read only once, so they are copied to a temporary file first.
+    Each iteration reads the file again. It keeps one record at a time in memory, except for JSON
+    (all records) and Parquet (256 rows). The items are the first ``limit`` records that fulfil all
+    ``conditions``. A pipe and the standard input can be read only once, so they are copied to a
+    temporary file first.
     """
 
     def __init__(
@@ -256,13 +260,14 @@ class InputFile:
         shown: int = 20,
         each: Callable[[Item], object] | None = None,
     ) -> int:
-        """Read all records once, and return their number.
+        """Read and check all items once, and return their number.
 
         ``accept`` must raise `UsageError` for an input that the program cannot take. ``each`` is
         called with each item that can be used.
 
-        Raises `InputsError` with up to ``shown`` problems, and `UsageError` for a file that cannot
-        be read.
+        Raises `InputsError` with up to ``shown`` problems if records cannot be used. Also raises
+        `InputsError` if there are no items, or if no record has the field of a condition, and
+        `UsageError` for a file that cannot be read.
         """
         problems: list[str] = []
         count = wrong = 0
@@ -278,7 +283,7 @@ class InputFile:
             else:
                 place, key = entry.place, key_of(entry.id)
                 if key in seen:
-                    # Finding the first place reads the file again, so only for those shown.
+                    # Finding the first place reads the file again: only for shown problems.
                     first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)
@@ -303,17 +308,19 @@ class InputFile:
             )
         for name, was_there in fields_seen.items():
             if not was_there:
-                raise InputsError(f"{self.name}: --where: no record has the field {name!r}")
+                raise InputsError(
+                    f"{self.name}: --where: no record has the field {name!r}; correct its name"
+                )
         if not count:
             raise InputsError(
-                f"{self.name}: no records that fulfil --where; change the condition"
+                f"{self.name}: no record fulfils --where; change the condition"
                 if self._conditions
                 else f"{self.name}: the file has no records; add at least one record"
             )
         return count
 
     def _first_place(self, twin: Item) -> str:
-        """Return the place of the first item with the same id."""
+        """Return the place of the first item that has the id of ``twin``."""
         entries = (entry for entry in self._selected({}) if isinstance(entry, Item))
         return next((entry.place for entry in entries if entry.id == twin.id), "this file")
 
@@ -528,7 +535,10 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(records, list):
         hint = ""
         if isinstance(records, dict):
-            hint = f"; its keys are {_listed(records)}: extract the list, such as by jq '[.[]]'"
+            hint = (
+                f"; the object has the keys {_listed(records)}: extract the list, for example "
+                "with jq '[.[]]'"
+            )
         raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records{hint}")
     for number, record in enumerate(records, 1):
         yield f"record {number}", record

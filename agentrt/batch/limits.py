@@ -1,4 +1,4 @@
-"""The limits of each item of a batch, and the share of ended runs after which a batch stops the
+"""The limits of each run of a batch, and the share of ended runs after which a batch stops the
 remaining runs.
 """
 
@@ -16,11 +16,13 @@ from agentrt.runtime.run import Run
 
 @dataclass(frozen=True, slots=True)
 class ItemLimits:
-    """The limits of one item. ``max_tokens_total`` limits the prompt and output tokens of all calls
-    together, ``max_calls`` the number of calls, and ``timeout`` the seconds. None means no limit.
+    """The limits of one run of an item. ``max_tokens_total`` limits the prompt and output tokens of
+    all calls together, ``max_calls`` the number of calls, and ``timeout`` the seconds. None means
+    no limit.
 
-    A program is stopped when it begins a call after a limit was reached. The call that exceeds the
-    token limit is not aborted, because the number of its tokens is known only at its end.
+    A run that has reached its limit of tokens or calls is stopped when it begins another call. The
+    call that exceeds the token limit is not aborted, because the number of its tokens is known only
+    at its end. A run that has reached its ``timeout`` is stopped at once.
     """
 
     max_tokens_total: int | None = None
@@ -36,7 +38,7 @@ class ItemLimits:
             )
 
     def at_call(self, run: Run) -> Over | None:
-        """Return the limit that forbids the call that begins now, or None."""
+        """Return the name of the limit that forbids the call that begins now, or None."""
         row = run.row
         if self.max_calls is not None and row.finished_calls + len(row.calls) > self.max_calls:
             return "max-calls"
@@ -45,7 +47,7 @@ class ItemLimits:
         return None
 
     def at_end(self, run: Run) -> Over | None:
-        """Return the limit that a program has exceeded by its end, or None."""
+        """Return the name of the token limit if a run has exceeded it by the run's end, or None."""
         if self.max_tokens_total is not None and tokens_of(run) > self.max_tokens_total:
             return "max-tokens-total"
         return None
@@ -67,7 +69,7 @@ def check_count(
 
 
 def tokens_of(run: Run) -> int:
-    """Return the prompt and output tokens of a program's calls that have ended."""
+    """Return the number of prompt and output tokens of a run's calls that have ended."""
     return run.row.usage.prompt_tokens + run.row.usage.output_tokens
 
 

@@ -23,7 +23,9 @@ drafts of `files.replacing`, can have longer names. File systems allow 255.
 
 
 class LineWriter(ABC):
-    """A writer of lines, used in one event loop. A subclass says in `append` where the lines go."""
+    """A writer of lines, used in one event loop. A subclass implements `append`, which stores the
+    lines.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="results")
@@ -41,7 +43,8 @@ class LineWriter(ABC):
     async def put_line(self, line: bytes) -> None:
         """Add a line, which must end with a line end, and return when the line is on the disk.
 
-        If the caller is cancelled, the line is written nevertheless. Raises `OSError`.
+        If the caller is cancelled, the line is written nevertheless. Raises `OSError` if the line
+        cannot be written.
         """
         written = asyncio.get_running_loop().create_future()
         self._pending.append((line, written))
@@ -69,7 +72,7 @@ class LineWriter(ABC):
             await asyncio.wait([self._writing])
 
     def close(self) -> None:
-        """Release what the writer holds. Idempotent."""
+        """Wait for a write that is in progress, and end the writer's thread. Idempotent."""
         self._thread.shutdown()
 
 
@@ -116,7 +119,7 @@ class LineFile(LineWriter):
         """Add complete lines, and wait until they are on the disk.
 
         This method blocks, so call it in a thread, or where no event loop runs. If it raises
-        `OSError`, the file has its earlier content again.
+        `OSError`, the file has its earlier content again, unless the disk refuses this, too.
         """
         size = os.fstat(self._descriptor).st_size
         try:
@@ -147,8 +150,9 @@ class LineFile(LineWriter):
 
 class OutputFile(LineFile):
     """A file of lines that an option of the command line names. While it is open, no other process
-    can write it. ``option`` is the option's name, for messages. As a context manager, the file is
-    closed, or abandoned if the block raises `UsageError`, since then the batch has not begun.
+    can write it. ``option`` is the option's name, for messages. At the end of a ``with`` block, the
+    file is closed. If the block raises `UsageError`, the batch has not begun, so the file is
+    abandoned (`abandon`).
 
     Raises `UsageError` for a path to which lines cannot be written.
     """
@@ -175,8 +179,8 @@ class OutputFile(LineFile):
         length = len(os.fsencode(self.path.name))
         if length > _LONGEST_NAME:
             raise UsageError(
-                f"{where}: the name has {length} bytes; give a name of at most {_LONGEST_NAME}, "
-                "since the files beside it have longer names"
+                f"{where}: the name has {length} bytes; give a name of at most {_LONGEST_NAME} "
+                "bytes, since the files beside this file have longer names"
             )
         if self.path.is_dir():
             raise UsageError(f"{where} is a folder; name a file")

@@ -14,8 +14,8 @@ _DEEPEST = 100
 
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return a value in which all keys are text. Parts that contain themselves or are nested too
-    deeply are replaced by ``…``. Whole numbers that are too large for decimal digits are
+    """Return ``value`` with text as the keys of all mappings. Parts that contain themselves or are
+    nested too deeply are replaced by ``…``. Whole numbers that are too large for decimal digits are
     hexadecimal text.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """Convert a value like `plain`, but a model's reply to its text."""
+    """Convert a model's reply to its text, and any other value as `plain` does."""
     return value.text if isinstance(value, ReadsAsText) else plain(value)
 
 

@@ -28,7 +28,7 @@ because JSON escapes quotes there.
 class RecordedTokens:
     """The tokens of one sample of one input: a group of sequences from one run.
 
-    ``sequences`` contain each token that the model wrote exactly once as a token of the mask.
+    Each token that the model wrote is marked in the mask of exactly one of the ``sequences``.
     ``rewards`` are the rewards that the program added with `Context.reward`, in order, and
     ``reward`` is their sum; None if there are no rewards. ``complete`` is False if the tokens of
     some calls are missing, because an earlier process did not record them. ``id``, ``sample``,
@@ -47,7 +47,7 @@ class RecordedTokens:
     sequences: tuple[TokenSequence, ...]
 
     def to_line(self) -> bytes:
-        """Return the line of these tokens in a file."""
+        """Return these tokens as a line of a file."""
         names = [entry.name for entry in dataclasses.fields(self) if entry.name != "sequences"]
         head = json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False)
         each = ", ".join(map(_sequence_text, self.sequences))
@@ -68,8 +68,8 @@ def _sequence_text(sequence: TokenSequence) -> str:
 
 
 def from_line(line: bytes) -> RecordedTokens:
-    """Read a line. For a line that `to_line` did not write, raises `ValueError`, `TypeError`,
-    `KeyError` or `AttributeError`.
+    """Return the tokens in a line of a file. For a line that `to_line` did not write, raises
+    `ValueError`, `TypeError`, `KeyError` or `AttributeError`.
     """
     value = files.parse_json(line.decode())
     sequences = tuple(TokenSequence(**each) for each in value.pop("sequences"))
@@ -78,7 +78,7 @@ def from_line(line: bytes) -> RecordedTokens:
 
 def read_tokens(path: str | Path) -> Iterator[RecordedTokens]:
     """Yield the tokens in a file of lines, one run at a time. Raises `UsageError` for a file that
-    cannot be read, or that has no tokens.
+    cannot be read, or that has a line without the tokens of a run.
     """
     path = Path(path)
     for number, line in enumerate(complete_lines(path), 1):
@@ -86,13 +86,13 @@ def read_tokens(path: str | Path) -> Iterator[RecordedTokens]:
             yield from_line(line)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
-                f"{path}, line {number}: not the tokens of a result; name a file that a batch has "
-                "written with --tokens"
+                f"{path}, line {number}: this line does not have the tokens of a result; name a "
+                "file that a batch has written with --tokens"
             ) from error
 
 
 def complete_lines(path: Path) -> Iterator[bytes]:
-    """Yield the complete lines of a file."""
+    """Yield the complete lines of a file. Raises `UsageError` for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))
@@ -142,8 +142,8 @@ def _schema() -> Any:
 
 
 def write_table(path: Path, kind: str, lines: Path) -> None:
-    """Convert the file ``lines`` to the file ``path``. An existing file is replaced only when the
-    new file is complete.
+    """Convert the file ``lines`` to the file ``path``, in the format ``kind``: ``parquet`` or
+    ``arrow``. An existing file is replaced only when the new file is complete.
     """
     arrow, schema = check_pyarrow(), _schema()
     with files.replacing(path, stat.S_IMODE(lines.stat().st_mode)) as copy:

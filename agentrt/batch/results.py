@@ -72,7 +72,7 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """The prompt and output tokens of all calls."""
+        """The number of prompt and output tokens of all calls."""
         return self.prompt_tokens + self.output_tokens
 
     @property
@@ -83,7 +83,7 @@ class Result:
         return self.state != "done" and self.over != "stop-when"
 
     def to_line(self) -> bytes:
-        """Return the line of this result in a file."""
+        """Return this result as a line of a file."""
         values = {name: getattr(self, name) for name in _NAMES}
         values["seconds"] = round(self.seconds, 3)
         return as_json(values).encode("utf-8", "replace") + b"\n"
@@ -113,14 +113,14 @@ def read_result(line: bytes) -> Result:
     if not isinstance(value, dict) or not {"id", "sample", "state"} <= set(value):
         raise ValueError("agentrt did not write this line")
     if value["state"] not in STATES:
-        raise ValueError(f"the state {value['state']!r} is none of {', '.join(STATES)}")
+        raise ValueError(f"the state is {value['state']!r}; allowed are {', '.join(STATES)}")
     kept = {name: item for name, item in value.items() if name in _NAMES}
     for name, item in kept.items():
         is_valid = isinstance(item, _TYPES.get(name, object))
         if is_valid and name in _ITEMS:
             is_valid = all(isinstance(each, _ITEMS[name]) for each in item.values())
         if not is_valid:
-            raise ValueError(f"{name} has the value {item!r:.40}")
+            raise ValueError(f"the field {name} has the invalid value {item!r:.40}")
     return Result(**{**kept, "id": str(value["id"])}, earlier=True)
 
 
@@ -200,8 +200,8 @@ class ResultFile(OutputFile):
         self.drop(len(rest))
 
     def _begin(self, retry: Retry | None) -> None:
-        """Index the lines of the file. In a round of a retry, results that were written before the
-        start of the round are repeated.
+        """Index the lines of the file. In a round, the runs or scores that ``retry`` names are
+        repeated if their results were written before the start of the round.
         """
         size = os.fstat(self._descriptor).st_size
         begun = self._read_retry()
@@ -243,7 +243,7 @@ class ResultFile(OutputFile):
             self._ended[key] = start
 
     def _is_scored(self, result: Result) -> bool:
-        """Return whether a result has all scores and none of them raised."""
+        """Return whether a result has all scores, and no score has raised an error."""
         there = {name.partition(".")[0] for name in result.scores}
         return not result.score_errors and there.issuperset(self._scores)
 
@@ -265,7 +265,7 @@ class ResultFile(OutputFile):
         return key in self._ended and key not in self._unscored
 
     def is_unbegun(self, item_id: str, sample: int) -> bool:
-        """Return whether the file says of a sample only that it was not begun."""
+        """Return whether the file has a line which says that a sample was not begun."""
         return key_of(item_id, sample) in self._unbegun
 
     def unscored(self, item_id: str, sample: int) -> Result | None:

@@ -54,8 +54,8 @@ from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.config import BATCH_SCHEDULER, SchedulerConfig
 
 DEFAULT_LIVE = 256
-"""Default number of programs of a batch that are live at the same time. How many of them may use
-the KV cache is decided by the engine's admission control.
+"""Default for the maximum number of programs of a batch that are live at the same time. How many of
+them may use the KV cache is decided by the engine's admission control.
 """
 MAX_SAMPLES = 1_000_000
 """Maximum number of samples of an input. All of them are looked up before the batch begins."""
@@ -66,7 +66,7 @@ of the error is removed.
 _AGAIN_S = 5.0
 """Seconds after which a program that has ignored a cancellation is cancelled again."""
 _LINES = 1000
-"""Number of lines of samples that were not begun that are written together."""
+"""Maximum number of lines that are written together for samples that were not begun."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -174,8 +174,9 @@ class Batch:
         return self._runtime.weights_version
 
     def slowest(self, count: int = 5) -> list[tuple[str, float]]:
-        """Return the ``count`` live items that have run longest, each with the seconds that it has
-        run.
+        """Return the ids of the live items that have run longest, at most ``count``, each with the
+        seconds of its run. With several samples, the number of the sample follows the id
+        (``ID#SAMPLE``).
         """
         now = time.monotonic()
         longest = heapq.nsmallest(count, self._live.values(), key=lambda live: live.began)
@@ -190,10 +191,11 @@ class Batch:
         self._draining = True
 
     def stop_samples(self, item_id: str, below: int) -> None:
-        """Stop those samples of an item that have a number below ``below``, as ``stop_when`` does.
+        """Stop the samples of an item that have a number below ``below``, as
+        `BatchSettings.stop_when` does.
 
-        A sample that has not begun has a result without a program, which is not written to the
-        file.
+        A sample that has not begun gets a result without a program. This result is not written to
+        the file.
         """
         self._stopped[item_id] = below
         for live in self._live.values():
@@ -289,8 +291,9 @@ class Batch:
         self._stop_stragglers()
 
     def _check_first(self, item: Item) -> None:
-        """Raise `UsageError` if the program cannot take the first input, since then it most likely
-        can take none. A later input that it cannot take has a failed result.
+        """Raise `UsageError` if the program cannot take the first input, because such a program
+        most likely can take no input. A later input that the program cannot take gets a failed
+        result.
         """
         try:
             self._target.accept(item.input)
@@ -512,7 +515,9 @@ class Batch:
             except (Exception, SystemExit) as error:
                 if (fatal := fatal_in(error)) is not None:
                     raise fatal from None
-                late = f"took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                late = (
+                    f"the score took longer than {limit:g} s (timeout)" if timer.expired() else ""
+                )
                 errors[score.name] = late or _message_of(error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
@@ -578,8 +583,10 @@ class Batch:
 
 
 _OVER: Mapping[Over, str] = {
-    "max-tokens-total": "the calls used {limits.max_tokens_total} tokens (max-tokens-total)",
-    "max-calls": "the program made {limits.max_calls} calls (max-calls)",
+    "max-tokens-total": (
+        "the calls used at least {limits.max_tokens_total} tokens (max-tokens-total)"
+    ),
+    "max-calls": "the program began more than {limits.max_calls} calls (max-calls)",
     "timeout": "the program took longer than {limits.timeout} s (timeout)",
     "stop-when": "enough other runs had ended (stop-when)",
 }
@@ -630,7 +637,7 @@ def check_program(result: Result, name: str, path: Path) -> None:
     if result.program and not result.program.startswith(f"{start}."):
         raise UsageError(
             f"{path} has results of another program: {result.program} for {result.id!r}, but the "
-            f"program is now {name!r}; name another file with --out"
+            f"program of this batch is {name!r}; name another file with --out"
         )
 
 
@@ -704,8 +711,8 @@ async def batch(
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
     ``stop_when`` of all runs has ended, such as ``"99%"``, the remaining runs are stopped. Runs
-    that had not begun then have a result with ``attempt`` 0; without ``stop_when``, the same call
-    makes them. ``price`` is the price of a million prompt tokens and of a million output tokens.
+    that had not begun then have a result with ``attempt`` 0; the same call without ``stop_when``
+    runs them. ``price`` is the price of a million prompt tokens and of a million output tokens.
 
     With ``tokens``, `Result.recorded` has the token ids, the log probabilities and the mask of the
     tokens that the model wrote. If ``tokens`` is the name of a file, they are written to this file,

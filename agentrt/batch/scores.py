@@ -36,7 +36,9 @@ _STDERR = 400
 
 
 class ScoreError(AgentrtError):
-    """A score whose value is not a number."""
+    """A score without a number: its function returned another value, or its process or its program
+    failed.
+    """
 
 
 class Score:

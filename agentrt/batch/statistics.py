@@ -45,8 +45,9 @@ def pass_at(k: int, samples: int, passed: int) -> float:
     """Return the unbiased estimate of pass@k for an input. Of the input's ``samples`` samples,
     ``passed`` samples have passed.
 
-    It is 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, Evaluating Large Language Models Trained on
-    Code, equation 1). Raises `ValueError` if ``k`` or ``passed`` exceeds the number of samples.
+    The estimate is 1 - C(n-c, k) / C(n, k), where n is ``samples`` and c is ``passed`` (Chen et al.
+    2021, Evaluating Large Language Models Trained on Code, equation 1). Raises `ValueError` if
+    ``k`` or ``passed`` exceeds the number of samples.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(
@@ -81,9 +82,10 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
     """Return a summary of results as JSON: their states, their costs, and each score.
 
     The mean and the interval of a score are computed over inputs: each input counts with the mean
-    of its samples. They include only results that have the score; ``missing`` is the number of all
-    other results. For ``pass@k``, a result without the score, such as a failed run, counts as not
-    passed, and a run that was not begun does not count.
+    of its samples. They include only results that have the score. ``errors`` is the number of
+    results whose score raised an error, and ``missing`` the number of all other results without the
+    score. For ``pass@k``, a result without the score, such as a failed run, counts as not passed,
+    and a run that was not begun does not count.
     """
     states: Counter[str] = Counter()
     over: Counter[str] = Counter()

@@ -83,7 +83,9 @@ class ProgramTarget:
 
 
 class GraphTarget:
-    """A LangGraph graph. Each item is a thread, which is resumed from its last checkpoint."""
+    """A LangGraph graph. Each run of an item has its own thread, which is resumed from its last
+    checkpoint.
+    """
 
     def __init__(
         self, graph: Any, name: str, threads: Any, *, forgets: bool, calls: CallFile | None = None
@@ -196,8 +198,9 @@ async def opened_target(
     A graph keeps its threads in ``checkpointer`` (``memory`` or ``sqlite:FILE``). Without this
     argument, the threads are in the graph's own checkpointer. If the graph has no checkpointer,
     they are in a file next to ``beside``, the file of the results, or else in memory until they
-    end. With ``tokens_of``, the tokens of the graph's calls are kept in a file next to these
-    results until the batch has ended.
+    end. A graph that was compiled with ``checkpointer=False`` has no threads. With ``tokens_of``,
+    the tokens of the graph's calls are kept in a file next to these results until the batch has
+    ended.
     """
     if isinstance(program, Program):
         yield ProgramTarget(program)

@@ -55,12 +55,14 @@ def recorded_tokens(result: Result, log: TokenLog, results: Path | None) -> Reco
 
 
 def check_executor(info: ExecutorInfo, option: str = "--tokens") -> None:
-    """Raise `ConfigError` for an executor that does not report exact tokens."""
+    """Raise `ConfigError` for an executor that does not report token ids and the model's own log
+    probabilities. ``option`` begins the error's message.
+    """
     if not info.logprobs:
         raise ConfigError(
             f"{option} needs an engine that reports token ids and the model's own log "
-            "probabilities, but this engine does not; use the engine vllm, without its flag "
-            "--logprobs-mode, or transformers"
+            "probabilities, but this engine does not; use the engine transformers, or the engine "
+            "vllm without its flag --logprobs-mode"
         )
 
 
@@ -127,8 +129,8 @@ class TokenFile(OutputFile):
 
     def _not_tokens(self, where: str) -> UsageError:
         return UsageError(
-            f"{self._named}: {where} is not the tokens of a result; name a file of tokens, or a "
-            "new file"
+            f"{self._named}: {where} does not have the tokens of a result; name a file of tokens, "
+            "or a new file"
         )
 
     def _prune(self, results: ResultFile) -> None:

@@ -1,4 +1,6 @@
-"""``agentrt run --inputs``: check the records, run the program on each, and show the progress."""
+"""``agentrt run --inputs``: check the records, run the program on each record, and show the
+progress.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ class _BatchJob:
 
 
 def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, Any]) -> int:
-    """Run the batch, and return the exit code. Raises `UsageError` for an invalid option."""
+    """Run the program ``target`` on each record of ``--inputs``, and return the exit code. Raises
+    `UsageError` for an invalid option.
+    """
     for name, flag in _NOT_WITH_INPUTS.items():
         if options[name]:
             raise UsageError(f"{flag} is for a single input: leave it out with --inputs")
@@ -209,8 +213,9 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
 
 
 def _scores(target: str, named: Sequence[str]) -> list[Score]:
-    """Return the scores of the program's file and the scores that ``--score`` names. Raises
-    `UsageError`.
+    """Return the scores of the program's file, if it is a Python file, and the scores that
+    ``--score`` names. Raises `UsageError` for a score that does not exist, and for two scores of
+    the same name.
     """
     path, _ = split_target(target)
     scores = scores_among(vars(import_file(path))) if path.suffix == ".py" else []
@@ -240,7 +245,7 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
 
 @asynccontextmanager
 async def _opened(job: _BatchJob) -> AsyncIterator[Target]:
-    """Open the program or the graph during the ``with`` block.
+    """Open the batch's program or graph during the ``with`` block, and yield it as a `Target`.
 
     Raises `UsageError` if ``--checkpointer`` is set for a program, and `ProgramLoadError`,
     `ImportFailedError` or another `AgentrtError` if a graph cannot be opened.
@@ -365,8 +370,8 @@ def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
         raise
     if changed:
         say(
-            f"warning: the inputs of {changed} results in {job.out.path} have changed since; "
-            "--retry all repeats all results"
+            f"warning: the inputs of {changed} results in {job.out.path} have changed since these "
+            "results were written; --retry all repeats all results"
         )
     return total, left
 

@@ -36,8 +36,8 @@ inputs_options = together(
     ),
     _batch.file(
         "--out",
-        "Write one line of JSON for each result as it ends. After a kill at any moment, the same "
-        "command resumes the batch.",
+        "File for the results: one line of JSON for each run, written when the run ends. After a "
+        "kill at any moment, the same command resumes the batch.",
         dir_okay=True,
     ),
     _batch.text(
@@ -49,7 +49,8 @@ inputs_options = together(
     _batch.text(
         "--id-field",
         "NAME",
-        "Field that holds a record's id.  [default: id, if the record has it, else its number]",
+        "Field that holds a record's id.  [default: id, if the record has it, else the "
+        "record's number]",
     ),
     _batch.several(
         "--where",
@@ -92,8 +93,8 @@ inputs_options = together(
     _batch.file(
         "--tokens",
         "Write the token ids of each result to this file, with log probabilities and a mask of "
-        "the tokens that the model wrote. Each result becomes one line of JSON; a .parquet or "
-        ".arrow file is written at the end of the batch.",
+        "the tokens that the model wrote. The file has one line of JSON for each result. If its "
+        "name ends in .parquet or .arrow, a table is written at the end of the batch instead.",
         dir_okay=True,
     ),
 )

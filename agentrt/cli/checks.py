@@ -80,7 +80,9 @@ def _packages(options: DoctorOptions) -> CheckResult:
 
 
 def _unmet(extra: str = "") -> list[str]:
-    """Return the unmet requirements of agentrt, or of one of its extras."""
+    """Return the requirements of agentrt, including those of ``extra``, that are not installed or
+    have a wrong version.
+    """
     unmet = []
     for requirement in map(Requirement, requires("agentrt") or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
@@ -116,7 +118,7 @@ def _is_for_cpus() -> bool | None:
 
 
 def _torch(options: DoctorOptions) -> CheckResult:
-    result = _version_of("torch", "install vLLM, which brings it")
+    result = _version_of("torch", "install vLLM, which also installs torch")
     if result.state != OK:
         return result
     return result._replace(observation=f"{result.observation}, for {_built_for()}")
@@ -142,7 +144,9 @@ def _gpu(options: DoctorOptions) -> CheckResult:
         )
     if gpus and for_cpus:
         return CheckResult(
-            WARNING, gpus, f"the installed vLLM is the build for CPUs; {install_command('engine')}"
+            WARNING,
+            gpus,
+            f"the installed vLLM is the build for CPUs; run: {install_command('engine')}",
         )
     return CheckResult(OK, gpus or "none: engines run on the CPU, with small models only")
 
@@ -203,12 +207,14 @@ def _gib(size: float) -> str:
 def _shared_memory(options: DoctorOptions) -> CheckResult:
     free = _room(Path("/dev/shm"))
     if free is None:
-        return CheckResult(MISSING, "/dev/shm cannot be written", "mount it with mode 1777")
+        return CheckResult(MISSING, "/dev/shm cannot be written", "mount /dev/shm with mode 1777")
     if free >= _GIB:
         return CheckResult(OK, f"{_gib(free)} free in /dev/shm")
     state = WARNING if free else MISSING
     return CheckResult(
-        state, f"{_gib(free)} free in /dev/shm", "enlarge it, such as by docker run --shm-size 8g"
+        state,
+        f"{_gib(free)} free in /dev/shm",
+        "enlarge /dev/shm, for example with docker run --shm-size 8g",
     )
 
 
@@ -269,9 +275,9 @@ def _model(options: DoctorOptions) -> CheckResult:
     if isinstance(config, str) and any(Path(config).parent.glob("*.safetensors")):
         return CheckResult(OK, f"{model}, in the cache")
     if constants.HF_HUB_OFFLINE:
-        advice = "unset HF_HUB_OFFLINE to download it, or name a folder"
+        advice = "unset HF_HUB_OFFLINE to download the model, or name a folder"
         return CheckResult(MISSING, f"{model} is not in the cache", advice)
-    return CheckResult(WARNING, f"{model} is not in the cache", "the first run downloads it")
+    return CheckResult(WARNING, f"{model} is not in the cache", "the first run downloads the model")
 
 
 def _port(options: DoctorOptions) -> CheckResult:

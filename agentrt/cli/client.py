@@ -140,7 +140,7 @@ def _skip_onboarding(environ: Mapping[str, str]) -> None:
         with replacing(path) as file:
             file.write(text.encode())
     except (OSError, ValueError) as error:
-        say(f"cannot change {path}: {error}; Claude Code will ask its first questions")
+        say(f"cannot change {path}: {error}; Claude Code will ask the questions of its first start")
 
 
 def codex(model: ServedModel, arguments: Sequence[str]) -> Setup:
@@ -251,7 +251,7 @@ Examples:
     help="Address of the server. You may also write it without --url, or set AGENTRT_URL.  "
     f"[default: {_URL}]",
 )
-@click.option("--model", metavar="NAME", help="Model to use.  [default: the server's first]")
+@click.option("--model", metavar="NAME", help="Model to use.  [default: the server's first model]")
 @click.option(
     "--api-key",
     envvar=_KEY,
@@ -324,8 +324,8 @@ def _become(program: str, setup: Setup) -> None:
 def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     """Ask the server about a model, by default the first model that the server lists.
 
-    Raises `UsageError` for an unknown model, and `RefusedError` for a server that does not answer
-    or lists no models.
+    Raises `UsageError` for an unknown model, and `RefusedError` for a server that does not answer,
+    lists no models, or does not report the model's context window.
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.questions import ask_server

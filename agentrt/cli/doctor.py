@@ -35,12 +35,12 @@ _COLOURS = {OK: "green", WARNING: "yellow", MISSING: "red"}
 @click.option(
     "--broker",
     metavar="URL",
-    help="Check the connection to this MQTT broker, written as for 'run --broker'.",
+    help="Check the connection to this MQTT broker; written as for 'run --broker'.",
 )
 @click.option(
     "--database",
     metavar="URL",
-    help="Check whether this database opens, written as for 'serve --database'.",
+    help="Check whether this database can be used; written as for 'serve --database'.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool, **options: str | None) -> int:
@@ -51,7 +51,8 @@ def doctor(as_json: bool, **options: str | None) -> int:
     that something named by an option cannot be used. After a warning, programs still
     run.
 
-    Exit codes: 0 nothing is missing; 1 something is missing; 2 an invalid address.
+    Exit codes: 0 nothing is missing; 1 something is missing; 2 a usage error, such as an
+    invalid address.
     """
     results = dict(examine(options))
     healthy = all(result.state != MISSING for result in results.values())

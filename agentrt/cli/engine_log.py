@@ -91,8 +91,8 @@ class EngineLog:
         return os.dup(2 if self._file is None else self._file.fileno())
 
     def name_it(self) -> str:
-        """Copy the log to a file that outlives the command, and return words that say where to read
-        the log.
+        """Return words that say where to read the log. Unless the log is stderr, the first call
+        copies the log to a file that outlives the command.
         """
         if self._file is None:
             return "see vLLM's own log above"
@@ -104,7 +104,7 @@ class EngineLog:
         return f"vLLM's own log: {self.path}"
 
     def lines(self) -> list[str]:
-        """Return the lines of the log so far."""
+        """Return the lines of the log so far; no lines if the log is stderr."""
         return self._content().decode("utf-8", errors="replace").splitlines()
 
     def _content(self) -> bytes:

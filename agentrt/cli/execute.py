@@ -49,7 +49,9 @@ class Watch:
         self._screen.watch(self.runs, runtime.executor.snapshot, runtime.now)
 
     def saw(self, event: Event) -> None:
-        """Pass an event of the runtime to the screen."""
+        """Pass an event of the command's runs to the screen. Count any other event as `saw_outside`
+        does.
+        """
         if event.program_id in self._ids:
             self._screen.saw(event)
         else:
@@ -70,8 +72,8 @@ class Watch:
 
 @contextmanager
 def watching(runtime: Runtime, screen: Screen) -> Iterator[Watch]:
-    """Watch the runtime's programs during the ``with`` block, and the calls that LangChain's
-    follower sees outside these programs.
+    """Watch the runtime's programs during the ``with`` block. If the code of LangGraph's
+    integration is loaded, also count the calls that its `Follower` sees outside these programs.
     """
     watch = Watch(screen)
     runtime.listen(watch.saw)
@@ -207,7 +209,9 @@ def _drain(job: Job, runtime: Runtime, screen: Screen, signal: str) -> None:
     job.plan.drain()
     runtime.toolbox.drain()
     live = counted(len(runtime.runs), "program")
-    screen.progress(f"{signal}: finishing {live}, starting no more; signal again to stop at once")
+    screen.progress(
+        f"{signal}: finishing {live}, starting no more; a second signal stops the command at once"
+    )
 
 
 def make_room(programs: int) -> None:

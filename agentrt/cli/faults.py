@@ -190,7 +190,9 @@ def place_of(error: BaseException) -> str:
 
 
 def _hint(error: ImportFailedError) -> str:
-    """Return a hint for a missing package, which is often installed in another environment."""
+    """Return a hint if the error is a missing package, which is often installed in another
+    environment; "" for any other error.
+    """
     if not isinstance(error.__cause__, ModuleNotFoundError):
         return ""
     return f"; install it into agentrt's environment, {sys.prefix}"

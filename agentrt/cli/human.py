@@ -40,7 +40,9 @@ _LITERALS = {"true": True, "false": False, "null": None}
 
 
 class UnansweredError(UsageError):
-    """The error of a program that asked a human when nobody could answer."""
+    """The error of a program that asked a human when nobody could answer, or whose prepared answer
+    does not fit the question.
+    """
 
 
 class Human:

@@ -90,8 +90,8 @@ def read_journal_at(name: str) -> Iterator[Store]:
 
 
 def history_at(file: str, program: str) -> History:
-    """Read everything that a journal has about a program. Raises `JournalError` if the journal
-    cannot be opened, or if the program is missing or damaged.
+    """Read everything that the journal ``file`` has about the run with the id ``program``. Raises
+    `JournalError` if the journal cannot be opened, or if the run is missing or damaged.
     """
     with read_journal_at(file) as store:
         return history(store, program)

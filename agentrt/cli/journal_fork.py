@@ -59,21 +59,21 @@ class _ForkCommand(RunCommand):
     "NODE=VALUE",
     "Replace the answer of a recorded node: JSON, or text if the recorded answer was text, or "
     "@FILE as with 'run --input'. input=VALUE replaces the run's input. Nodes whose request "
-    "changes because of it run again, too. May be repeated.",
+    "changes because of the new value run again, too. May be repeated.",
 )
 @_fork.file("--into", "Journal in which the fork is recorded.  [default: FILE]")
 @_fork.text(
     "--on-divergence",
     "[fail|rerun]",
-    "What to do if the code, before it reaches the node, makes a request that differs from the "
-    "recorded request: fail, or run everything from that request on again.  [default: fail; with "
-    "--set: rerun]",
+    "What to do if the code, before it reaches the node of --at, makes a request that differs from "
+    "the recorded request: fail, or run everything from that request on again.  [default: fail; "
+    "with --set: rerun]",
     type=click.Choice(["fail", "rerun"]),
 )
 @_fork.text(
     "--seed",
     "N",
-    "Seed for the samples from the node on.  [default: the seed of the recorded run]",
+    "Seed of the calls from the node of --at on.  [default: the seed of the recorded run]",
     type=int,
 )
 @human_options
@@ -102,7 +102,7 @@ def _planned(
     that do not fit the program or the journal.
     """
     if options["into"] is None and is_url(file):
-        raise UsageError(f"a fork cannot be recorded in {file.partition(':')[0]}; add --into FILE")
+        raise UsageError("a fork cannot be recorded in a server's database; add --into FILE")
     old, path = history_at(file, program), options["into"] or Path(file)
     code, sets = _program(old, target), options["sets"]
     if options["seed"] is None:
@@ -118,7 +118,7 @@ def _planned(
         raise UsageError(
             f"{error}; or record the fork in another journal with --into OTHER.journal"
         ) from error
-    say(f"{row.id}: {program} up to {at}, in {path}")
+    say(f"{row.id} is a fork of {program} from node {at} on, recorded in {path}")
     durable = Durable(id=row.id, draws_as=base_of(row.id))
     start = Start(code, loads(input_json), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"

@@ -34,8 +34,8 @@ def _cell(value: Any) -> str:
 
 
 def history_json(program: History, only: str | None) -> dict[str, Any]:
-    """Return a run and its nodes, or the node at the place ``only``, as JSON, with the recorded
-    requests and answers.
+    """Return a run as JSON: its costs, its outcome, and its nodes with their recorded requests and
+    answers. If ``only`` is the place of a node, the nodes are this node alone.
     """
     outcome = program.root.end.outcome if program.root and program.root.end else ""
     return {
@@ -67,8 +67,8 @@ def list_text(programs: Sequence[History]) -> list[str]:
 
 
 def history_text(program: History, *, only: str | None, full: bool) -> Iterator[str]:
-    """Yield lines about a run and its nodes, or about the node at the place ``only``; with
-    ``full``, requests and answers are not shortened.
+    """Yield lines about a run and its nodes. If ``only`` is the place of a node, the nodes are this
+    node alone. With ``full``, requests and answers are not shortened.
     """
     yield from list_text([program])
     if fork := json.loads(program.program.options).get("fork"):

@@ -109,8 +109,8 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
 
 
 async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
-    """Return whether the journal has the results of all these programs. Such programs need no
-    engine.
+    """Return whether the journal has the results of all programs in ``starts``. Such programs need
+    no engine.
 
     Raises `JournalError` if programs of the same type in the journal had another input.
     """

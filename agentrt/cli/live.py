@@ -33,7 +33,7 @@ STYLES = {
     RunState.RUNNING: "cyan",
 }
 _KEPT_ENDED = 3
-"""The number of a program's ended nodes that are shown, in addition to its open nodes."""
+"""Maximum number of a program's ended nodes that are shown, in addition to its open nodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Loading the program or the LangGraph graph that a target names.
 
-A target is ``PROGRAM.py``, ``PROGRAM.py:name``, or a ``langgraph.json`` or its folder.
+A target is ``PROGRAM.py``, a ``langgraph.json``, or the folder of a ``langgraph.json``. A name may
+follow: ``PROGRAM.py:name``.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _of_project(path: Path, name: str | None) -> LoadedTarget:
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
-    """Split a target into its file and the name after the colon, or None. Raises
+    """Return a target's file and the name after the colon; None if there is no name. Raises
     `ProgramLoadError` for a file that does not exist or is of a wrong type.
     """
     path, name = Path(target), None

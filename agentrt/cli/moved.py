@@ -26,8 +26,8 @@ _AS_IT_IS: dict[str, Any] = {
 @click.command(hidden=True, context_settings=_AS_IT_IS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def bench(words: Sequence[str]) -> int:
-    """Print the command that replaces ``agentrt bench``. In a checkout, ``agentrt bench gpu`` still
-    works.
+    """Raise `UsageError`, which names the command that replaces ``agentrt bench``. In a checkout,
+    ``agentrt bench gpu`` still works.
     """
     root = Path(agentrt.__file__).parents[1]
     name = words[0] if words and words[0] in _BENCHMARKS else "policies"

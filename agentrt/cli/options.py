@@ -274,15 +274,15 @@ scheduling_options = together(
     scheduling.text(
         "--beta",
         "X",
-        "Promote a call once its program has waited X times as long as it was served, under "
-        "atlas, plas or mlfq; inf: never.  [default: 8]",
+        "Under atlas, plas or mlfq, promote a call once its program has waited X times as long as "
+        "the program was served; inf: never.  [default: 8]",
         type=float,
     ),
     scheduling.text(
         "--lane",
         "X",
         "Share of the batch that adaptive reserves for the oldest programs, so that none of them "
-        "waits too long; 0: none.  [default: 0.05]",
+        "waits too long; 0 reserves nothing.  [default: 0.05]",
         type=float,
     ),
     history_option,
@@ -325,7 +325,7 @@ broker_options = together(
     tools.text(
         "--broker",
         "mqtt[s]://[USER@]HOST[:PORT][/PREFIX]",
-        "MQTT broker at which 'agentrt worker' offers tools, and which sends events. Set its "
+        "MQTT broker at which 'agentrt worker' offers tools, and which sends events. Set the "
         "password in AGENTRT_BROKER_PASSWORD.  [default PREFIX: agentrt]",
     ),
     tools.file(
@@ -408,7 +408,8 @@ def _port(context: click.Context, option: click.Parameter, value: str | None) ->
         return None
     if not value.isdecimal():
         raise click.BadParameter(
-            f"{value!r} is not a port; write --dashboard after the program, or --dashboard=0"
+            f"{value!r} is not a port; the argument after --dashboard is its port, so write "
+            "--dashboard after the program, or write --dashboard=0 for any free port"
         )
     if int(value) >= 2**16:
         raise click.BadParameter(f"{value} is not a port; ports are numbers below {2**16}")

@@ -34,7 +34,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `ConfigError` if ``path`` cannot be written or matplotlib is not installed."""
+    """Raise `ConfigError` if ``path`` cannot be written or has none of the `SUFFIXES`, or if
+    matplotlib is not installed. Do nothing if ``path`` is None.
+    """
     if path is not None:
         check_output("--plot", path, SUFFIXES)
         check_matplotlib()

@@ -103,7 +103,7 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
 
     Exit codes: 0 the server accepted the answer; 1 the question was already answered or
     had timed out, or the server cannot be reached; 2 the answer does not fit the
-    schema, or the question does not exist.
+    schema, the question does not exist, or the URL or the API key is invalid.
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.human import read_choice
@@ -115,7 +115,8 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     reply = read_choice(_form(fields), typed(value))
     done = ask_server(url, api_key, "POST", path, json={"answer": reply})
     run = f": run {done['run']} continues" if "run" in done else ""
-    click.echo(f"answered {fields['run'] or 'thread ' + fields['thread']}{run}", err=True)
+    asker = fields["run"] or f"thread {fields['thread']}"
+    click.echo(f"answered the question of {asker}{run}", err=True)
 
 
 def _listed(question: dict[str, Any]) -> str:
@@ -137,9 +138,9 @@ def _form(question: dict[str, Any]) -> AnswerForm:
 def ask_server(url: str, key: str | None, method: str, path: str, **request: Any) -> Any:
     """Send a request to the server and return the JSON of its answer.
 
-    ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for a request
-    that the server rejects as invalid, and `RefusedError` for a server that cannot be reached or
-    fails.
+    ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for an invalid URL
+    or API key, and for a request that the server rejects as invalid. Raises `RefusedError` for a
+    server that cannot be reached or fails.
     """
     import httpx
 

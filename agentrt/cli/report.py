@@ -112,7 +112,7 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
     if isinstance(error, UnansweredError | JournalError | JournalWriteError):
         return f"error: {error}"
     if isinstance(error, NotServedError):
-        return f"error: run {run.id}: {error}, or start it with --model"
+        return f"error: run {run.id}: {error}, or start the engine with --model"
     if isinstance(error, UsageError | CallRejectedError):  # the message says what to do
         return f"error: run {run.id}: {error}{place_of(error)}"
     if isinstance(error, EngineDiedError):

@@ -18,7 +18,7 @@ from agentrt.errors import UsageError
 
 _COMMANDS = {
     "show": ("agentrt.cli.results:show", "Show the scores, costs and failures of results."),
-    "diff": ("agentrt.cli.results:diff", "Compare the results of two runs, input by input."),
+    "diff": ("agentrt.cli.results:diff", "Compare the results of two batches, input by input."),
 }
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 _plot = click.option(
@@ -70,14 +70,14 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
 @click.argument("before", type=click.Path(path_type=Path), metavar="A")
 @click.argument("after", type=click.Path(path_type=Path), metavar="B")
 @click.option(
-    "--id", "item", metavar="ID", help="Compare the programs of this input, node by node."
+    "--id", "item", metavar="ID", help="Compare the two runs of this input, node by node."
 )
 @click.option(
     "--sample",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="With --id, the number of the sample to compare, from 0.  [0]",
+    help="With --id, the number of the sample to compare, from 0.  [default: 0]",
 )
 @click.option(
     "--journal-a", "first_journal", metavar="FILE", help="The journal of A.  [default: A.journal]"
@@ -89,7 +89,7 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     "--dag",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --id, write the execution graphs of both programs to this file: .json for data, "
+    help="With --id, write the execution graphs of both runs to this file: .json for data, "
     ".mmd for a Mermaid drawing.",
 )
 @_plot
@@ -105,7 +105,7 @@ def diff(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare the results of two runs, input by input.
+    """Compare the results of two batches, input by input.
 
     p is the p-value of a two-sided sign test over the inputs whose score changed.
     """
@@ -119,11 +119,15 @@ def diff(
         _diff_programs(places, item, sample, dag, as_json=as_json)
         return
     if dag is not None or first_journal is not None or second_journal is not None:
-        raise UsageError("--dag, --journal-a and --journal-b are for one input: give its --id")
+        raise UsageError(
+            "--dag, --journal-a and --journal-b are for one input: name the input with --id"
+        )
     check_plot(plot)
     comparison = compare(read_results(before), read_results(after))
     if not comparison["both"]:
-        raise UsageError(f"{before} and {after} have no input in common; compare runs of one file")
+        raise UsageError(
+            f"{before} and {after} have no input in common; compare two batches of the same inputs"
+        )
     if plot is not None:
         _draw({file: summarize(read_results(file))["scores"] for file in (before, after)}, plot)
     if as_json:
@@ -138,7 +142,7 @@ def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
         return
     if not any(scores.values()):
         files = " and ".join(map(str, scores))
-        raise UsageError(f"{files} has no scores to draw; add @score functions to the program")
+        raise UsageError(f"no scores to draw in {files}; add @score functions to the program")
     same = len({file.name for file in scores}) < len(scores)
     labels = {str(file) if same else file.name: each for file, each in scores.items()}
     try:
@@ -157,7 +161,7 @@ def _diff_programs(
     *,
     as_json: bool,
 ) -> None:
-    """Print where the two programs of one input differ, as recorded in their journals."""
+    """Print where the two runs of one input differ, as recorded in their journals."""
     from agentrt.batch.results import read_results
     from agentrt.batch.runner import journal_beside
     from agentrt.cli.journal import history_at
@@ -205,8 +209,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     for name, number in summary["over"].items():
         first = summary["first_over"][name]
         rest = ", …" if number > len(first) else ""
-        console.print(f"over {name}: {number} ({', '.join(first)}{rest})")
-    tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them written)"
+        exceeding = counted(number, "result")
+        console.print(f"over the limit {name}: {exceeding} ({', '.join(first)}{rest})")
+    tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them in outputs)"
     seconds = summary["seconds"]
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
     took = ", ".join(f"{name} {length:.1f}" for name, length in seconds.items())
@@ -218,8 +223,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_score_table(summary["scores"]))
         for name, each in summary["scores"].items():
             if each["errors"]:
-                raised = f"{each['errors']} times; first: {shortened(each['first_error'])}"
-                console.print(f"score {name} raised {raised}")
+                errors = counted(each["errors"], "error")
+                first_error = shortened(each["first_error"])
+                console.print(f"score {name} raised {errors}; the first: {first_error}")
     for each in summary["failures"]:
         console.print(f"failed: {_named(each)}: {shortened(each['error'])}")
     unseen = summary["failed"] - len(summary["failures"])

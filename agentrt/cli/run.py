@@ -75,11 +75,11 @@ human_options = together(
         "--human",
         "answers",
         "[ID=]TEXT|JSON|@FILE",
-        "Answer a question that the program will ask a human, or the graph with interrupt(). "
-        "Repeat the option for the next question. The answer is text, or JSON if the question "
-        "requires JSON. For a graph, ID= chooses among several open questions, and @FILE stands "
-        "for the file's content. Questions without a prepared answer are asked on the terminal, "
-        "and with --dashboard on the dashboard, too.",
+        "Answer to a question that the program will ask a human, or that the graph will ask with "
+        "interrupt(). Repeat the option for the next question. The answer is text, or JSON if the "
+        "question requires JSON. For a graph, ID= chooses among several open questions, and @FILE "
+        "stands for the file's content. Questions without a prepared answer are asked on the "
+        "terminal, and with --dashboard on the dashboard, too.",
         former=("--interrupt-reply",),
     ),
     _program.seconds(
@@ -95,7 +95,8 @@ output_group = together(
     ),
     output.flag(
         "--json",
-        "Print one JSON object as the last line: results, programs, interrupts, engine, policy.",
+        "Print one JSON object as the last line: results, programs, interrupts, outside_calls, "
+        "engine, policy.",
         "as_json",
     ),
     output.file(

@@ -42,7 +42,9 @@ class Screen:
         self._ended = 0
 
     def progress(self, message: str) -> None:
-        """Report a step of the engine's start. May be called from any thread."""
+        """Show what the command does now, such as a step of the engine's start. May be called from
+        any thread.
+        """
         self.announce(f"[{time.monotonic() - self._began:.1f} s] {message}")
 
     def announce(self, message: str) -> None:

@@ -70,7 +70,9 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "PEM file of the certificate's private key.  [default: the file of --ssl-certfile]",
 )
 @_server.text(
-    "--served-model-name", "NAME", "Name by which clients call the model.  [default: its own name]"
+    "--served-model-name",
+    "NAME",
+    "Name by which clients call the model.  [default: the model's own name]",
 )
 @_server.flag(
     "--strict-requests",
@@ -89,8 +91,9 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @_server.text(
     "--database",
     "sqlite:FILE|postgresql://…",
-    "Database that stores the threads and runs of graphs.  [default: a file in this user's "
-    "folder for data; servers that are started in different folders use different files]",
+    "Database that stores the threads and runs of graphs, and answers of the Responses API.  "
+    "[default: a file in this user's folder for data; servers that are started in different "
+    "folders use different files]",
 )
 @_server.several(
     "--cors-origin",
@@ -184,9 +187,9 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @Options("Journal").text(
     "--journal",
     "FILE|off",
-    "File that records each call, tool and answer of programs; off: no journal. After a restart, "
-    "the programs resume that were started without waiting for them.  [default: a file next to the "
-    "database, or the database itself if that is PostgreSQL]",
+    "File that records each call, tool and answer of programs; off: no journal. After a restart of "
+    "the server, programs resume if --on started them, or if their client did not wait for them.  "
+    "[default: a file next to the database, or the database itself if that is PostgreSQL]",
 )
 @journal_options
 @Options("Journal").count(

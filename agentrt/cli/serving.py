@@ -66,7 +66,10 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
             screen.announce(note)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
-        raise StoppedError(drain.first, "stopped: all running requests have ended")
+        raise StoppedError(
+            drain.first,
+            "stopped: all running requests have ended, or the time of --drain-timeout was over",
+        )
     return 0
 
 
@@ -214,7 +217,8 @@ class Serving:
 
         def drain(signal: str) -> None:
             say(
-                f"{signal}: finishing running requests, accepting no more; signal again to stop now"
+                f"{signal}: finishing running requests, accepting no more; a second signal stops "
+                "the server at once"
             )
             stop.set()
 

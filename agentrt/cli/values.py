@@ -52,7 +52,7 @@ def read_quanta(text: str) -> tuple[float, ...]:
 
 def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
     """Raise `ConfigError` for a file that cannot be written, that has none of the ``suffixes``, or
-    that is a database. To be called before anything runs.
+    that is a database. Call this function before anything runs.
     """
     if path is None:
         return
@@ -76,7 +76,9 @@ def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -
 
 def _read_file(path: Path, flag: str) -> Any:
     if not path.name:
-        raise UsageError(f"{flag} @: name a file after the @, or write @@ for text with an @")
+        raise UsageError(
+            f"{flag} @: name a file after the @, or write @@ for text that begins with @"
+        )
     try:
         text = files.read_text(path)
     except OSError as error:
@@ -94,5 +96,9 @@ def _read_json(text: str, source: str) -> Any:
     try:
         return files.parse_json(text)
     except ValueError as error:
-        hint = "" if "@" in source else "; put text that begins with { or [ into a file, @FILE.txt"
+        hint = (
+            ""
+            if "@" in source
+            else "; if the value is text, put it into a file and write @FILE.txt"
+        )
         raise UsageError(f"{source}: bad JSON: {error}{hint}") from error

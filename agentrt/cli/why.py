@@ -1,4 +1,6 @@
-"""``agentrt journal why``: where a recorded run spent its time, and why it missed the cache."""
+"""``agentrt journal why``: where a recorded run spent its time, and why its calls missed the prefix
+cache.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ _SHOWN_S = 0.005
 def why(file: str, program: str | None, as_json: bool) -> None:
     """Explain where the run ID spent its time, and why its calls missed the prefix cache.
 
-    Without ID, it is the run that started last. FILE is a journal, or the
+    Without ID, the command explains the run that started last. FILE is a journal, or the
     postgresql:// URL of a server's database.
 
     Each second of the wall time along the run's critical path gets one reason. The
     reasons for calls come from the engine's scheduler: which runs went first, which
-    runs evicted their blocks from the prefix cache, and whether the blocks were
+    runs evicted the calls' blocks from the prefix cache, and whether these blocks were
     loaded from host memory or computed again. A list of cache misses follows: calls
     whose prompts were computed again although the cache had held them, or would have
     held them if the prompt had not changed.
@@ -88,4 +90,4 @@ def _miss_lines(recorded: RecordedTime, misses: Sequence[Miss]) -> Iterator[str]
     for miss in misses[:_MISSES]:
         yield from missed(miss)
     if len(misses) > _MISSES:
-        yield f"and {len(misses) - _MISSES} more calls (--json)"
+        yield f"and {len(misses) - _MISSES} more calls (--json lists all)"

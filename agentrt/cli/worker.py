@@ -30,7 +30,7 @@ _worker = Options("Worker")
 @_worker.text(
     "--name",
     "NAME",
-    "Name of the worker; a unique number is added to it.  [default: the machine's name]",
+    "Name of the worker; a unique ending is added to it.  [default: the machine's name]",
 )
 @_worker.count(
     "--concurrency",

@@ -1,8 +1,8 @@
 """Automatons that a program defines. An automaton decides which tokens may follow in an output.
 
 An automaton with few states is converted to a grammar of tokens, which the engine obeys at full
-speed. For any other automaton, each token is a separate call. The generated tokens are the same in
-both cases.
+speed. For any other automaton, each token that the model chooses is a separate call. At temperature
+0, the generated tokens are the same in both cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentrt.errors import ConfigError
 from agentrt.request.sampling import Constraint
 
 END = -1
-"""The value that, among the allowed tokens of a state, means that the output may end there."""
+"""A value among the allowed tokens of a state. It means that the output may end in this state."""
 
 MOST_STATES = 4096
 """Maximum number of states of an automaton that is converted to a grammar.
@@ -36,8 +36,8 @@ class Automaton(Protocol):
     methods must depend only on their arguments.
 
     The output ends in a state that allows no token. If `END` is allowed, the model may end the
-    output. States should be hashable. If they are not hashable, or if there are too many states,
-    each token costs a call of the engine.
+    output. States should be hashable. If states are not hashable, or if there are too many states,
+    each token that the model chooses costs a call of the engine.
     """
 
     @property
@@ -94,8 +94,8 @@ def checked(token: object) -> int:
     """Return ``token`` if it is a token id or `END`; otherwise raise `ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int) or token < END:
         raise ConfigError(
-            f"an automaton allows {token!r}; allowed are token ids, which are integers from 0 on, "
-            "and END"
+            f"an automaton allows {token!r} as the next token; allowed are token ids, which are "
+            "integers from 0 on, and END"
         )
     return token
 
@@ -112,8 +112,9 @@ def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
 
 
 def _explored(automaton: Automaton, start: Any) -> str | None:
-    """Return a grammar with a rule for each reachable state; None if it would be too large or a
-    state is not hashable. A rule has the state's tokens, grouped by the state that follows.
+    """Return a grammar with a rule for each state that can be reached from ``start``. A rule has
+    the tokens that its state allows, grouped by the next state. Return None if the grammar would be
+    too large, or if a state is not hashable.
     """
     numbers = {start: 0}
     rules = ["root ::= s0"]

@@ -84,8 +84,8 @@ async def _end_of_turn(tokens: Tokens, model: str | None) -> Ids:
 
 
 def _overlap(ids: Ids, end: Ids) -> int:
-    """Return how many tokens of ``end``, which the template adds after an answer, the model has
-    already written.
+    """Return how many of the first tokens of ``end`` are the last tokens of ``ids``. ``end`` has
+    the tokens that the template adds after an answer; the model may have written some of them.
     """
     return next((n for n in range(len(end), 0, -1) if ids[-n:] == end[:n]), 0)
 

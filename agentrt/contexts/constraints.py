@@ -44,10 +44,10 @@ def choices(*texts: str) -> Constraint:
 
 
 def ebnf(grammar: str) -> Constraint:
-    """Return a constraint for text of a grammar, which is written in the engine's EBNF or in Lark's
-    notation.
+    """Return a constraint for text that follows ``grammar``, which is written in the engine's EBNF
+    or in Lark's notation.
 
-    In the engine's EBNF, the first rule must be called ``root``.
+    In the engine's EBNF, the rule for the whole output must be called ``root``.
     """
     return Constraint("grammar", _text("grammar", grammar))
 

@@ -28,13 +28,13 @@ MOST_ALLOWED = 128
 
 
 class TokenContext:
-    """Tokens that a program fills, forks, generates from and scores. `Context.context` creates it.
+    """A context: tokens that a program fills, forks, generates from and scores.
 
-    A context has only token ids. The KV blocks that were computed for these tokens are in the
-    engine's prefix cache, where forks share them; blocks that were evicted are computed again. The
-    tokens that the model samples are appended unchanged. Each call of the engine is a node of the
-    program's DAG, and is ranked by the policy. While a context generates, it cannot be changed, but
-    it can be forked.
+    `Context.context` creates a context. A context has only token ids. The KV blocks that were
+    computed for these tokens are in the engine's prefix cache, where forks share them; blocks that
+    were evicted are computed again. The tokens that the model samples are appended unchanged. Each
+    call of the engine is a node of the program's DAG, and is ranked by the policy. While a context
+    generates, it cannot be changed, but it can be forked.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class TokenContext:
     async def fill(self, content: Content) -> None:
         """Append text, token ids, or chat messages. The engine computes nothing yet.
 
-        Messages close the model's last turn, if there is one, and open its next turn. Raises
-        `ConfigError` for messages if the chat template cannot continue in the middle of a chat.
+        Messages close the model's last turn, if there is one, and open the model's next turn.
+        Raises `ConfigError` for messages if the chat template cannot continue in the middle of a
+        chat.
         """
         self._check_free()
         if is_messages(content):
@@ -102,15 +103,15 @@ class TokenContext:
         """Save the tokens under ``name``, for later programs of the same tenant.
 
         `Context.open` returns a context with the saved tokens. Raises `ConfigError` if the tenant's
-        saved contexts would be too large.
+        saved contexts would be too large, or if the name is empty or too long.
         """
         self._check_alive()
         self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
         self.keep()
 
     def keep(self) -> None:
-        """Keep the rank of the blocks of the current tokens when this context is dropped: they are
-        not evicted before other blocks.
+        """Let the cached blocks of the current tokens keep their place in the order of eviction
+        when this context is dropped. Otherwise these blocks would be evicted before other blocks.
         """
         self._lineage.kept(len(self))
 
@@ -214,8 +215,9 @@ class TokenContext:
         first = len(self._ids)
         if not (first and ids):
             raise ConfigError(
-                "score() needs a context and a content with at least one token each; fill the "
-                "context first"
+                f"score() needs at least one token in the context and at least one token to score, "
+                f"got {first} and {len(ids)}; fill the context first, and pass content that is not "
+                "empty"
             )
         sampling = Sampling(
             score_from=first,
@@ -332,7 +334,10 @@ class TokenContext:
 
     def _check_alive(self) -> None:
         if self._dropped:
-            raise UsageError("the context was dropped; use a fork, or drop it later")
+            raise UsageError(
+                "the context was dropped and cannot be used any more; drop it after its last use, "
+                "or fork it before you drop it"
+            )
 
     def _check_free(self) -> None:
         self._check_alive()
@@ -362,8 +367,8 @@ class Stretch:
 class Lineage:
     """A record of the tokens that a context shares with its forks.
 
-    If a context is truncated within the tokens that it shares, it is not tracked any more. Then the
-    shared tokens are kept until the program ends.
+    If a context is truncated within the tokens that it shares, the record is not continued, and
+    dropping the context does not free the shared tokens before the program ends.
     """
 
     def __init__(self, shared: Stretch | None = None) -> None:

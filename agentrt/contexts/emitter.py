@@ -25,7 +25,7 @@ class Piece(Protocol):
 class Tokens(Protocol):
     """A tokenizer, which converts chats and text to token ids, and token ids to text.
 
-    Raises `ConfigError` if the executor does not take token ids.
+    The methods raise `ConfigError` if the executor does not take token ids.
     """
 
     async def render(self, request: Mapping[str, Any]) -> list[int]: ...
@@ -39,8 +39,8 @@ class TokenEmitter(Protocol):
     """The interface through which a context calls the engine. `token_call` makes a call, which is a
     node of the DAG with the name ``name``.
 
-    `save`, `open` and `forget` are for saved contexts. `dropped` reports that only the first
-    ``shared`` tokens of a call may be used again.
+    `save`, `open` and `forget` are for saved contexts. `dropped` reports that a context was
+    dropped: of the tokens of ``call``, other contexts still have the first ``shared`` tokens only.
     """
 
     def token_call(

@@ -15,10 +15,10 @@ class Completion(ReadsAsText):
     """A complete output of a model.
 
     ``token_ids`` are the tokens that were appended to the context, including the token that ended
-    the output. ``text`` contains neither this token nor the stop string. ``finish_reason`` is
-    ``stop`` or ``length``. ``logprobs`` has an entry for each token if log probabilities were
-    requested. In a prompt, a completion is replaced by its ``text``; ``to_dict()`` returns all
-    fields.
+    the output unless the output was constrained. ``text`` contains neither this token nor the stop
+    string. ``finish_reason`` is ``stop`` or ``length``. ``logprobs`` has an entry for each token if
+    log probabilities were requested. In a prompt, a completion is replaced by its ``text``;
+    ``to_dict()`` returns all fields.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Scores:
 
 
 def likeliest(position: TokenLogprobs, most: int) -> TokenLogprobs:
-    """Return at most ``most`` tokens of a position, in the order of falling likelihood.
+    """Return at most ``most`` tokens of a position, the likeliest first.
 
     The first entry of ``position`` is the token of the text at this position, however likely it is.
     """

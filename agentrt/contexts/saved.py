@@ -23,7 +23,7 @@ class SavedContext:
 
     @property
     def size(self) -> int:
-        """The size of the context in bytes, with `ENTRY`."""
+        """The size of the context in bytes, including `ENTRY`."""
         return len(self.token_ids) * self.token_ids.itemsize + ENTRY
 
 

@@ -48,7 +48,7 @@ async def steered(
     """Generate the output after the prompt of ``spec``, with as few calls as possible.
 
     Where the automaton allows only one token, no call is needed. Raises `ConfigError` if the
-    automaton allows a value that is not a token id.
+    automaton allows a value that is neither a token id nor `END`.
     """
     output, state = _Output(spec, read), automaton.start
     while output.finish_reason is None:
@@ -197,7 +197,9 @@ class _Output:
 
 
 def _together(reports: Sequence[CallReport]) -> CallReport:
-    """Return the sum of the reports of successive calls."""
+    """Return one report for successive calls. It has the sums of their token counts, seconds and
+    steps, the first call's ``arrived_step``, and all other values of the last call.
+    """
     if not reports:
         return CallReport()
     usage = sum(reports, Usage())

@@ -1,1 +1,3 @@
-"""Executors, which run LLM calls: the interface (`base`), and a package for each kind of engine."""
+"""Executors, which run LLM calls: the interface (`base`), and a package or module for each kind of
+engine.
+"""

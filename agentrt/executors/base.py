@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-"""Called with a short text about the progress of a slow start."""
+"""A function that gets short texts about the progress of a slow start."""
 KVEventListener = Callable[[KVEventBatch], None]
-"""Called with the blocks that an engine's prefix cache has stored and removed."""
+"""A function that gets the blocks that an engine's prefix cache has stored and removed."""
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class StreamReading(Generic[T]):
     """An iterator over a stream; `fail` can interrupt a task that waits for the next item.
 
     Each call of ``following`` returns the next item. ``task`` is the task that waits for an item;
-    the reader must set it to None when it has received the item. This is a class and no async
-    generator, because one more generator would cost time for each token.
+    the reader must set it to None when it has received the item. This is a class, not an async
+    generator, because a further generator would cost time for each token.
 
     Read the stream in a ``with`` block of this object. At the end of the block, the cancellation by
     which `fail` wakes the task becomes the error with which `fail` was called.
@@ -124,8 +124,8 @@ class Notification(NamedTuple):
     With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
     for a human; with ``returned`` or ``answered``, this wait has ended. An engine can use these
     notifications to keep the program's context in its cache for the next call. With ``dropped``,
-    the program will not use again what its call with the id ``name`` has computed after its first
-    ``tokens`` tokens.
+    the program will not use again what its call with the id ``name`` has computed, except the
+    first ``tokens`` tokens of the call.
     """
 
     program_id: str
@@ -168,16 +168,16 @@ class Executor(ABC):
         """
 
     async def close(self) -> None:
-        """Stop within seconds, and leave no process behind. Idempotent."""
+        """Stop the executor within seconds, and leave no process behind. Idempotent."""
 
     def alive(self) -> bool:
         """Return False when the engine is known to be dead. Returns immediately."""
         return True
 
     def waits_for(self) -> Sequence[str]:
-        """Return what the engines that have not started yet wait for, such as a free cluster node.
+        """Return what engines wait for before they can start, such as a free cluster node.
 
-        The result has a line of text for each of these engines. Returns immediately.
+        The result has a line of text for each engine that waits. Returns immediately.
         """
         return ()
 
@@ -224,7 +224,7 @@ class Executor(ABC):
     async def know(self, learned: Mapping[str, Any]) -> bool:
         """Replace the statistics that the engine has learned by the content of a history file.
 
-        Returns False if the executor has no scheduler that learns.
+        Returns False if the executor does not support this.
         """
         return False
 
@@ -242,7 +242,7 @@ class Executor(ABC):
         """Return the setup of vLLM's front end for each served model.
 
         The result is empty for executors that accept chat requests as they are, so that no front
-        end has to render them to tokens.
+        end has to render them to tokens, and for a vLLM engine without a tokenizer.
         """
         return ()
 
@@ -304,7 +304,7 @@ class Executor(ABC):
     async def update_weights(
         self, folder: str, version: int, mode: PauseMode = "keep", *, clear_cache: bool = False
     ) -> None:
-        """Replace the weights of all engines of the executor, or of none (`update_engines`)."""
+        """Replace the weights of all engines of the executor, or of none; see `update_engines`."""
         await update_engines([self], folder, version, mode, clear_cache=clear_cache)
 
     # -- the prefix cache, if `ExecutorInfo.cached_blocks` is true -------------------------
@@ -312,7 +312,7 @@ class Executor(ABC):
     def block_hashes(self, spec: CallSpec) -> Sequence[int]:
         """Return 64 bits of the hash of each full block of a call's prompt.
 
-        The prompt must be given as token ids. A hash also covers the images, the adapter and the
+        The call must have ``prompt_token_ids``. A hash also covers the images, the adapter and the
         cache salt.
         """
         return ()
@@ -325,7 +325,8 @@ class Executor(ABC):
     async def cached_blocks(self) -> tuple[KVEventBatch, int] | None:
         """Return all blocks in the prefix cache, and the number of tokens of a block.
 
-        The result is None if the engine does not report its blocks, or is dead.
+        The result is None if the engine does not report its blocks. If the engine is dead, the
+        result is None, or `EngineDiedError` is raised.
         """
         return None
 

@@ -31,7 +31,7 @@ from agentrt.request import NO_LIMIT, Call, CallSpec, Identity, Reply
 
 T = TypeVar("T")
 _NO_TOKENS = (
-    "this executor takes chats as text and has no tokenizer; for contexts and counts of tokens, "
+    "this executor takes chats as text and has no tokenizer; to use contexts or to count tokens, "
     "run an engine in this process (--model)"
 )
 Request = Mapping[str, Any]
@@ -47,8 +47,8 @@ class Caller(Protocol):
         """Make a call, and yield its output as `Executor.generate` does."""
 
     def siblings(self, count: int) -> contextlib.AbstractContextManager[Sequence[Caller]]:
-        """Return callers for ``count`` parallel calls. The calls must end before the ``with`` block
-        ends.
+        """Return a context manager that gives callers for ``count`` parallel calls. The calls must
+        end before its ``with`` block ends.
         """
 
     def failed(self, error: BaseException) -> AgentrtError | None:
@@ -110,8 +110,8 @@ def caller() -> Caller:
     current = CALLER.get()
     if current is None:
         raise AgentrtError(
-            "vLLM's application made a call, but no program is set that makes it; enter "
-            "`calling(caller)` around the request"
+            "vLLM's application made a call, but no caller is set for it; handle the request in a "
+            "block `with calling(caller):`"
         )
     return current
 
@@ -179,8 +179,8 @@ class Frontend(ABC):
 
     @abstractmethod
     def chat_stream(self, request: Request, caller: Caller) -> AsyncGenerator[Answer, None]:
-        """Answer a request, and yield the answer in pieces. Closing the iterator aborts its
-        calls.
+        """Answer a request, and yield the answer in pieces. Closing the iterator aborts the calls
+        that it makes.
         """
 
     @abstractmethod
@@ -204,8 +204,8 @@ class Frontend(ABC):
         raise ConfigError(_NO_TOKENS)
 
     def addressed(self, spec: CallSpec) -> CallSpec:
-        """Return ``spec``, a call whose prompt is token ids, with its model or adapter named as
-        executors need it.
+        """Return ``spec``, a call whose prompt is token ids, with its model or adapter in the form
+        that executors need.
         """
         raise ConfigError(_NO_TOKENS)
 
@@ -246,13 +246,13 @@ async def _pieces(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Answer,
 
 
 def whole_of(reply: Reply) -> Answer:
-    """Return a reply in OpenAI's form."""
+    """Return a reply as a ``chat.completion``."""
     choice = {"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}
     return {"object": "chat.completion", "choices": [choice], "usage": _usage(reply)}
 
 
 def piece_of(chunk: Chunk) -> Answer:
-    """Return a piece of text as a ``chat.completion.chunk``."""
+    """Return a piece of an executor's output as a ``chat.completion.chunk``."""
     reason = None if chunk.reply is None else chunk.reply.finish_reason
     choice = {"index": 0, "delta": {"content": chunk.text}, "finish_reason": reason}
     piece = {"object": "chat.completion.chunk", "choices": [choice]}

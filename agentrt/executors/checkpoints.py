@@ -38,8 +38,10 @@ engines go back if an update fails.
 def check_checkpoint(folder: str, own: Path | None) -> str:
     """Check that a checkpoint is complete and fits the model. Return its fingerprint (`mark_of`).
 
-    ``own`` is the folder of the model's own files; None if it is not known. Raises `WeightsError`
-    if files are missing or damaged, or if names or shapes of tensors differ from the model's own.
+    ``own`` is the folder of the model's own files; None if it is not known. If ``own`` is None or
+    has no readable safetensors, the checkpoint is not compared with the model. Raises
+    `WeightsError` if files are missing or damaged, or if names or shapes of tensors differ from the
+    model's own.
     """
     mark = mark_of(folder)
     shapes = _shapes(expanded(folder))
@@ -128,25 +130,29 @@ def _shapes(folder: Path) -> Shapes:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint. Raises `WeightsError` if its index names other files."""
+    """Return the safetensors of a checkpoint. Raises `WeightsError` if its index cannot be read, or
+    names a file that is missing.
+    """
     files = sorted(folder.glob(_PATTERN))
     for index in folder.glob(_INDEX):
         try:
             named = {folder / name for name in read_json(index)["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(
-                f"weights {str(folder)!r}: {index.name} cannot be read: {error}"
+                f"weights {str(folder)!r}: {index.name} cannot be read: {error}; {_A_FOLDER}"
             ) from error
         if missing := sorted(path.name for path in named - {*files}):
             raise WeightsError(
-                f"weights {str(folder)!r}: {missing[0]} is missing, which {index.name} names"
+                f"weights {str(folder)!r}: {missing[0]} is missing, which {index.name} names; "
+                f"{_A_FOLDER}"
             )
     return files
 
 
 class TensorStore:
     """Folders, in memory if possible, in which engines find tensors that were handed over in
-    Python. The tensors of the last versions stay until `close`, for engines that start again.
+    Python. The tensors of the last `_KEPT` versions stay until `close`, for engines that start
+    again.
     """
 
     def __init__(self) -> None:
@@ -159,7 +165,8 @@ class TensorStore:
 
         ``tensors`` is a mapping of names to torch tensors, or an iterable of (name, tensor) pairs.
         The names are the same as in the model's checkpoint and in ``state_dict()`` of transformers.
-        Raises `ConfigError` for anything else, and `WeightsError` if there is not enough space.
+        Raises `ConfigError` for other values, and `WeightsError` if the tensors cannot be written,
+        for example because there is not enough space.
         """
         if self._root is None:
             memory = _MEMORY if _MEMORY.is_dir() else None

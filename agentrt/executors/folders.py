@@ -15,7 +15,8 @@ def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
     """Return the user's folder for agentrt's cache or data files. It may not exist yet.
 
     It is the folder that the environment variable called ``variable`` names, or else the platform's
-    folder. Raises `ConfigError` if the user has no home folder.
+    folder. Raises `ConfigError` if the folder is below the user's home folder, and the user has
+    none.
     """
     named = os.environ.get(variable)
     try:
@@ -39,8 +40,9 @@ _NAME_CHARACTERS = 48
 def readable_key(name: str, text: str, nameless: str) -> str:
     """Return the name of a file or a folder that stands for ``text``.
 
-    The returned name consists of the characters of ``name`` that are safe in file names, or of
-    ``nameless`` if there are none, and of a digest of ``text``.
+    The returned name consists of the beginning of ``name``, with "-" in place of characters that
+    are not safe in file names, and of a digest of ``text``. If nothing of ``name`` is left,
+    ``nameless`` is used instead.
     """
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or nameless

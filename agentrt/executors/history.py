@@ -49,7 +49,7 @@ _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]
 _Change = Annotated[float, Field(ge=-LONGEST_S, le=LONGEST_S)]
 Values = dict[str, Any]
-"""The content of a file."""
+"""The content of a history file, as JSON values."""
 
 
 class _DurationsRow(NamedTuple):
@@ -133,14 +133,16 @@ class HistoryFile:
             self.ended()
 
     def ended(self) -> None:
-        """Note that a program has ended, and write the file if it is time."""
+        """Note that a program has ended. Write the file if enough programs have ended
+        (`SAVE_EVERY`) and enough time has passed (`SAVE_SECONDS`) since the last write.
+        """
         self._unsaved += 1
         if self._unsaved >= SAVE_EVERY and self._clock() - self._saved_at >= SAVE_SECONDS:
             self._save(wait_s=0.0)
 
     def save(self) -> None:
-        """Write the file, completely or not at all. ``warn`` is called if a write fails for the
-        first time.
+        """Write the file, completely or not at all, if the statistics have changed. ``warn`` is
+        called if a write fails for the first time.
         """
         self._save(wait_s=_WAIT_S)
 
@@ -206,7 +208,7 @@ def saved(learned: Learned) -> Values:
 
 
 def _is_text(*names: str) -> bool:
-    """Return whether names can be encoded: clients may send halves of surrogate pairs."""
+    """Return whether names can be encoded as UTF-8: clients may send halves of surrogate pairs."""
     with contextlib.suppress(UnicodeEncodeError):
         return all(name.isascii() or name.encode() for name in names)
     return False
@@ -283,9 +285,10 @@ def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
     """Merge the statistics of two processes that both started with ``base``.
 
-    The samples of ``base`` count once. A row that only one side has is taken over unchanged,
-    because the other side has dropped it or never had it. Rows are ordered by their last use. Rows
-    that exist only in ``theirs`` are put first, as the least recently used rows.
+    The samples of ``base`` count once. A row that only ``ours`` or only ``theirs`` has is taken
+    over unchanged, because the other process has dropped it or never had it. Rows are ordered by
+    their last use. Rows that exist only in ``theirs`` are put first, as the least recently used
+    rows.
     """
     values: Values = {"version": VERSION}
     for name in ("service", "gaps", "usual"):
@@ -304,7 +307,10 @@ _Key = tuple[Any, ...]
 
 
 def _by_key(name: str, values: Mapping[str, Any]) -> dict[_Key, dict[str, list[float]]]:
-    """Return the means in the rows of one list, by kind and age and then by their names."""
+    """Return the means of the rows in the list ``name``: for each row's key, its means by name.
+
+    The key is the kind and the age, or in the list ``usual`` the tenant and the type.
+    """
     if name == "usual":
         return {(tenant, kind): means for tenant, kind, means in values.get(name, ())}
     return {
@@ -350,8 +356,8 @@ def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> l
 
 
 def _bounded(values: Mapping[str, Any]) -> str:
-    """Return ``values`` as JSON of at most `MOST_BYTES`; the first rows of each list are
-    dropped.
+    """Return ``values`` as JSON of at most `MOST_BYTES`. If it would be longer, the first rows of
+    each list are dropped, which were not used for the longest time.
     """
     kept = dict(values)
     while len(text := json.dumps(kept, separators=(",", ":"))) > MOST_BYTES:
@@ -399,8 +405,8 @@ def _locked(folder: Path, wait_s: float) -> Iterator[bool]:
     """Lock a folder for writing. Yields False if another process still holds the lock after
     ``wait_s`` seconds.
 
-    The system releases the lock when its process dies. Some network file systems have no locks;
-    there the last of two writers wins.
+    The system releases the lock when the process that holds it dies. Some network file systems have
+    no locks; there the last of two writers wins.
     """
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

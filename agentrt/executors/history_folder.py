@@ -27,7 +27,9 @@ VARIABLE = "AGENTRT_HISTORY"
 no setting names a file.
 """
 FOLDER_VARIABLE = "AGENTRT_DATA"
-"""The environment variable that names the folder for data; by default, the platform's folder."""
+"""The environment variable with the folder for agentrt's data; by default, the platform's
+folder.
+"""
 MOST_FILES = 64
 """Maximum number of files; the files that were not used for the longest time are deleted."""
 _FOLDER = "history"
@@ -41,13 +43,13 @@ Warn = Callable[[str], None]
 def data_folder() -> Path:
     """Return the folder for agentrt's data, which may not exist yet.
 
-    Raises `ConfigError` if the user has no home folder.
+    Raises `ConfigError` if the folder is below the user's home folder, and the user has none.
     """
     return user_folder("data", FOLDER_VARIABLE)
 
 
 def engine_key(model: str, **size: object) -> str:
-    """Return the key of an engine's history file: a part of its name.
+    """Return the key of an engine's history file: a part of the file's name.
 
     Engines have the same key if their model and all values of ``size`` are equal.
     """
@@ -71,13 +73,14 @@ def learns(config: SchedulerConfig) -> bool:
 
 
 def history_file(named: str | None, key: str, warn: Warn = _LOG.warning) -> Path | None:
-    """Return the history file of an engine with this ``key``. Return None if histories are
-    turned off, if ``key`` is empty, or if the folder cannot be written.
+    """Return the path of the history file of an engine with this ``key``.
 
     It is the file that a setting has ``named``, or else the file that the variable `VARIABLE`
-    names, or else a file in the folder. Raises `ConfigError` for a named file that is not a history
-    file. A broken file in the folder is renamed. If a file is broken or the folder cannot be
-    written, ``warn`` is called with a line of text.
+    names, or else a file in the folder. The result is None if histories are turned off. If no file
+    is named, the result is also None if ``key`` is empty or the folder cannot be used. Raises
+    `ConfigError` for a named file that is not a history file. A broken file in the folder is
+    renamed. If a file is broken or the folder cannot be used, ``warn`` is called with a line of
+    text.
     """
     named = named if named is not None else os.environ.get(VARIABLE) or None
     if named == NONE:

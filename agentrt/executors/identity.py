@@ -57,8 +57,8 @@ def to_headers(identity: Identity) -> dict[str, str]:
     ``x-agentrt-program`` is unique over all processes. ``x-agentrt-call`` is the number of the
     call's node in its program's DAG, ``x-agentrt-parents`` has the numbers of its parents,
     separated by commas, and ``x-agentrt-node`` is the name of the node function that made the call.
-    Characters outside ASCII are percent-encoded. ``X-Session-ID`` repeats the program for a `vllm
-    serve` with agentrt's scheduler, which reads no other header.
+    Characters outside ASCII, and a few others such as ``%``, are percent-encoded. ``X-Session-ID``
+    repeats the program for a `vllm serve` with agentrt's scheduler, which reads no other header.
     """
     values = {
         "program": f"{identity.program_id}@{_PROCESS}",
@@ -81,7 +81,9 @@ def to_extra_args(identity: Identity) -> dict[str, Any]:
 def from_extra_args(
     request_id: str, extra: Mapping[str, Any], session_id: str | None
 ) -> RequestIdentity:
-    """Read a request's identity. Malformed values are ignored."""
+    """Return a request's identity, read from its ``extra_args`` or from vLLM's ``session_id``.
+    Malformed values are ignored. A request without an identity is a program of its own.
+    """
     nested = extra.get(VLLM_KEY)
     if isinstance(nested, dict) and nested.get("program_id"):
         return _of_nested(nested)

@@ -17,13 +17,14 @@ class ExecutorInfo:
             Empty if the models are not known.
         slots: Maximum number of calls that run at the same time on an engine; None if not known.
         engines: The number of the executor's engines.
-        cached_blocks: Whether the executor can hash prompts as its engine does, and reports the
+        cached_blocks: Whether the executor can hash prompts as its engine does, and can report the
             blocks in the engine's prefix cache.
         images: Whether the models take images. This is set only for executors that take chat
             requests; see `FrontProfile` for other executors.
         logits: The names of logits processors, each with the reason why the engine cannot run it,
             or "" if it can.
-        history_key: The key of the engine's history file (`engine_key`); "" if nothing is learned.
+        history_key: The key of the engine's history file (`engine_key`); "" if it has no key, or
+            has not started.
         history: The path of the engine's history file; "" if there is none.
         logprobs: Whether the executor takes calls as token ids, and reports the token ids of each
             output with their log probabilities. These are the model's own log probabilities,

@@ -36,10 +36,11 @@ _NO_KEY = "none"
 class OpenAIEndpoint(Executor):
     """An executor that sends each chat request to ``base_url`` (``http://host:port/v1``).
 
-    If ``model`` is None, `start` chooses the endpoint's first model. A request is sent unchanged,
-    with all its fields and the further ``headers`` and ``query`` parameters. ``max_retries`` is the
-    maximum number of retries of a request. Set ``images`` if the model takes images, because
-    endpoints do not report whether it does.
+    If ``model`` is None, `start` chooses the endpoint's first model. A request is sent with all its
+    fields, with this model, and with the further ``headers`` and ``query`` parameters. A streamed
+    request also asks for the numbers of tokens. ``max_retries`` is the maximum number of retries of
+    a request. Set ``images`` if the model takes images, because endpoints do not report whether it
+    does.
 
     The call's identity is sent in headers (`agentrt.executors.identity`). A call's report contains
     only its numbers of tokens and, as its service time, the seconds from the request to the end of
@@ -128,7 +129,7 @@ class OpenAIEndpoint(Executor):
         except openai.APIConnectionError as error:
             raise EngineDiedError(
                 f"the connection to {self.base_url} was lost during call {call.call_id}: "
-                f"{_cause(error)}"
+                f"{_cause(error)}; check that the server still runs"
             ) from error
         except openai.APIStatusError as error:
             raise _refused(call, error) from error
@@ -163,7 +164,7 @@ class OpenAIEndpoint(Executor):
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
-            raise EngineDiedError(f"the connection to {self.base_url} is not open")
+            raise EngineDiedError(f"the endpoint {self.base_url} was not started, or was closed")
         return self._client
 
 

@@ -12,7 +12,9 @@ from agentrt.request import InvalidToolCall, Reply, TokenLogprob, ToolCall
 
 
 def reply_of(answer: Answer, *, as_json: bool = False) -> Reply:
-    """Return the reply of a ``chat.completion``; with ``as_json``, its text is parsed as JSON."""
+    """Return the reply of a ``chat.completion``. With ``as_json``, its text is parsed as JSON,
+    unless the reply has tool calls.
+    """
     replies = [_reply(choice, choice["message"], as_json) for choice in answer["choices"]]
     first = replies[0]
     return first if len(replies) == 1 else replace(first, choices=tuple(replies))

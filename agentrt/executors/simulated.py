@@ -97,8 +97,8 @@ class SimulatedEngine(Executor):
         """
         if self._core.calls:
             raise ConfigError(
-                f"{len(self._core.calls)} calls are unfinished; change settings when they have "
-                "ended"
+                f"{len(self._core.calls)} calls are unfinished; change the settings when these "
+                "calls have ended"
             )
         self._core = SchedulerCore(scheduling, slots=self.slots)
 
@@ -238,7 +238,9 @@ def _described(call: QueuedCall) -> dict[str, Any]:
 
 
 def _words_for(call: Call) -> list[str]:
-    """Return the words of an answer. Raises `CallRejectedError` if it must not be plain text."""
+    """Return the words of an answer. Raises `CallRejectedError` if the answer must be JSON or a
+    tool call.
+    """
     spec, request = call.spec, call.spec.request or {}
     form = (request.get("response_format") or {}).get("type", "text")
     if form != "text" or request.get("tool_choice") not in (None, "auto", "none"):

@@ -17,7 +17,7 @@ from agentrt.errors import AgentrtError, EngineDiedError, EngineError
 from agentrt.request.weights import PauseMode
 
 T = TypeVar("T")
-_NONE_LEFT = "the weights were not updated: no engine is up"
+_NONE_LEFT = "the weights were not updated: no engine is up; update them when an engine runs again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ async def update_engines(
     Engines that were paused before the update stay paused. An engine that dies meanwhile is left
     out; the code that starts it again must load the weights. Raises `WeightsError` if the engines
     cannot use the folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no
-    engine is left. After an error, all living engines have their old weights.
+    engine is left. After an error, all engines that are alive have their old weights.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))

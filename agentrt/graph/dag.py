@@ -1,5 +1,5 @@
-"""The live execution DAG of a program, which shows for each node which other nodes had to end
-before.
+"""The live execution DAG of a program. It shows for each node which other nodes had to end before
+this node could begin.
 
 Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
 adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
@@ -27,8 +27,8 @@ class CriticalPath:
 
 
 class _Lineage(NamedTuple):
-    """The values that a new node gets from its parents: its depth, its p(c) (``path_s``), and
-    ``via``, the parent through which the path of p(c) leads.
+    """The values that a new node gets from its parents: its depth, the seconds of service on the
+    longest path to the node (``path_s``), and the last parent on this path (``via``).
     """
 
     parents: tuple[int, ...]
@@ -152,22 +152,24 @@ class ExecutionDAG:
         return self._nodes[node_id]
 
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes by id, as a live view that callers must not change."""
+        """Return all nodes in the order of their ids, as a live view that callers must not
+        change.
+        """
         return self._nodes
 
     def waiting(self) -> list[Node]:
-        """Return the nodes that wait, in the order in which they were emitted."""
+        """Return the nodes that wait, in the order in which they began to wait."""
         return list(self._waiting.values())
 
     def running(self) -> list[Node]:
-        """Return the running nodes, in the order in which they started."""
+        """Return the running nodes, in the order in which they last started."""
         return list(self._running.values())
 
     def critical_path(self) -> CriticalPath:
-        """Return the path of ended nodes with the most service. Of two equal paths, the path with
-        the lower ids is returned.
+        """Return the path of ended nodes with the most service. Of paths with equal service, the
+        path that ends with the lowest node id is returned.
 
-        A node without service is on the path only if it links two nodes with service.
+        The path ends with a node that has service, if any ended node has service.
         """
         path: list[int] = []
         step = self._best.id if self._best else None

@@ -4,8 +4,8 @@ The JSON object has these fields; times are in seconds:
 
 - ``version``: 1
 - ``program``: an object with ``id``, ``type``, ``state`` and ``closed_at``
-- ``nodes``: a list of objects with all fields of `Node`; ``report`` and ``interrupt`` are objects
-  or null
+- ``nodes``: a list of objects with all fields of `Node`; ``report`` (without ``spans``) and
+  ``interrupt`` are objects or null
 - ``edges``: a list of objects with ``from`` and ``to``, the ids of a parent and of its child
 - ``critical_path``: an object with ``seconds`` and ``nodes``, the ids of the nodes on the path
 """
@@ -156,8 +156,10 @@ def _body(dag: ExecutionDAG, prefix: str, indent: str) -> Iterator[str]:
 
 
 def caption(node: Node) -> list[str]:
-    """Return the lines of a node's label: the name of the node, its scope, and its seconds or its
-    state. The seconds are service for a call, and wall time for an interrupt.
+    """Return the lines of a node's label: the name of the node, its scope (if any), and a last
+    line. For an open node, the last line is its state. For an ended node, the last line is its
+    duration in seconds, followed by its state if it has an error. The duration of a call is its
+    service, and the duration of an interrupt is the wall time since it was emitted.
     """
     if node.ended_at is None:
         last = node.state.value

@@ -56,7 +56,7 @@ class Frontier:
         self._origin: object = None
         self._moved = False  # whether later nodes have replaced all nodes of the base
         self._joined = False  # whether the thread that forked this one has joined it
-        self._mixed = False  # whether this thread has joined a thread that it had not forked
+        self._mixed = False  # whether nodes came from a thread that this thread had not forked
         self._dirty = False  # whether the frontier may contain ancestors of its own members
         self._dropped: tuple[int, ...] | None = None  # the base that the last join removed
         self._seen: WeakSet[Frontier] | None = None  # joined threads that other threads forked
@@ -173,7 +173,7 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
     The search follows edges backwards from the deepest node, and stops at the smallest depth of the
     remaining ids. It follows at most about ``budget`` edges, plus four for each id. If it stops
     earlier, an ancestor may remain. Such an ancestor only adds a redundant edge to the DAG, which
-    changes neither the order of nodes nor p(c).
+    changes neither the order of nodes nor the service on the longest path to a node.
     """
     unique = sorted(set(ids))
     if len(unique) < 2:

@@ -24,10 +24,11 @@ class NodeKind(StrEnum):
 
 
 class NodeState(StrEnum):
-    """The state of a node: waiting, running, or one of the end states.
+    """The state of a node or of a program's DAG: waiting, running, or one of the end states.
 
     ``EXPIRED`` is the state of an interrupt whose deadline has passed. ``INTERRUPTED`` is the state
-    of a question to a human that was still open when its program ended.
+    of a program that was parked, or that returned while a question to a human was open. The open
+    questions of such a program have this state, too.
     """
 
     WAITING = "waiting"

@@ -20,8 +20,8 @@ _YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
 class AnswerForm:
     """The form of an answer: a JSON value that obeys ``schema``, or a text if ``schema`` is None.
 
-    ``convert`` converts the JSON value to the value that the program gets. It raises `ValueError`,
-    as pydantic does, for a value that is not valid.
+    ``convert`` converts the JSON value to the value that the program gets. ``convert`` raises
+    `ValueError`, as pydantic does, for a value that is not valid.
     """
 
     schema: Mapping[str, Any] | None = None
@@ -61,9 +61,10 @@ def answer_form(
     schema: Mapping[str, Any] | type | None = None, choices: Sequence[Any] | None = None
 ) -> AnswerForm:
     """Return the form of an answer, from a JSON schema, a type that pydantic supports, or a list of
-    choices.
+    choices. With neither, the answer is a text.
 
-    Raises `ConfigError` for an invalid schema, for empty choices, and if both are passed.
+    Raises `ConfigError` for an invalid schema, for empty ``choices``, and if ``schema`` and
+    ``choices`` are both passed.
     """
     if choices is not None:
         if schema is not None:

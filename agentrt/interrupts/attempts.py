@@ -81,8 +81,8 @@ class Attempts:
         """Run a call, and return the result of the first attempt that succeeds.
 
         An attempt needs a slot of each limit in ``slots``. Raises `ToolArgumentsError` for wrong
-        arguments, before the first attempt, and otherwise the error of the last attempt, which is
-        `InterruptExpiredError` if the attempt took longer than the tool's timeout.
+        arguments, before the first attempt. If no further attempt is allowed, raises the error of
+        the last attempt: `InterruptExpiredError` if it took longer than the tool's timeout.
         """
         tool = request.tool
         if tool.spec is not None:

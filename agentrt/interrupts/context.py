@@ -23,7 +23,8 @@ class ToolContext(Protocol):
         """
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        """Ask a human for the program, and wait for an answer that obeys the JSON ``schema``.
+        """Ask a human on behalf of the program, and wait for an answer that obeys the JSON
+        ``schema``; without a schema, the answer is a text.
 
         A function that is not async can call ``asyncio.run(context.ask(…))``. Raises
         `InterruptExpiredError` after a timeout, and `QuestionClosedError` if the question is

@@ -107,6 +107,6 @@ FromWorker = Outcome | Loaded | Progress | Asked | Withdrawn
 
 
 def frame(message: object) -> bytes:
-    """Return the frame of a message."""
+    """Return a message as a frame: the length of the pickled message, and the message."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body

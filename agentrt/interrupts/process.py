@@ -204,7 +204,8 @@ class WorkerProcess:
         self.loaded.add(reference)
 
     async def run(self, call: CallFrame, context: ToolContext) -> Outcome:
-        """Run a function in the worker, and pass its progress and questions to ``context``.
+        """Run a function in the worker, and return its outcome. The progress and the questions of
+        the function are passed to ``context``.
 
         Raises `EOFError` if the worker dies.
         """
@@ -243,7 +244,7 @@ class WorkerProcess:
         return message
 
     async def kill(self) -> None:
-        """Kill the worker and all processes in its session. Idempotent."""
+        """Kill the worker and all processes in its process group. Idempotent."""
         if self.dead:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _EXIT_S)
@@ -266,7 +267,7 @@ def reference_to(function: Callable[..., Any]) -> Reference:
         if file is None:
             raise ConfigError(
                 f"{function.__qualname__} is not in a file, so a process cannot import it; put it "
-                "into a module and import that, or leave out isolation='process'"
+                "into a module and import the module, or leave out isolation='process'"
             )
         # The values that the worker pickles refer to the main module by multiprocessing's name for
         # it, so this process must know the module by that name, too.

@@ -40,7 +40,7 @@ def _spec_of(tool: Any) -> ToolSpec:
 
 
 class ToolSchema:
-    """The parameters of a function: a JSON schema for models, and a check of their arguments.
+    """The parameters of a function: a JSON schema for models, and a check of the arguments.
 
     Raises `ConfigError` for a function that has no JSON schema.
     """
@@ -150,8 +150,8 @@ def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return a line about the first part of ``value`` that does not obey a JSON schema; None if the
-    whole value obeys it.
+    """Return a line about a part of ``value`` that does not obey a JSON schema, or about a fault of
+    the schema itself; None if the whole value obeys the schema.
 
     The schema is not trusted: references to other documents are not fetched.
     """

@@ -155,7 +155,7 @@ class Tool:
         return parameter is not None and parameter.default is parameter.empty
 
     def but(self, **changes: Any) -> Tool:
-        """Return a copy of the tool with other options."""
+        """Return a copy of the tool in which these fields of `ToolOptions` are changed."""
         same = copy.copy(self)
         same.options = replace(self.options, **changes)
         return same

@@ -70,7 +70,7 @@ class Toolbox:
 
     def transport(self, name: str) -> ToolTransport:
         """Return the transport with this name, for tools outside this process. Raises
-        `UnknownToolError`.
+        `UnknownToolError` for an unknown name.
         """
         if name not in self._remote:
             known = ", ".join(self._remote) or "none"
@@ -150,8 +150,8 @@ class Toolbox:
     async def _wait_promptly(self, listings: Mapping[_Offerer, _Listing]) -> None:
         """Wait up to a second for the listings, and note the transports that have not answered.
 
-        Until such a transport answers, later callers use the same listing, and do not wait for it
-        here.
+        Until such a transport answers, later callers use the same listing, and this method does
+        not wait for it.
         """
         prompt = {key: task for key, task in listings.items() if key not in self._late}
         if prompt:
@@ -159,7 +159,7 @@ class Toolbox:
         self._late |= {key: task for key, task in prompt.items() if not task.done()}
 
     async def _wait_for_any(self, listings: Collection[_Listing]) -> None:
-        """Wait until a late transport answers.
+        """Wait until one of the listings ends.
 
         Raises `ToolUnavailableError` if the programs are about to end (`drain`).
         """
@@ -199,8 +199,9 @@ class Toolbox:
         """Return the tool with this name, such as ``drill``. If several transports have a tool of
         this name, use ``mqtt/drill``.
 
-        If a transport may announce the tool later, wait for the tool. Raises `UnknownToolError`,
-        and `ToolUnavailableError` if a transport that cannot be reached may have the tool.
+        If a transport may announce the tool later, wait for the tool. Raises `UnknownToolError` if
+        no tool or more than one tool has the name, and `ToolUnavailableError` if a transport that
+        cannot be reached may have the tool.
         """
         with contextlib.suppress(UnknownToolError):
             return await self._find(name, tenant)

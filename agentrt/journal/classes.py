@@ -52,7 +52,10 @@ def attribute_of(kind: Any, recorded: str) -> str:
 
 
 def described(kind: type[Any]) -> str:
-    """Return the name of a class as people write it, such as ``decimal.Decimal`` or ``Tea``."""
+    """Return the name of a class for messages: with its module, such as ``decimal.Decimal``. The
+    module is left out for a class that is built in or comes from a user's own file, such as
+    ``Tea``.
+    """
     module = kind.__module__
     path = _file_of(sys.modules.get(module))
     is_own = module in ("builtins", MAIN) or (path is not None and not _is_installed(path))
@@ -91,7 +94,10 @@ def missing(name: str) -> str:
         return f"there is no class {qualname} in {place} any more, or {place} is not imported"
     path = Path(place)  # drops the mark
     if not _at(path):
-        return f"its class {qualname} was recorded from {path}, which is not loaded now; load it"
+        return (
+            f"the class {qualname} was recorded from {path}, which is not loaded now; load this "
+            "file"
+        )
     return f"there is no class {qualname} in {path} any more"
 
 

@@ -3,9 +3,10 @@
 Values of JSON's own types are written unchanged, so that SQL can read them. Any other value is
 written as an object whose key ``$`` names the type. A value that would not be read back equal,
 including the types of all its parts, is refused when it is written. To check this, `dumps` reads
-each value that is not of JSON's own types back at once, and writes it a second time; both texts
-must be equal. Instances are made without their constructors, because a constructor may do more than
-store its arguments. Reading a journal imports no module.
+the value back at once and writes it a second time; both texts must be equal. Values of types that
+always come back equal, such as JSON's own types, bytes and tuples, need no check. Instances of
+users' classes are made without their constructors, because a constructor may do more than store its
+arguments. Reading a journal imports no module.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ def register(
 def dumps(value: Any, without: object = None, *, label: str = "value") -> str:
     """Return a value as JSON text.
 
-    If a field of ``value`` is the object ``without``, it is left out, and has its default when the
-    value is read back. Raises `UnkeptError`, whose message has the path to the part that cannot be
-    recorded; ``label`` is the first word of this path.
+    If ``value`` is a dataclass of agentrt, fields whose value is the object ``without`` are left
+    out. Such a field has its default when the value is read back. Raises `UnkeptError`, whose
+    message has the path to the part that cannot be recorded; ``label`` is the first word of this
+    path.
     """
     try:
         return _checked(value, without)
@@ -132,7 +134,7 @@ def _checked(value: Any, without: object = None) -> str:
     if doubtful:
         again, _ = _text(loads(text), None)
         if again != text:
-            raise UnkeptError("which comes back as another value")
+            raise UnkeptError("which a journal would read back as a different value")
     return text
 
 
@@ -283,7 +285,9 @@ class ValueWriter:
         return {KIND: "list" if is_list else "object", _ID: number, "value": made}
 
     def _head(self, value: Any, name: str) -> dict[str, Any]:
-        """Return the JSON object for a mutable value with only its type and its number."""
+        """Return the beginning of a value's JSON object: the name of the value's type, and the
+        value's number if it occurs more than once.
+        """
         number = self._numbers.get(id(value))
         return {KIND: name} if number is None else {KIND: name, _ID: number}
 
@@ -299,12 +303,12 @@ class ValueWriter:
         again = codec.from_plain(plain)
         has_equality = getattr(kind, "__eq__", None) is not object.__eq__
         if type(again) is not kind or (has_equality and again != value):
-            raise UnkeptError("for which its registered codec returns a different value")
+            raise UnkeptError("whose registered codec reads back a different value")
         return made | {_CODED: self.write(plain, depth + 1)}
 
     def _instance(self, value: Any, depth: int) -> Any:
-        """Return an instance of a class as JSON. Raises `UnkeptError` if the class cannot be found
-        by its name.
+        """Return an instance of a class as JSON. Raises `UnkeptError` if a journal cannot record
+        instances of the class, for example because the class cannot be found by its name.
         """
         kind = type(value)
         if issubclass(kind, BaseException):
@@ -474,7 +478,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a collection, or the time zone of a time."""
+    """Yield the items of a collection (for a dict also its keys) or the time zone of a time, each
+    with the Python code that accesses it. Yield nothing for any other value.
+    """
     if isinstance(value, dict | types.MappingProxyType):
         if isinstance(value, defaultdict):
             yield ".default_factory", value.default_factory
@@ -498,8 +504,8 @@ class ValueReader:
         self._known: dict[int, Any] = {}
 
     def read(self, value: Any) -> Any:
-        """Return the value. Raises `UnkeptError` for JSON that cannot be read back, and any error
-        that the code of a class raises.
+        """Return the value that its JSON ``value`` describes. Raises `UnkeptError` for JSON that
+        cannot be read back, and any error that the code of a class raises.
         """
         if isinstance(value, list):
             return [self.read(each) for each in value]
@@ -515,8 +521,9 @@ class ValueReader:
         return self._structure(kind, value)
 
     def _structure(self, kind: str, value: dict[str, Any]) -> Any:
-        """Return a value that is a reference, a numbered list or dict, a dict with keys that are
-        not texts, or a class.
+        """Return a value that is a reference, a numbered list or dict, a dict that is written as
+        pairs, a class, or a generic type with its parameters. Raises `UnkeptError` for any other
+        ``kind``.
         """
         inner = value["value"]
         match kind:
@@ -540,7 +547,9 @@ class ValueReader:
         raise UnkeptError(f"a value has the unknown type {kind!r}")
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember ``made`` by its number if it occurs more than once, and return it."""
+        """Return ``made``. If ``value``, which is its JSON, has a number, remember ``made`` by this
+        number.
+        """
         if (number := value.get(_ID)) is not None:
             self._known[number] = made
         return made

@@ -85,10 +85,12 @@ class FormReader(Protocol):
     """The methods of `agentrt.journal.codec.ValueReader` that the forms use."""
 
     def read(self, value: Any) -> Any:
-        """Return the value."""
+        """Return the value that its JSON ``value`` describes."""
 
     def known(self, value: dict[str, Any], made: Any) -> Any:
-        """Remember ``made`` by its number if it occurs more than once, and return it."""
+        """Return ``made``. If ``value``, which is its JSON, has a number, remember ``made`` by this
+        number.
+        """
 
 
 class Form(NamedTuple):
@@ -203,8 +205,8 @@ def _read(names: tuple[str, ...], value: Any) -> tuple[Any, ...]:
 
 
 def _write_fields(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """Return the fields and the other attributes of a dataclass instance as JSON. The key `STATE`
-    tells the reader to make the instance without its constructor.
+    """Return the fields and the other attributes of an instance of a dataclass or of an ``attrs``
+    class as JSON. The key `STATE` tells the reader to make the instance without its constructor.
     """
     rest = attributes_of(value, form.slots)
     fields = {name: rest.pop(name) for name in form.fields if name in rest}
@@ -308,7 +310,9 @@ def is_slot(kind: type[Any], name: str) -> bool:
 
 
 def default_of(kind: type[Any], field: Any) -> Any:
-    """Return the default of a field that did not exist yet when the value was recorded."""
+    """Return the default of a field that did not exist yet when the value was recorded. Raises
+    `UnkeptError` if the field has no default, or belongs to an ``attrs`` class.
+    """
     factory = getattr(field, "default_factory", dataclasses.MISSING)
     if factory is not dataclasses.MISSING:
         return factory()

@@ -31,8 +31,8 @@ from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Share of the number of programs to keep. Each time that this share of programs has ended, old
-programs are deleted.
+"""Share of `JournalOptions.keep`. Old programs are deleted each time that more programs than this
+share have ended.
 """
 _KEEP_S = 60.0
 """Minimum age of the clock's last saved reading, in seconds, at which a new reading is saved
@@ -50,7 +50,7 @@ _DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
 
 @dataclass(frozen=True, slots=True)
 class JournalOptions:
-    """The options that decide what a journal records and for how long it keeps it."""
+    """The options that decide what a journal records, and how long the records are kept."""
 
     content: Content = "full"
     """How much is recorded of each node: with ``full``, the whole request and result; with
@@ -58,11 +58,14 @@ class JournalOptions:
     ``full``.
     """
     keep: int | None = None
-    """Number of ended programs whose nodes are kept; None keeps all. Of older programs, only the
-    result is kept.
+    """Number of successful programs whose nodes are kept; None keeps all. Of successful programs
+    that ended earlier, only the result is kept. Without ``drops``, failed and cancelled programs
+    are always kept.
     """
     drops: bool = False
-    """Whether the results of ended programs beyond ``keep`` are deleted, too."""
+    """Whether ended programs beyond ``keep`` are deleted with their results. Failed and cancelled
+    programs then count as ended programs, too.
+    """
     reruns: bool = False
     """Whether a program that diverges from its journal runs again from the divergence on. If False,
     it fails.
@@ -98,7 +101,7 @@ class Journal:
         machine: MachineClocks | None = None,
     ) -> Self:
         """Open a journal. ``opened`` is a function that opens the store; it is called in a thread.
-        ``machine`` has the clocks of the machine.
+        ``machine`` has the clocks of the machine; None means the real clocks.
 
         Raises `JournalError` for a journal that cannot be used.
         """
@@ -178,8 +181,9 @@ class Journal:
     # -- programs ----------------------------------------------------------------------
 
     async def check(self, name: str, input: Any) -> None:
-        """Raise `JournalError` if programs of this type are recorded with another input, or without
-        the content that they need to resume.
+        """Raise `JournalError` if programs of the type ``name`` are recorded with another input, or
+        without the content that they need to resume. Raises `UnrecordableError` for an input that
+        cannot be recorded.
         """
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(input))
@@ -239,7 +243,8 @@ class Journal:
         """Return the record of a program that starts or resumes with this input.
 
         Raises `JournalError` if the journal cannot be read, or if the program was recorded with
-        another input, and `UnrecordableError` for an input that cannot be recorded.
+        another input or without the content that it needs to resume. Raises `UnrecordableError` for
+        an input that cannot be recorded.
         """
         text, known = self._text(input), await self.programs("id = ?", (row.id,))
         if not known:
@@ -341,8 +346,8 @@ class Waits:
         self._journal.put(unparked(program_id), *rows)
 
     async def of(self, program_id: str) -> list[str | None]:
-        """Return what a parked program waits for: the id of each question, and None for each time.
-        The list is empty if the program is not parked.
+        """Return an item for each wait of a parked program: the id of a question, or None for a
+        wait until a time. The list is empty if the program is not parked.
         """
         query = "SELECT question FROM agentrt_waits WHERE program = ? AND node <> ?"
         return [row[0] for row in await self._read(query, program_id, ROOT)]
@@ -369,8 +374,9 @@ class Waits:
     async def first_due(
         self, types: Collection[str], limit: int, after: tuple[float, str] = (0.0, "")
     ) -> list[tuple[float, str]]:
-        """Return the times that parked programs of these types wait for, each with the program's
-        id, sorted by time. Return at most ``limit`` pairs, which follow the pair ``after``.
+        """Return the times at which parked programs of these types must continue (ends of sleeps,
+        and deadlines), each with the program's id, sorted by time. Return at most ``limit`` pairs,
+        which follow the pair ``after``.
         """
         marks = ", ".join("?" * len(types))
         query = f"""SELECT w.due, w.program FROM agentrt_waits w JOIN agentrt_programs p

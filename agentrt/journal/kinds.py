@@ -81,7 +81,7 @@ def _is_offset(zone: datetime.tzinfo) -> bool:
 
 def _zone(value: zoneinfo.ZoneInfo) -> str:
     if value.key is None:
-        raise UnkeptError("which has no key")
+        raise UnkeptError("which was made without a key such as Europe/Berlin")
     return value.key
 
 

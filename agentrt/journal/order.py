@@ -97,8 +97,8 @@ class Ended(NamedTuple):
 
 
 class Order:
-    """The order of one program's answers: it delivers answers when it is their turn. It belongs to
-    one event loop.
+    """The order of one program's answers: each answer waits for its turn. An `Order` belongs to one
+    event loop.
 
     The runtime sets three functions. ``is_alone`` returns whether the program has a single task.
     ``waits`` returns whether all tasks of the program wait. ``caught_up`` is called when all
@@ -163,15 +163,17 @@ class Order:
         self._on_event(("begun", node))
 
     def runs_again(self, node: str) -> None:
-        """Note that a node runs again. Later answers wait for the answer of this node without a
-        limit.
+        """Note that a node runs again. Later answers wait for the answer of this node, however long
+        it takes.
         """
         self._running.add(node)
 
     # -- answers -----------------------------------------------------------------------
 
     async def answer(self, node: str) -> None:
-        """Wait until the recorded answer of a node may be delivered."""
+        """Wait until the recorded answer of a node may be delivered. Return at once for a node
+        without a recorded answer.
+        """
         if node not in self._group_of:
             return
         turn = self._arrived[node] = asyncio.get_running_loop().create_future()
@@ -202,7 +204,7 @@ class Order:
         await turn
 
     def close(self) -> None:
-        """Stop all waits, because the program ended."""
+        """Drop the held timers, and stop waiting for missing nodes, because the program ended."""
         self._stop_watching()
         self._due.clear()
 

@@ -79,8 +79,9 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
 
 def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
-    """Return the number of the last attempt at each node that the program has left for good. The
-    resumed code of the program had diverged, and did not reach these nodes any more.
+    """Return the places of the nodes that the program has left for good, each with the number of
+    the node's last attempt. The resumed code of the program had diverged, and did not reach these
+    nodes any more.
     """
     gone: dict[str, int] = {}
     for start in starts:
@@ -104,8 +105,8 @@ def without_gone(
 class Past:
     """The recorded nodes of one program that the resumed code has not reached yet.
 
-    ``gone`` has the number of attempts at each node that the program has left for good. These nodes
-    are not among the recorded nodes.
+    ``gone`` has the nodes that the program has left for good, each with the number of its last
+    attempt. These nodes are not among the recorded nodes.
     """
 
     def __init__(
@@ -143,15 +144,17 @@ class Past:
         return any(_is_after(place, path, nodes, forks) for place in self._nodes)
 
     def forget_after(self, path: str, nodes: int, forks: int) -> list[StartRow]:
-        """Remove all nodes that are recorded after this point of the task. Return their starts."""
+        """Remove all nodes that are recorded in the task ``path`` after its first ``nodes`` nodes
+        and its first ``forks`` started tasks. Return the start rows of the removed nodes.
+        """
         gone = [place for place in self._nodes if _is_after(place, path, nodes, forks)]
         starts = [self._nodes[place].start for place in gone]
         self._leave_out(gone)
         return starts
 
     def leave_out(self, path: str, nodes: tuple[int, int], forks: tuple[int, int]) -> None:
-        """Remove all nodes that are recorded between two points of the task. ``nodes`` and
-        ``forks`` have the numbers of nodes and of started tasks at the two points.
+        """Remove all nodes that are recorded between two points of the task ``path``. ``nodes``
+        and ``forks`` have the numbers of nodes and of started tasks at the two points.
         """
         self._leave_out(
             [

@@ -29,19 +29,19 @@ class PostgresConnection:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """Return the open connection. Raises `psycopg.Error`."""
+        """Return the open connection. Raises `psycopg.Error` if it cannot be opened."""
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(self._url, autocommit=True, **self._timeouts)
         return self._connection
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Execute a statement, and return its rows. Raises `psycopg.Error`."""
+        """Execute a statement, and return its rows. Raises `psycopg.Error` if this fails."""
         made = self.connect().execute(statement.replace("?", "%s").encode(), list(values))
         return [] if made.description is None else made.fetchall()
 
     def again(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and call it again while the database restarts. ``work`` may have succeeded
-        although it raised an error, so a second call of ``work`` must change nothing.
+        """Return the result of ``work``. While the database restarts, call ``work`` again. ``work``
+        may have succeeded although it raised an error, so a second call must change nothing.
         """
         for rest in range(_TRIES - 1):
             try:

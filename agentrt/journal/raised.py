@@ -215,7 +215,9 @@ def _text_of(make: Callable[[Any], str], value: Any) -> str:
 
 
 def read_error(name: str, value: dict[str, Any], reader: FormReader) -> BaseException:
-    """Return the error. Raises `UnkeptError` if its class does not exist any more."""
+    """Return the error that ``value`` describes. Raises `UnkeptError` if the error was recorded as
+    an instance of its own class, and this class is not found now.
+    """
     details = value.get(_MARK, {})
     if details.get("as") == "like":
         made = _stand_in(name, value, reader)

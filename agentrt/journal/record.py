@@ -117,8 +117,8 @@ class ProgramRecord:
       errors.
     - ``left`` is a function that is called with the places of nodes that the code has left for
       good.
-    - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read. It is
-      kept even if the code of the program has caught the error.
+    - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read. The
+      error is kept even if the code of the program has caught it.
     """
 
     def __init__(self, program_id: str, sink: Sink, past: Past, code_changed: str = "") -> None:
@@ -155,7 +155,9 @@ class ProgramRecord:
     def enter(self, at: Place, kind: str, name: str, scope: str, request: Any) -> NodeRecord:
         """Return the record of the node that the code reaches at ``at``.
 
-        Raises `DivergenceError` if another node is recorded at this place.
+        Raises `DivergenceError` if another node is recorded at this place and must not be dropped,
+        and again the error of an earlier divergence. Raises `asyncio.CancelledError` if the program
+        is parked.
         """
         if self.diverged is not None:
             raise self.diverged
@@ -335,7 +337,9 @@ class ProgramRecord:
             self._skip(refused)
 
     def has_left(self, key: str) -> bool:
-        """Return whether the code has left the node with this key for good."""
+        """Return whether the code has left the node with this key for good. This is also the case
+        for all nodes if the program has diverged.
+        """
         return self.diverged is not None or key in map(self.key_of, self._gone)
 
     # -- rows --------------------------------------------------------------------------
@@ -414,8 +418,9 @@ class ProgramRecord:
         """Record the end of a node. ``dag`` is the node's id in the DAG, with the ids of its
         parents.
 
-        ``waits`` is False for a stream that the code closed before the end of the stream. Raises
-        `UnrecordableError` if the value cannot be recorded but is ``needed`` to resume.
+        ``waits`` is False for a stream that the code closed before the end of the stream. If the
+        value cannot be recorded but is ``needed`` to resume, `UnrecordableError` is raised; with
+        ``skips``, a warning is logged instead.
         """
         parents = ""
         if dag is not None:
@@ -489,8 +494,9 @@ class ProgramRecord:
                 self.put(end.row)
 
     def _write_caught_refusals(self, error: BaseException | None) -> None:
-        """Drop the withheld ends, because the program has ended. Write only the ends of nodes whose
-        values could not be recorded, unless this error caused the end of the program.
+        """Drop the withheld ends, because the program has ended with ``error`` or with a result. Of
+        these ends, write only those of nodes whose values could not be recorded, and only if the
+        program caught the resulting error: it is neither ``error`` nor a cause of ``error``.
         """
         causes = set[int]()
         while error is not None and id(error) not in causes:
@@ -539,7 +545,8 @@ class NodeRecord:
     - ``label``: the name of the node in the DAG.
     - ``kept``: whether the node is recorded. A node that is reached while the program is being
       stopped is not recorded.
-    - ``turn_s``: the seconds between reaching the node and beginning the attempt.
+    - ``turn_s``: the seconds from reaching the node to the start of its attempt; 0 for a further
+      attempt in this process.
     - ``request``: the encoded request of a call.
     - ``again``: whether the node runs again. Then its answer is delivered in the recorded order.
     """
@@ -609,7 +616,8 @@ class NodeRecord:
     ) -> None:
         """Record the value of a node, and wait until it is on the disk.
 
-        Raises `UnrecordableError` if the value cannot be recorded but is ``needed`` to resume.
+        If the value cannot be recorded but is ``needed`` to resume, `UnrecordableError` is raised;
+        if the program skips such values, a warning is logged instead.
         """
         if self.kept:
             try:
@@ -638,6 +646,8 @@ class NodeRecord:
 
     @property
     def _turn(self) -> dict[str, float] | None:
-        """The account of a tool that waited for its turn; None if it did not wait."""
+        """The account of a tool that waited for its turn. None for other nodes, and for a tool that
+        waited for less than `_SHORT_S` seconds.
+        """
         turn_s = self.turn_s or 0.0
         return {"turn_s": turn_s} if self.start.kind == "tool" and turn_s >= _SHORT_S else None

@@ -206,8 +206,9 @@ class RequestEncoder:
         return [item.mark for item in known], [item.size for item in known]
 
     def _base(self, task: str, key: str, marks: Marks) -> tuple[CallRequest | None, int]:
-        """Return the earlier request with the longest common beginning, and the length of this
-        beginning in items.
+        """Return the earlier request whose items have the longest common beginning with ``marks``,
+        and the length of this beginning in items. Return None and 0 if no request has a common
+        beginning.
         """
         best, length, most = None, 0, _length(marks)
         for request in self._candidates(task, key, marks):
@@ -246,7 +247,9 @@ class RequestEncoder:
         base: CallRequest | None,
         length: int,
     ) -> tuple[list[Any], int]:
-        """Return the pieces, and the index of the first item after them."""
+        """Return the pieces of earlier requests of which the beginning of ``items`` consists, and
+        the index of the first item after the pieces.
+        """
         marks, sizes = known
         most = len(items) - 1
         length = min(length, most)
@@ -278,7 +281,7 @@ class RequestEncoder:
         return kept
 
     def _candidates(self, task: str, key: str, marks: Marks) -> Iterator[CallRequest]:
-        """Yield earlier requests that may have the same beginning, the most likely one first."""
+        """Yield earlier requests that may have the beginning of ``marks``, the likeliest first."""
         seen = set[int]()
         for group in (("task", task), _like(marks), ("all",)):
             for request in reversed(self._latest.get((key, *group), ())):
@@ -330,7 +333,7 @@ def _length(marks: Marks) -> int:
 
 
 def _like(marks: Marks) -> tuple[Any, ...]:
-    """Return the key of the group of requests with the same beginning."""
+    """Return the key of the group of requests with the beginning of ``marks``."""
     return ("like", marks[: 2 * _WIDTH]) if isinstance(marks, bytes) else ("like", *marks[:2])
 
 
@@ -347,7 +350,7 @@ def _mark(part: bytes) -> bytes:
 
 
 def _json(value: Any) -> bytes | None:
-    """Return a value as JSON in the form of requests; None if orjson cannot write it."""
+    """Return a value as JSON, in the form of recorded requests; None if orjson cannot write it."""
     try:
         return orjson.dumps(value, sketched, _OPTIONS)
     except TypeError:

@@ -73,6 +73,8 @@ def shown(value: Any) -> str:
     """Return a value as JSON text that is only compared and shown to people.
 
     A tuple becomes a list, and a part that cannot be written is replaced by the name of its type.
+    If this is not possible, as for a dict with tuples as keys, the whole value is replaced by the
+    name of its type.
     """
     try:
         return orjson.dumps(value, sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
@@ -173,7 +175,9 @@ _LONGEST = 160
 
 
 def difference(recorded: str, request: str) -> str:
-    """Return a text about the first place at which two JSON texts differ, with both values."""
+    """Return a text about the first place at which two JSON texts differ, with both values. If
+    ``recorded`` is "", the text says that the recorded request was not stored.
+    """
     if not recorded:
         return f"the recorded request was not stored; now it is {_short(request)}"
     where, before, after = _first(json.loads(recorded), json.loads(request), "")

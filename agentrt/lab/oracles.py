@@ -131,8 +131,8 @@ def _cost(sizes: list[float], age: float) -> float:
 
 
 class Gittins(Policy):
-    """The policy that runs the program with the largest Gittins index first; among equal programs,
-    the program that started first.
+    """The policy that runs the program with the largest Gittins index first. Levels are a factor of
+    2 ** 0.5 of the index apart; within a level, the program that started first runs first.
     """
 
     name: ClassVar[str] = "gittins"

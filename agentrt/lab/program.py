@@ -119,8 +119,10 @@ class LiveProgram:
         return PrioritizedCall(identity, spec, priority)
 
     def prompt(self, index: int) -> list[int]:
-        """Return the token ids of a call's prompt, which begins with the prompt and the output of
-        the call that it extends.
+        """Return the token ids of a call's prompt. If the call extends another call, its prompt
+        begins with the prompt and the output of that call; otherwise, with the system prompt of the
+        program's type. If the shape has the token ids of the prompt (`CallShape.prompt_ids`), they
+        are returned, with the outputs of the real model in place of the recorded outputs.
         """
         if index not in self.prompts:
             self.prompts[index] = self._prompt(index)

@@ -45,9 +45,10 @@ _LOG = logging.getLogger(__name__)
 class Context:
     """A program's access to the engine, to tools and to humans.
 
-    Each method adds a node to the execution DAG. agentrt derives the node's parents from what the
-    program's tasks await. It cannot see a dependency on a reply that was passed through a queue or
-    a thread: name such replies in ``after``.
+    Calls of a model, tools, questions, waits for events and sleeps become nodes of the execution
+    DAG. agentrt derives the parents of a node from what the program's tasks await. It cannot see a
+    dependency on a reply that was passed through a queue or a thread: name such replies in
+    ``after``.
     """
 
     def __init__(self, run_id: str, program_type: str, emitter: Emitter) -> None:
@@ -88,9 +89,10 @@ class Context:
 
         Await the result to get a `Reply`. With ``stream``, the result is a `ReplyStream`, which
         yields the text while the model writes it. Messages have OpenAI's form, with images and
-        audio if the model supports them. ``after`` names replies on which the call depends although
-        its code does not await them. The other options are described in `LLMOptions`. Raises
-        `CallRejectedError` if the engine rejects the call, and `ConfigError` for invalid options.
+        audio if the model supports them. ``after`` has replies on which the call depends although
+        agentrt cannot see the dependency (see `Context`). The other options are described in
+        `LLMOptions`. Raises `CallRejectedError` if the engine rejects the call, and `ConfigError`
+        for invalid options.
         """
         request = make_request(ask, **options)
         if stream:
@@ -109,8 +111,8 @@ class Context:
         """Make a token context that the program owns. ``content`` is text, token ids, or the
         messages of a chat. Messages are followed by the tokens that start the model's turn.
 
-        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor does not
-        support token ids.
+        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor cannot
+        convert text or messages to token ids.
         """
         made = TokenContext(self._emitter.contexts, model)
         await made.fill(content)
@@ -145,9 +147,9 @@ class Context:
 
         The tools run in parallel once the reply is complete. With ``eager``, an idempotent tool
         starts as soon as its own arguments are complete, while the model still writes. If a tool
-        raises an error, the tool's result holds the error, so that the model can read it. A tool
-        may return images if the model supports them. The other options and the errors are the same
-        as for `llm`.
+        raises an error, the tool's result holds the error, so that the model can read it. If a tool
+        returns images and the model does not support images, the model gets a description of them.
+        The other options and the errors are the same as for `llm`.
         """
         known = tools_by_name(tools)
         request = make_request(ask, tools=known.values(), **options)
@@ -184,7 +186,7 @@ class Context:
             if value is not _UNSET and chosen.takes(name):
                 raise AmbiguousOptionError(
                     f"{name}= is an option of ctx.tool(), and tool {chosen.name} also has a "
-                    f"parameter {name!r}; pass its arguments as "
+                    f"parameter {name!r}; pass the tool's arguments with "
                     f"ctx.call_tool(tool, {{{name!r}: …}})"
                 )
         if chosen.spec is not None:
@@ -237,7 +239,8 @@ class Context:
         ``transports``, such as ``mqtt`` or ``mcp:github``, limit the list to these transports. If
         several tools have the same name, the name of the transport is put in front:
         ``github__search``. Raises `UnknownToolError` for an unknown transport, and
-        `ToolUnavailableError` for a transport that cannot be reached.
+        `ToolUnavailableError` if one of ``transports`` cannot be reached. Without ``transports``,
+        transports that cannot be reached are skipped.
         """
         return await self._emitter.tools(*transports)
 
@@ -313,7 +316,7 @@ class Context:
         return self._emitter.value("uuid", uuid.uuid4)
 
     def reward(self, value: float) -> None:
-        """Add a reward, a number that rates for training what the program has done so far. A batch
+        """Add a reward: a number that rates what the program has done so far, for training. A batch
         with the option ``tokens`` writes the rewards next to the program's tokens. Without this
         option, rewards have no effect.
 
@@ -353,8 +356,8 @@ class Context:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> asyncio.Task[T]:
-        """Start ``function(ctx, …)`` as a node in a new task, and return the task without waiting
-        for it.
+        """Start ``function(ctx, …)`` in a new task, and return the task without waiting for it. The
+        DAG shows the calls and tools in the function's code under the function's name.
         """
 
         async def run() -> T:
@@ -370,7 +373,7 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """Make a call whose answer has the default maximum length."""
+    """Make a call whose answer has the default maximum length, and warn if this length cut it."""
     reply = await emitter.call(request, after)
     _check_default_limit(reply)
     return reply
@@ -385,7 +388,7 @@ def finite_number(value: Any) -> float | None:
             value = value.item()
         is_finite = isinstance(value, Real | Decimal) and math.isfinite(value)
         return float(value) if is_finite else None
-    except (OverflowError, ValueError, RuntimeError):  # PyTorch raises RuntimeError for several
+    except (OverflowError, ValueError, RuntimeError):  # PyTorch: RuntimeError for several elements
         return None
 
 

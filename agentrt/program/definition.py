@@ -71,9 +71,9 @@ class Program:
         instance of a pydantic model.
 
         An object whose only key is the parameter's name stands for the value of that key, unless
-        the object itself has the type. The input stays as it is if the function has no annotation,
+        the object itself has the type. The input stays as it is if the parameter has no annotation,
         or if pydantic does not know the type. None means that there is no input, and is not
-        converted. Raises `ConfigError` for a wrong type.
+        converted. Raises `ConfigError` for an input that cannot be converted to the type.
         """
         if value is None or self._input_type is None:
             return value
@@ -115,7 +115,8 @@ class Program:
     @cached_property
     def _input_hint(self) -> Any:
         """The annotation of the input. Other annotations are not evaluated, because their names may
-        be imported for type checkers only. Raises any error if it cannot be evaluated.
+        be imported for type checkers only. If the annotation cannot be evaluated, raises an error
+        of any type.
         """
         function = inspect.unwrap(self.function)
         annotations = {self._parameter: function.__annotations__[self._parameter]}

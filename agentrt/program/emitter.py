@@ -1,4 +1,4 @@
-"""The interface through which a `Context` uses the runtime: a method for each kind of node."""
+"""The interface through which a `Context` uses the runtime."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 
 class Emitter(Protocol):
-    """The interface that does the work of a `Context`: each method makes one kind of node.
+    """The interface that does the work of a `Context`: it emits nodes, finds tools, and returns
+    values that a journal can record.
 
-    `agentrt.runtime.emitter.LiveEmitter` does the work. If the program has a journal, its context
-    calls a `agentrt.runtime.recorded.Recorded`, which calls the `LiveEmitter`.
+    `agentrt.runtime.emitter.LiveEmitter` implements the interface. The context of a program with a
+    journal calls `agentrt.runtime.recorded.Recorded`, which calls the `LiveEmitter`.
     """
 
     @property

@@ -27,10 +27,11 @@ class StepOptions(TypedDict, total=False):
       you set a seed.
     - ``stop``: a string or several strings; the answer ends before the first stop string.
     - ``ignore_eos``: continue to ``max_tokens`` even if the model ends its answer.
-    - ``frequency_penalty`` and ``presence_penalty``, from -2 to 2: make repetitions less likely.
+    - ``frequency_penalty`` and ``presence_penalty``, from -2 to 2: values above 0 make repetitions
+      less likely, and values below 0 make them more likely.
     - ``n``: the number of answers. If it is above 1, the reply's ``choices`` hold all the answers.
-    - ``logprobs``: a number N; the reply has the log probability of each token, and those of N
-      alternatives to each token.
+    - ``logprobs``: a number N; the reply has the log probability of each token, and those of the N
+      likeliest tokens at its position.
     - ``reasoning_effort`` and ``chat_template_kwargs``: settings of reasoning models.
     - ``model``: the name of a served model or adapter. The default is the first served model.
     - ``extra_body``: any other fields of vLLM's chat completions request.
@@ -104,13 +105,17 @@ def make_request(
 
 
 def has_limit(options: StepOptions) -> bool:
-    """Return whether the options set the maximum length of the answer."""
+    """Return whether the options set the maximum length of the answer. ``max_tokens=None`` sets
+    this length to the rest of the model's context.
+    """
     body = options.get("extra_body") or {}
     return "max_tokens" in options or "max_tokens" in body or "max_completion_tokens" in body
 
 
 def _form(options: LLMOptions) -> dict[str, Any]:
-    """Return a request's fields for tools and a schema."""
+    """Return the fields of a chat request for the options ``tools``, ``tool_choice`` and
+    ``schema``.
+    """
     form: dict[str, Any] = {}
     tools = tool_specs(options.get("tools") or ())
     if tools:
@@ -135,8 +140,9 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _may_be_strict(schema: Mapping[str, Any]) -> bool:
-    """Return whether ``strict`` may be set. OpenAI's strict mode enforces a schema, but accepts
-    only schemas whose properties are all required.
+    """Return whether ``strict`` may be set for a tool whose parameters have this schema. OpenAI's
+    strict mode enforces a schema, but accepts only schemas that require all of their properties and
+    forbid other properties.
     """
     properties = schema.get("properties", {})
     return schema.get("additionalProperties") is False and set(properties) == set(

@@ -46,8 +46,8 @@ class ToolResult:
 
     @property
     def shown_apart(self) -> list[Part]:
-        """The parts that the model supports in a user's message only, with a line of text before
-        them.
+        """The parts that the model supports in a user's message only, after a line of text that
+        names the tool; an empty list if there are no such parts.
         """
         apart = [part for part in _parts_of(self.value) if self.takes.get(part["type"]) is False]
         if not apart:
@@ -67,7 +67,7 @@ class ToolResult:
         return shown
 
     def _in_words(self, part: Part) -> Part:
-        """Describe a part in words. A text part is returned unchanged."""
+        """Return a text part that describes ``part``. A text part is returned unchanged."""
         kind: str = part["type"]
         if kind == "text":
             return part
@@ -89,7 +89,7 @@ def messages_of(results: Iterable[ToolResult]) -> list[Message]:
 
 
 def _parts_of(value: Any) -> list[Part]:
-    """Return a value that is a list of message parts; an empty list for any other value."""
+    """Return ``value`` if it is a list of message parts; otherwise return an empty list."""
     parts = value if isinstance(value, list) else []
     return parts if all(map(_is_part, parts)) else []
 
@@ -104,7 +104,9 @@ def _is_part(value: Any) -> bool:
 
 
 def _described(part: Part) -> str:
-    """Return the name, the type and the size of a part, in words."""
+    """Return the file name, the media type (or the URL) and the size of a part that is not text,
+    separated by commas. Values that are unknown are left out.
+    """
     fields = part[part["type"]]
     name, url = fields.get("filename", ""), str(fields.get("url") or fields.get("file_data") or "")
     mime, data = f"audio/{fields.get('format', '')}".rstrip("/"), fields.get("data", "")

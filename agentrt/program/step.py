@@ -93,7 +93,9 @@ class Stepper:
             await stream.aclose()
 
     async def _shown(self, results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
-        """If any result has media, set in all results which types of parts the model takes."""
+        """Return ``results``. If any result has parts other than text, each returned result says
+        which types of parts the model supports.
+        """
         ordered = tuple(results)
         if not any(result.has_media for result in ordered):
             return ordered

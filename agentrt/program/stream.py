@@ -40,7 +40,9 @@ class ReplyStream(AsyncIterator[str]):
     """
 
     def __init__(self, pieces: Pieces, complete: Callable[[Reply], None] | None = None) -> None:
-        """``complete`` is called with the complete reply."""
+        """``pieces`` yields the chunks of the reply. ``complete`` is called with the complete
+        reply.
+        """
         self._reply: Reply | None = None
         self._complete = complete
         self._deltas = self._read(pieces)

@@ -86,8 +86,9 @@ class CallSpec:
     - ``request``, the complete chat request in OpenAI's form, for executors that take requests;
     - ``prompt_token_ids`` with ``sampling``; here ``rendered`` has at most ``options``.
 
-    Schedulers and routers read the other fields, and may change them. ``max_tokens`` is the maximum
-    number of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
+    Schedulers and routers read the other fields. The runtime and the server set some of them after
+    the call was rendered, such as ``seed`` and ``cache_salt``. ``max_tokens`` is the maximum number
+    of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
     chooses one and records it, so that the call can be repeated with the same result.
     ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
     different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
@@ -109,7 +110,7 @@ class CallSpec:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages of a ``request``."""
+        """The messages of the ``request``; empty if the call has another form."""
         return tuple((self.request or {}).get("messages") or ())
 
 
@@ -242,7 +243,7 @@ class CallReport(Usage):
         """Return one report for the calls that generated the choices of one answer. ``reports``
         must not be empty.
 
-        Tokens, preemptions and seconds are summed; all other fields are those of the last call.
+        Tokens, preemptions and seconds are summed; all other fields are those of the last report.
         """
         if len(reports) == 1:
             return reports[0]
@@ -272,10 +273,11 @@ class Reply(ReadsAsText):
     """The reply to a call.
 
     ``parsed`` is the JSON value if the call had a schema, else None. ``finish_reason`` is ``stop``,
-    ``length`` or ``tool_calls``. ``reasoning`` is the model's reasoning before its answer, "" if
-    there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If ``n`` was above 1,
-    ``choices`` has all answers as replies, and this reply is its first item. ``node`` is the id of
-    the call's node in the DAG of its run, and ``run_id`` is the id of this run.
+    ``length``, ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's
+    reasoning before its answer, "" if there is none. Tool calls that were cut off are in
+    ``invalid_tool_calls``. If ``n`` was above 1, ``choices`` has all answers as replies, and this
+    reply is its first item. ``node`` is the id of the call's node in the DAG of its run, and
+    ``run_id`` is the id of this run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
     token ids, this is the reply that the program gets. For a chat that a front end formats, the
@@ -310,7 +312,9 @@ class Reply(ReadsAsText):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as an assistant message in OpenAI's form, to append to the chat."""
+        """The reply as an assistant message in OpenAI's form, to append to the chat. Tool calls
+        without an id are only in its text.
+        """
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning"] = self.reasoning

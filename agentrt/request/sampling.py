@@ -17,7 +17,9 @@ TokenLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A constraint on an output, with the names of the engine's structured outputs."""
+    """A constraint on an output. ``kind`` is a name of vLLM's structured outputs, and ``value`` is
+    the constraint in vLLM's form.
+    """
 
     kind: Literal["json", "regex", "choice", "grammar"]
     value: Any
@@ -29,7 +31,7 @@ class Sampling:
     and the ``seed`` of its `CallSpec`.
 
     With ``logprobs``, the reply has the log probability of each output token, and at each position
-    the log probabilities of this number of most likely tokens. With ``score_from``, the reply has
+    the log probabilities of the ``logprobs`` most likely tokens. With ``score_from``, the reply has
     the log probabilities of the prompt's tokens from this position on (at least 1, because no token
     precedes the first token), and of the ``score_top`` most likely tokens at each position.
     ``logits`` are the arguments of registered logits processors, by name. ``attention`` is for

@@ -24,7 +24,7 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, 
   was loaded from host memory (or another engine) instead of being computed again.
 - ``recompute``: tokens were recomputed that had been computed before, because the programs ``by``
   took their blocks.
-- ``prefill``: tokens were computed for the first time, before the next output.
+- ``prefill``: tokens were computed for the first time, before the next output token.
 - ``decode``: the output was computed.
 """
 FEW, MOST = 3, 48
@@ -36,8 +36,9 @@ maximum number of spans of a call. Further time is added to the last span with t
 
 class Cause(NamedTuple):
     """A program that made a call wait. ``level`` is the queue level of the program's own call, and
-    ``attained_s`` the program's attained service in seconds, both at that time. A name in
-    parentheses is not a program but another cause.
+    ``attained_s`` the program's attained service in seconds. Both were noted when the program's
+    call started, or, if it was not running, when the wait was noted. A name in parentheses is not a
+    program but another cause.
     """
 
     program: str

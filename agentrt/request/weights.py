@@ -44,8 +44,8 @@ def salted(salt: str | None, version: int) -> str | None:
 
 
 def changed(versions: Versions, tokens: int, old: int, new: int) -> list[list[int]]:
-    """Return the versions of a call after an update from version ``old`` to ``new``, when the call
-    had written ``tokens`` tokens.
+    """Return ``versions``, the versions of a call's output, as they are after an update of the
+    weights from version ``old`` to ``new``. Before the update, the call wrote ``tokens`` tokens.
     """
     pairs = [[start, version] for start, version in versions] or [[0, old]]
     while pairs and pairs[-1][0] >= tokens:
@@ -54,8 +54,8 @@ def changed(versions: Versions, tokens: int, old: int, new: int) -> list[list[in
 
 
 def version_spans(versions: Versions, tokens: int) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, end, version) for the spans of an output of ``tokens`` tokens. The spans are
-    not empty.
+    """Yield (start, end, version) for each part of an output of ``tokens`` tokens that a version
+    wrote: the indexes of its first token and of the token after its last. Empty parts are left out.
     """
     pairs = [*versions] or [(0, 0)]
     ends = [*pairs[1:], (tokens, 0)]

@@ -44,7 +44,7 @@ def router_names() -> list[str]:
 
 
 def make_router(name: str) -> Router:
-    """Make a router by its name. ``NAME:option=number:…`` sets options.
+    """Make the router with this name. A name of the form ``NAME:option=number:…`` sets options.
 
     Raises `ConfigError` for an unknown router or option, and for an invalid value.
     """
@@ -67,8 +67,8 @@ def _numbers(name: str, text: str) -> dict[str, float]:
             values[option.strip()] = float(number)
         except ValueError:
             raise ConfigError(
-                f"router {name}: {part!r} is not an option; write NAME:option=number, such as "
-                "agentix:threshold=4096"
+                f"router {name}: {part!r} is not an option with a number; write "
+                "NAME:option=number, such as agentix:threshold=4096"
             ) from None
     return values
 

@@ -49,16 +49,20 @@ class RouterCall:
 
     @property
     def cached(self) -> Sequence[int]:
-        """The number of leading prompt tokens in each replica's cache, by `ReplicaView.index`.
+        """For each replica, by `ReplicaView.index`: the number of leading prompt tokens in its
+        cache.
 
-        It is computed once for all replicas. It is empty if nothing is known about the caches.
+        The numbers are computed once for all replicas. There are no numbers if nothing is known
+        about the caches.
         """
         if self._cached is None:
             self._cached = () if self.match is None else self.match()
         return self._cached
 
     def cached_on(self, replica: ReplicaView) -> int:
-        """Return the number of leading prompt tokens that a replica need not compute."""
+        """Return the number of leading prompt tokens that a replica need not compute; 0 if nothing
+        is known about the caches.
+        """
         return self.cached[replica.index] if self.cached else 0
 
     def cached_on_each(self, replicas: Sequence[ReplicaView]) -> Sequence[int]:
@@ -94,7 +98,7 @@ class ReplicaView:
 
 class Router(ABC):
     """A router, which chooses a replica for each call. One instance serves all replicas, and may
-    keep state of programs.
+    keep state about programs.
 
     If ``reads_blocks`` is True, prompts are hashed and the engines send KV events, so that the
     router knows which replica has which blocks cached.

@@ -35,8 +35,9 @@ _GUESSES = 7
 class RoutedCall:
     """A call that was sent to a replica, and the amounts by which it raises the replica's load.
 
-    ``tokens`` are its prompt tokens and expected output tokens, ``missing`` its prompt tokens that
-    are not cached, and ``beside`` the number of the replica's other calls when it was sent.
+    ``tokens`` is the number of the call's prompt tokens and expected output tokens, ``missing`` the
+    number of its prompt tokens that are not cached on the replica, and ``beside`` the number of the
+    replica's other calls when this call was sent.
     """
 
     call: RouterCall
@@ -60,7 +61,7 @@ class _Home:
 
 
 class Dispatcher:
-    """A dispatcher that asks the router for each call, and keeps the routers' data up to date.
+    """A dispatcher that asks the router for each call, and keeps the router's data up to date.
 
     ``level_ends`` are the upper ends of the scheduler's levels, in seconds of attained service; if
     it is empty, all calls have the same level. ``speed`` has the initial costs of calls.
@@ -97,7 +98,7 @@ class Dispatcher:
 
     @property
     def programs(self) -> int:
-        """The number of programs whose homes are kept."""
+        """The number of programs whose homes (the replicas of their last calls) are kept."""
         return len(self._homes)
 
     # -- calls -------------------------------------------------------------------------

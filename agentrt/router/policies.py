@@ -10,8 +10,8 @@ from agentrt.router.base import ReplicaView, Router, RouterCall, least_used
 PAPERS_THRESHOLD = 2048
 """The longest prompt that `Agentix` treats as short, in tokens."""
 MARGIN = 0.5
-"""Share of the prefill time that the program's home saves by its cache. `CostRouter` moves a call
-to another replica only if the call gains more than this there.
+"""A share of the prefill time that the program's home saves by its cache. `CostRouter` moves a call
+to another replica only if the cost there is lower by more than this share.
 """
 OTHERS = 1.0
 """The weight that `CostRouter` gives to a second by which the call delays another call, relative to
@@ -27,9 +27,9 @@ class Agentix(Router):
     """A router that sends a short call to the least used replica, and a long call to its program's
     home.
 
-    Source: Agentix, Algorithm 2. The home is the replica of the program's first long call; if it is
-    lost, the replica of the next long call. A call is long if its prompt has more than
-    ``threshold`` tokens (2,048 in the Agentix paper).
+    Source: Agentix, Algorithm 2. The home is the replica of the program's first long call; if this
+    replica is lost or takes no calls, the home is the replica of the next long call. A call is long
+    if its prompt has more than ``threshold`` tokens (2,048 in the Agentix paper).
     """
 
     name: ClassVar[str] = "agentix"
@@ -110,7 +110,8 @@ class LeastUsed(Router):
 
 class PrefixRouter(Router):
     """A router that sends a call to the replica with the longest cached prefix of the prompt, if
-    the prefix is more than half of the prompt; otherwise to the least used replica.
+    the prefix is more than half of the prompt and the replica is not overloaded. Otherwise it sends
+    the call to the least used replica.
 
     Source: Preble (arXiv 2407.00023), which uses a cached prefix only if the prefix is longer than
     the remaining prompt and the replica is not overloaded. If several replicas have cached equally

@@ -33,8 +33,8 @@ class Speed:
     """The learned costs of calls: seconds per engine step, per other call in a step, and per prompt
     token.
 
-    The initial values are typical of an 8B model on a large GPU. Values learned from calls replace
-    them after a few calls.
+    The initial values are typical of an 8B model on a large GPU. After a few calls, they are
+    replaced by values that were learned from these calls.
     """
 
     __slots__ = ("_seen", "_sums", "beside_s", "prefill_s", "service_s", "step_s")

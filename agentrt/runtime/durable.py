@@ -28,7 +28,9 @@ class Durable:
     """The settings by which a program is recorded in the journal."""
 
     number: int | None = None
-    """The number at the end of the id of a program that resumes; None for a new program."""
+    """The number at the end of the program's id, such as the number of a program that resumes; None
+    for the next number.
+    """
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that are stored with the program, as JSON, for the code that resumes it."""
     id: str | None = None

@@ -55,7 +55,7 @@ _KEYS = itertools.count()
 
 
 class LiveEmitter:
-    """The `Emitter` of one run that makes the run's calls with the runtime's ``services``."""
+    """The `Emitter` of one run. It makes the run's calls with the runtime's ``services``."""
 
     def __init__(self, run: Run, services: Services) -> None:
         self.run = run
@@ -69,9 +69,8 @@ class LiveEmitter:
         scope = tracking.current_scope()
         if scope is None or scope.owner is not self.run:
             raise AgentrtError(
-                f"run {self.run.id} emitted {name!r} outside its own tasks; "
-                "use a context only in the program that it was made for, and not in threads of "
-                "your own"
+                f"run {self.run.id}: {name!r} was called outside the tasks of this run; use ctx "
+                "only in the program that it was made for, and not in threads of your own"
             )
         return scope
 
@@ -106,7 +105,9 @@ class LiveEmitter:
     async def chat_stream(
         self, request: Request, caller: RunCaller
     ) -> AsyncGenerator[Answer, None]:
-        """Yield the answer in pieces. Closing the generator aborts the calls."""
+        """Yield the pieces of the answer to a chat request that ``caller`` makes. Closing the
+        generator aborts the calls of the request.
+        """
         WORKS_FOR.set(self.run.row.tenant)
         with tracking.outside():
             pieces = (await self.services.frontend()).chat_stream(request, caller)
@@ -115,8 +116,9 @@ class LiveEmitter:
                 yield piece
 
     async def takes(self, model: str | None) -> Takes:
-        """Return which types of message parts, other than text, a model accepts. With None, the
-        model is the first model that is served.
+        """Return the types of message parts, other than text, that a model accepts. The value of a
+        type is True if a tool's message may contain such parts. With None, the model is the first
+        model that is served.
         """
         with tracking.outside():
             profile = (await self.services.frontend()).profile(model)
@@ -196,8 +198,8 @@ class LiveEmitter:
         return node, Call(identity_of(self.run, scope, node), spec)
 
     def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """Draw a random seed that depends only on the runtime's seed, the program and the node. A
-        fork draws the same seeds as the program from which it was forked.
+        """Draw a random seed that depends only on the runtime's seed, the run's id and the node. A
+        fork draws the same seeds as the run from which it was forked.
         """
         place, where = scope.place, str(node.id)
         # With a journal, the seed depends on the place in the code and not on the node's number.
@@ -211,7 +213,9 @@ class LiveEmitter:
         return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
 
     def _with_node(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
-        """Return a call's reply with the ids of its node and program, and add it to ``replies``."""
+        """Return a call's reply with the ids of its node and run, and add it to ``replies`` unless
+        ``replies`` is None.
+        """
         reply = dataclasses.replace(reply, node=node.id, run_id=self.run.id)
         if replies is not None:
             replies.append(reply)
@@ -434,8 +438,8 @@ class RunCaller(Caller):
                 self.scope.join(sibling.scope)
 
     def with_report(self, reply: Reply) -> Reply:
-        """Return the reply to a chat request with the node of the last call that was made for the
-        request, and with one report of all its calls (`CallReport.of_all`).
+        """Return the reply to a chat request with the node of the last of the request's calls that
+        ended, and with one report of all its calls (`CallReport.of_all`).
         """
         if not self.replies:
             return reply
@@ -551,13 +555,13 @@ def is_pooled(spec: CallSpec) -> bool:
 
 
 class LoopCheckpoint:
-    """The function that `Context.checkpoint` returns. A loop calls it at its top with its state,
-    and continues with the state that it returns.
+    """The function that `Context.checkpoint` returns. A loop calls this function at its top with
+    the loop's state, and continues with the state that the function returns.
 
-    ``keep`` records a state in the journal and returns it, or returns the last recorded state if
-    the program was resumed. Without a journal, ``keep`` is None, and the function returns its
-    argument. The function raises `UsageError` if it is called at two places of the code, or while
-    another task of the program is open.
+    ``keep`` records a state in the journal and returns it; in a resumed program, its first call
+    returns the last recorded state instead. Without a journal, ``keep`` is None, and the function
+    returns its argument. The function raises `UsageError` if it is called at two places of the
+    code, or while another task of the program is open.
     """
 
     def __init__(self, run: Run, keep: Callable[[Any], Any] | None = None) -> None:

@@ -278,8 +278,8 @@ class Recorded:
         return LoopCheckpoint(self._live.run, _LoopStates(self, self._record, place).keep)
 
     def at_once(self, kind: str, name: str, request: Any, make: Callable[[], T]) -> T:
-        """Return the recorded value of a node that returns at once. If no value was recorded,
-        return and record ``make()``.
+        """Return the recorded value of a node that returns at once. A recorded error is raised
+        again. If nothing was recorded, return and record ``make()``.
         """
         node = self._enter(kind, name, request)
         if node is None:
@@ -523,7 +523,9 @@ class Recorded:
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
-        """Return the id and the parents of a node in the DAG."""
+        """Return the id of a node in the DAG, and the ids of its parents; None if the DAG has no
+        such node.
+        """
         made = None if inner.place is None else inner.place.last
         if reply is not None and reply.node >= 0:
             made = reply.node

@@ -85,8 +85,8 @@ class RunRegistry:
     ) -> Run:
         """Add the run of a program that starts.
 
-        By default, the run gets the next number. ``number`` is the number in the id of a run that
-        resumes. ``named`` is a whole id that replaces type, mark and number.
+        By default, the run gets the next number. ``number`` sets the number, for example that of a
+        run that resumes. ``named`` is a whole id that replaces type, mark and number.
         """
         with self.lock:
             if number is None and named is None:

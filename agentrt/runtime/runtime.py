@@ -142,7 +142,8 @@ class Runtime:
         await self.close()
 
     async def open(self, progress: Progress = _unread, *, with_engine: bool = True) -> None:
-        """Start the engine. Without ``with_engine``, the first call will start it.
+        """Open the runtime and start its engine. Without ``with_engine``, the first call starts the
+        engine.
 
         ``progress`` is called with messages about the start. Raises the errors of `Executor.start`.
         """
@@ -249,8 +250,8 @@ class Runtime:
         is the number of the new weights, by default the next number. ``mode`` says what happens to
         calls in the engines: ``keep`` lets them continue with the new weights, ``wait`` lets them
         end with the old weights first, and ``abort`` begins them again. With ``clear_cache``, the
-        prefix cache is emptied, and calls that continue compute their tokens again under the new
-        weights.
+        prefix cache is emptied, and calls that continue first compute the keys and values of their
+        earlier tokens again with the new weights.
 
         ``max_staleness`` is the maximum number of versions between the weights with which a program
         began and the new weights. ``on_stale`` says what happens to older programs: with ``wait``
@@ -274,7 +275,9 @@ class Runtime:
 
     async def pause_generation(self, mode: PauseMode = "keep") -> None:
         """Pause all engines, and return when no call runs. New calls wait until
-        `resume_generation`. ``mode`` has the same meaning as in `update_weights`.
+        `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
+        stop until generation is resumed, with ``wait`` they end before the pause, and with
+        ``abort`` they begin again after the pause.
         """
         await self.executor.pause_generation(mode)
 

@@ -162,7 +162,7 @@ class TokenLog:
         self._places[call.key] = sequence, end
 
     def _extended_by(self, ids: array[int]) -> _Growing | None:
-        """Return the longest sequence with which a prompt begins."""
+        """Return the longest sequence with which a prompt begins; None if there is none."""
         longest: _Growing | None = None
         for sequence in self._sequences:
             length = len(sequence.ids)

@@ -32,10 +32,14 @@ class WeightUpdates:
         self._turn = asyncio.Lock()
         self._store = TensorStore()
         self._held: asyncio.Event | None = None
-        """Set at the end of an update. Programs that would be too stale at once begin after it."""
+        """An event that is set at the end of the current update, if a program that began before the
+        end would be too stale; such a program begins after the update. None at all other times.
+        """
 
     async def begin(self, run: Run) -> None:
-        """Note that a program begins now, or wait if it has to begin after an update."""
+        """Wait if a program has to begin after an update. Then note with which version of the
+        weights the program begins.
+        """
         while self._held is not None:
             await self._held.wait()
         run.weights_version = self._executor.weights.version
@@ -139,7 +143,7 @@ class _Bound:
         return self._updates.stale_runs(self._version, self._most)
 
     async def wait(self) -> None:
-        """Wait until no program is too stale, if the update has to wait for them."""
+        """Wait until no program is too stale, if the update has to wait for such programs."""
         while self._on_stale == "wait" and (stale := self._stale()):
             await asyncio.wait([run.task for run in stale if run.task is not None])
 

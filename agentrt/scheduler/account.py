@@ -1,10 +1,11 @@
-"""The account of each call's time in an engine, and of the programs that made it wait.
+"""The account of each call's time in an engine, and of the programs that made the call wait.
 
-The engine takes a note when a call arrives, is admitted, starts, has its first token, changes its
-level, is preempted or ends. It takes no notes in other engine steps, so that these steps take no
-longer. A note also names the programs that made the call wait: the programs that ran when the call
-arrived, and the programs that started while it waited. Another process than the engine core turns
-the notes into spans (`agentrt.request.spans`). This module is pure; all times are seconds.
+The engine takes a note when a call arrives, is admitted, begins or ends a load of KV cache, starts,
+has its first token, changes its level, is preempted or ends. It takes no notes in other engine
+steps, so that these steps take no longer. A note also names the programs that made the call wait:
+the programs that ran when the call arrived, and the programs that started while it waited. Another
+process than the engine core turns the notes into spans (`agentrt.request.spans`). This module is
+pure; all times are seconds.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Making:
     ``since``, ``reason`` and ``level`` are the start time of the current span, its reason, and the
     call's level in it. A running call started with ``cached`` tokens in the cache and ``outputs``
     output tokens. ``missing`` tokens must be computed before the call's next output token; the
-    first ``lost`` of these tokens had been computed before, and were evicted. A call
+    first ``lost`` of these tokens had been computed before, but their KV cache was lost. A call
     that loads KV cache loads ``loads`` tokens.
     """
 

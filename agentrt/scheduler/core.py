@@ -87,7 +87,7 @@ class Engine(Protocol):
 
     def running_needs(self) -> tuple[int, int]:
         """Return how many tokens of the next step, and how many free blocks, the running calls take
-        before waiting calls are started.
+        before waiting calls are started. The block that a decoding call may need is not counted.
         """
 
     def step_tokens(self) -> int:
@@ -263,7 +263,9 @@ class SchedulerCore:
                 assert_never(event)
 
     def drop_stale(self, now: float) -> None:
-        """Drop the programs that had no event for ``stale_after_s`` seconds (a setting)."""
+        """Drop the programs that have no call, and had no event for ``stale_after_s`` seconds (a
+        setting).
+        """
         for program in self.table.stale(now, self.config.stale_after_s, in_tools=True):
             self.table.end_program(program.program_id)
             self._forget(program, now)
@@ -287,7 +289,7 @@ class SchedulerCore:
     def refresh_priorities(self, now: float) -> None:
         """If the policy's statistics have changed much, give all waiting calls a new priority, over
         several steps. A call that comes to the front meanwhile gets its new priority before it can
-        start. Called once in each step.
+        start. This method is called once in each step.
         """
         if (revision := self.policy.revision) != self._revision:
             self._revision = revision
@@ -442,7 +444,7 @@ class SchedulerCore:
         self.calls[call.call_id] = call.program.queued[call.call_id] = call
 
     def _drop_load(self, call: QueuedCall) -> None:
-        """Count the tokens of a call's load as loaded for nothing."""
+        """Add the tokens of a call's load to the tokens whose load was of no use."""
         call.unused_loaded_tokens += call.loading_tokens
         call.loading_tokens = 0
 
@@ -510,7 +512,7 @@ class SchedulerCore:
 
     def _forget(self, program: EngineProgram, now: float) -> None:
         """Drop what the scheduler's parts (`self.parts`) and its policy have stored about a
-        program. The statistics learn nothing from the program.
+        program. The policy learns nothing from the program here.
         """
         for part in self.parts:
             part.program_ended(program, now)
@@ -555,7 +557,7 @@ class SchedulerCore:
         return True
 
     def _rank_again(self, calls: Iterable[QueuedCall], now: float) -> None:
-        """Rank the first `SCANNED` waiting calls of ``calls`` again."""
+        """Rank the first `SCANNED` waiting calls of ``calls`` again. Promoted calls are skipped."""
         left = SCANNED
         for call in calls:
             if call.since is None or call.promoted:

@@ -38,10 +38,11 @@ class CallArrived(NamedTuple):
 
 
 class CallLoading(NamedTuple):
-    """A call that was taken from the queue waits while KV cache of its first ``tokens`` tokens is
-    loaded, from host memory or another engine. It holds the blocks for them.
+    """A call that was taken from the queue waits while the KV cache of ``tokens`` of its tokens is
+    loaded, from host memory or another engine. The call holds the blocks for these tokens.
 
-    ``cached_tokens`` is the number of its tokens that were in the KV cache already.
+    ``cached_tokens`` is the number of the call's first tokens that were in the KV cache already.
+    The tokens that are loaded follow them.
     """
 
     call: QueuedCall
@@ -99,7 +100,7 @@ class StepFinished(NamedTuple):
     """The engine computed a step for the calls ``call_ids``. The step took ``seconds``.
 
     ``tokens`` is the total number of tokens in the step, or 0 if the engine does not report it. A
-    simulator reports several ``steps`` in one event.
+    simulator may report several ``steps`` in one event.
     """
 
     call_ids: Collection[str]
@@ -144,7 +145,7 @@ class CallAdmitted(NamedTuple):
 
 
 class CallReranked(NamedTuple):
-    """A running call has used up its quantum and has a new priority."""
+    """A call has used up its quantum and has a new priority."""
 
     call: QueuedCall
     now: float

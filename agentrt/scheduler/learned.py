@@ -4,8 +4,8 @@ The statistics are kept per tenant and program type, so that no tenant can falsi
 another. They are exponentially weighted means in bounded memory. Each mean is combined with a
 prior; the weight of the mean grows with its number of samples. A *gap* is the time between two
 calls of a program. The prior of a gap's duration is Lindy's rule: a gap that has lasted for ``a``
-seconds is expected to last for ``a`` more seconds. The priors of a call's output and of a program's
-service are the means over all types.
+seconds is expected to last for ``a`` more seconds. The prior of a call's output comes from the
+calls of all types. The policy chooses the prior of a program's service.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Age:
     well: Mean = field(default_factory=Mean)
 
     def learn(self, left_s: float, *, well: bool) -> None:
-        """Add a duration that lasted ``left_s`` seconds from this age on. The remaining duration
-        counts only if it ended well.
+        """Add a duration that lasted ``left_s`` seconds from this age on. The mean remaining
+        duration changes only if the duration ended well.
         """
         self.well.add(well)
         if well:
@@ -179,8 +179,8 @@ class Durations:
 
 
 class Silence:
-    """A silence: a period in which a program has no call, and the engine is not told what it waits
-    for.
+    """A silence: a period in which a program has no call, and the engine is not told what the
+    program waits for.
     """
 
     __slots__ = ("_of", "counted", "length", "returned", "since")
@@ -340,8 +340,9 @@ class Usual:
         """Return the number of tokens by which the context of a chain of calls is expected to grow
         in ``seconds``.
 
-        The growth is reduced by the probability that the chain ends in that time, because then its
-        ``context_tokens`` become free.
+        The growth with each call is reduced by ``context_tokens``, multiplied by the probability
+        that the chain ends with the call, because the context then becomes free. The result is 0
+        for a type that branches, and until the duration of a turn is known.
         """
         if not self.turn_s.value or self.branches:
             return 0
@@ -502,11 +503,12 @@ class Learned:
         yield from self._usual.items()
 
     def output(self, kind: tuple[str, str]) -> int:
-        """Return the expected output tokens of a call of this tenant and type."""
+        """Return the expected number of output tokens of a call of this tenant and type."""
         return int(self._usual.of(kind).output.refine(self._output.value))
 
     def output_within(self, kind: tuple[str, str], limit: int) -> float:
-        """Return the expected output tokens of a call whose maximum is ``limit`` (0 if unknown).
+        """Return the expected number of output tokens of a call of this tenant and type. ``limit``
+        is the call's maximum, 0 if unknown.
 
         If no call of this type has ended, the call is expected to use the same share of its limit
         as calls of other types (a geometric mean). Before any call has ended, it is expected to use

@@ -1,8 +1,9 @@
 """The owners of an engine's cached blocks, and what their programs wait for.
 
-`BlockOwners` updates `CachedBlocks` from the engine's events. Some clients send no events of their
-tools, and such events may also arrive later than the program's next call, because they are sent
-separately. So the arrival of a call always counts as the end of the program's wait.
+`BlockOwners` updates `CachedBlocks` from the engine's events. Some clients send no events when
+their tools begin or end. So the arrival of a call also ends the wait of its program, unless the
+engine knows of a tool that is still running. (The end of this tool may be reported later than the
+call arrives, because it is sent separately.)
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class BlockOwners(Part):
         return blocks
 
     def forget_chains(self, rows: Iterable[EngineProgram]) -> None:
-        """Forget the chains of all blocks. Called when a client has emptied the cache, so that the
+        """Forget the chains of all blocks. This is called when the cache was emptied, so that the
         missing blocks do not count as lost to other programs.
         """
         for blocks in [*(row.cached for row in rows), *self._sessions.values()]:

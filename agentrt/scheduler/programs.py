@@ -27,7 +27,7 @@ class ProgramStats:
     waiting_s: float = 0.0
     """The time that completed calls spent in the engine's queue."""
     interrupt_s: float = 0.0
-    """The time that the program's tools and questions to humans took."""
+    """The time that the program's tools, questions to humans and waits for events took."""
     calls: dict[str, float] = field(default_factory=dict)
     """The program's active calls, each with its time of arrival."""
     tools: int = 0

@@ -17,8 +17,8 @@ class CallQueue:
 
     A call keeps its key (level, order, sequence number) while it runs, so that a preempted call
     precedes calls that got the same priority later. The engine can take only calls that wait for a
-    slot. All other calls wait for their program's ``admission``, or are deferred until the engine
-    can start them.
+    slot. All other calls in the queue wait for their program's ``admission``, or are deferred until
+    the engine can start them.
 
     The priorities of all waiting calls can become ``outdated`` at once, when a policy's statistics
     have changed much. They are then computed again over several steps (`refresh`).

@@ -89,7 +89,7 @@ class CachedBlocks:
     """
     gap: str | None = None
     """What the program waits for outside the engine: a tool's name, or a constant of
-    `agentrt.scheduler.retention`.
+    `agentrt.scheduler.retention`; None if there is no gap.
     """
     since: float = 0.0
     """The time at which the current gap began."""
@@ -183,11 +183,9 @@ class QueuedCall:
     """p(c) of Agentix, Eq. 2; None if the call's parents are unknown."""
     arrived_at: float
     node: str = ""
-    """The call's name in its program's graph."""
+    """The name of the node function that made the call; "" for the program's own function."""
     prompt_tokens: int = 0
-    """The number of prompt tokens that the engine must compute, as far as the engine knows when the
-    call arrives.
-    """
+    """The number of tokens of the call's prompt; 0 if the engine does not know it."""
     max_tokens: int = 0
     """The maximum number of output tokens; 0 if unknown."""
     resumable: bool = False

@@ -41,11 +41,11 @@ class Retention(ABC):
 
     @abstractmethod
     def place(self, blocks: CachedBlocks) -> Place | None:
-        """Return the place of an owner's blocks in the eviction order. It must not change between
-        two events. The blocks with the smallest place are evicted first.
+        """Return the place of an owner's blocks in the eviction order. The place must not change
+        between two events. The blocks with the smallest place are evicted first.
 
-        None means that the blocks are evicted after all blocks with a place, in the order of their
-        `worth`.
+        The result is None if the blocks are evicted after all blocks with a place, in the order of
+        their `worth`.
         """
 
     def steady(self, blocks: CachedBlocks) -> bool:
@@ -71,6 +71,8 @@ class Ttl(Retention):
     ``retention_ttl`` seconds.
 
     The time starts again when a call ends, and when a tool or a question to a human begins or ends.
+    The blocks of a program that has a call in the engine are evicted after all other blocks, and
+    stay protected.
     """
 
     name: ClassVar[str] = "ttl"
@@ -115,8 +117,8 @@ class Cost(Retention):
 
 
 def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
-    """Return the probability that the program makes another call that uses these blocks, and the
-    expected number of seconds until that call.
+    """Return the probability that another call will use ``blocks``, and the expected number of
+    seconds until that call.
     """
     if blocks.gap is None or blocks.calling:  # a call is in the engine, or about to arrive
         return Forecast(1.0, RESOLUTION_S)
@@ -135,8 +137,8 @@ class EvictionOrder:
     """The owners of free blocks, in the order in which their blocks are evicted.
 
     The place or the worth of most owners changes only with an event. The worth of the other owners
-    changes with time; they are all compared whenever a block must be evicted. To save time, the
-    place of an owner is computed only when a block must be evicted.
+    changes with time; these owners are all compared whenever a block must be evicted. To save time,
+    the place of an owner is computed only when a block must be evicted.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:
@@ -202,8 +204,8 @@ _RETENTIONS: dict[str, type[Retention]] = {policy.name: policy for policy in (Tt
 
 
 def make_retention(config: SchedulerConfig, learned: Learned) -> Retention | None:
-    """Make the retention policy of the settings; None for ``lru``. `SchedulerConfig` has already
-    checked the name.
+    """Return the retention policy that the settings name; None for ``lru``. `SchedulerConfig` has
+    already checked the name.
     """
     made = _RETENTIONS.get(config.retention)
     return None if made is None else made(config, learned)

@@ -21,7 +21,7 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 @dataclass(slots=True, eq=False)
 class _Debt:
-    """The waiting time and the service of a call since its last promotion.
+    """The waiting time and the service of a call since its last promotion, or since its arrival.
 
     The paper resets the call's own times when it is promoted. These times are kept separately
     here, because the service before the promotion must stay in the program's total.

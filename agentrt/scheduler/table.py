@@ -126,7 +126,7 @@ class ProcessTable(Generic[ProgramT]):
         return row
 
     def end_program(self, program_id: str) -> ProgramT | None:
-        """Remove a program's row, in any state, and return it. Idempotent."""
+        """Remove a program's row, in any state, and return it; None if there is no row."""
         row = self._rows.pop(program_id, None)
         if row is not None:
             row.ended = True

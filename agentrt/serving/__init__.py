@@ -2,6 +2,7 @@
 
 `agentrt.serving.app` combines its APIs: ``frontend`` (vLLM's routes for models), ``programs``
 (sessions, and runs of served programs), ``langgraph`` (the LangGraph API for graphs), ``mcp``
-(tools for MCP clients), ``submit`` (programs sent as source), ``questions`` (to humans), ``chat``
-(a page) and ``observability`` (dashboard, metrics, health).
+(tools for MCP clients), ``submit`` (programs sent as source), ``batches`` (OpenAI's files and
+batches), ``questions`` (to humans), ``chat`` (a page), ``weights`` (updates of the model) and
+``observability`` (dashboard, metrics, health).
 """

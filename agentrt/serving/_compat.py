@@ -86,7 +86,8 @@ class ReaderTimeout(asyncio.Protocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Remove from a request's head an upgrade to a protocol other than WebSocket.
+    """Return the head of a request, and what follows it in ``data``, without an upgrade to a
+    protocol other than WebSocket.
 
     A server may ignore the upgrade, but the parser would drop the request's body. Java's HTTP
     client offers ``h2c`` with its requests.

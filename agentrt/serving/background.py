@@ -49,7 +49,8 @@ class Background:
     async def doing(
         self, name: str, work: Callable[[], Awaitable[None]], every_s: float = 0.0
     ) -> AsyncIterator[None]:
-        """Run ``work`` every ``every_s`` seconds until the ``with`` block ends.
+        """Run ``work`` repeatedly until the ``with`` block ends, with a pause of ``every_s``
+        seconds after each success.
 
         ``work`` may also never return; then it is cancelled at the end of the block.
         """

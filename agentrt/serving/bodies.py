@@ -26,9 +26,9 @@ MOST_VALUES_OF_AGENTS = 20 * 1024
 value.
 """
 LONG = 64 * 1024
-"""A request with a larger body (bytes) is a large request (`agentrt.serving.long_requests`)."""
+"""A request whose body has more bytes is a large request (`agentrt.serving.long_requests`)."""
 MANY_OBJECTS = 2048
-"""A request whose body has more objects and lists than this is a large request."""
+"""A request whose body has more objects and lists is a large request, too."""
 _AGENTS = "/a2a/"
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
@@ -87,8 +87,8 @@ class ReadBody:
     """The receive function of a request whose body was read already.
 
     It returns ``first``, which is the whole ``body`` or the client's disconnect, and then the
-    messages of ``rest``. ``objects`` is the number of objects and lists in the body's JSON; it is 0
-    for a body so small that nobody needs the number.
+    messages of ``rest``. ``objects`` is the number of objects and lists in the body's JSON. It is 0
+    for a small body and for a form, in which they are not counted.
     """
 
     __slots__ = ("_first", "body", "objects", "rest")
@@ -194,7 +194,7 @@ class _IncomingBody:
         self.check_size(self.size)
         self.pieces.append(piece)
         if self._is_form or self.size <= MANY_OBJECTS:
-            return  # so few bytes have fewer values than any limit
+            return  # a form is not JSON, and so few bytes exceed no limit
         for uncounted in self.pieces[self._counted :]:
             self._count.feed(uncounted)
         self._counted = len(self.pieces)

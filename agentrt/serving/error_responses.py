@@ -1,4 +1,6 @@
-"""Convert errors to HTTP answers in the format of the API at the path, with the field at fault."""
+"""Convert errors to HTTP answers in the format of the API that the client called. An answer names
+the field at fault, if a field is at fault.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _ANTHROPIC_TYPES = {413: "request_too_large"}
 
 
 def is_openai(path: str) -> bool:
-    """Return whether the path belongs to the OpenAI API."""
+    """Return whether the path is below ``/v1/``, where errors have the format of OpenAI's or of
+    Anthropic's API.
+    """
     return path.startswith("/v1/")
 
 
@@ -167,11 +171,13 @@ def answer_to(error: Exception) -> Response:
 def log_fault(status: int, error: BaseException) -> None:
     """Log an error with its traceback if its status is 500, which means a fault of the server."""
     if status == _INTERNAL:
-        _LOG.error("a request failed", exc_info=error)
+        _LOG.error("a request failed with an unexpected error", exc_info=error)
 
 
 def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:
-    """Return status, body and headers for an error. Unknown types of errors get status 500."""
+    """Return the status, the body (in OpenAI's format) and the headers of the answer for an error.
+    Errors of unknown types get status 500.
+    """
     if isinstance(error, RequestValidationError):
         param, message = _first(error.errors())
         return 400, openai_error(400, message, param=param, code="invalid_value"), {}

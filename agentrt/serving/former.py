@@ -24,8 +24,9 @@ class FormerPath:
         return str(request.scope["route"].path).startswith(self.former)
 
     def headers(self, request: Request) -> dict[str, str]:
-        """Return the headers of an answer. If the request uses the former path, they tell the
-        client of the present path, and the first such request of a server is logged.
+        """Return headers for the answer to a request that uses the former path: they tell the
+        client the present path. The first such request of a server is logged. For any other
+        request, return no headers.
         """
         if not self.is_used(request):
             return {}

@@ -1,8 +1,8 @@
 """Keep idle streams alive, because proxies and clients cut silent connections.
 
-When a stream has been silent for the configured interval, counted from its head on, a comment is
-sent, or in Anthropic's API a ``ping`` event. `Middleware` does this for all streams of server-sent
-events, in every API.
+When nothing has been sent for the configured interval since the head or the last piece of a stream,
+a comment is sent, or in Anthropic's API a ``ping`` event. `Middleware` does this for all streams of
+server-sent events, in every API.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def ping_of(path: str) -> bytes:
 
 
 def send_now(sending: Awaitable[None]) -> bool:
-    """Start sending without waiting, and return whether the message was sent.
+    """Run ``sending``, which sends a message, without waiting, and return whether the message was
+    sent.
 
-    It is not sent if earlier bytes are still waiting for the client to read them.
+    The message is not sent if earlier bytes are still waiting for the client to read them.
     """
     steps = sending.__await__()
     try:

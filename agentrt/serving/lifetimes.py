@@ -62,7 +62,8 @@ class Lifetimes:
 def read_lifetimes(projects: Sequence[Path]) -> Lifetimes:
     """Return the lifetimes in ``checkpointer.ttl`` and ``store.ttl`` of the langgraph.json files.
 
-    Raises `ConfigError` if several files have a section, and `ProgramLoadError` for invalid values.
+    Raises `ConfigError` if several files have the same section, and `ProgramLoadError` for invalid
+    values.
     """
     threads = read_section(projects, "checkpointer.ttl", _ThreadLifetimes)
     items = read_section(projects, "store.ttl", _ItemLifetimes)

@@ -72,7 +72,7 @@ class LongRequests:
         self._used = min(self._used + now - self._began, _MOST_S)
 
     def over(self) -> None:
-        """Give the turn to another request."""
+        """End the turn, so that another large request can begin its turn."""
         self._turns.over()
 
     def _wait_s(self) -> float:

@@ -201,7 +201,8 @@ class Middleware:
         await answer
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
-        """Return the tenant of a request's key, or None for an unknown key.
+        """Return the tenant of a request's key. For an unknown key, return the default tenant if
+        the path ``is_open``, and None if it is not.
 
         On a server without keys, return the tenant that the request names, or the default tenant.
         """
@@ -260,8 +261,8 @@ def _is_open(path: str) -> bool:
 
 
 def _goes_on(method: str, path: str) -> bool:
-    """Return whether a draining server accepts a request: reads, and answers to questions of live
-    runs.
+    """Return whether a draining server accepts a request: reads, answers to questions of live runs,
+    and messages of MCP clients. The MCP API itself refuses new calls.
     """
     return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
 

@@ -100,8 +100,8 @@ class Server:
     - ``served``: the served programs and graphs, by the names that clients use.
     - ``database``: the URL of the database.
     - ``draining``: True while the server finishes running work and accepts no new work.
-    - ``at_drain``: functions that are called when the server starts to drain, such as closing idle
-      WebSockets.
+    - ``at_drain``: functions that are called when the server starts to drain, such as a function
+      that closes idle WebSockets.
     - ``under_way``: tasks outside of requests that a draining server waits for. The APIs add and
       remove them.
     - ``tenants``: the tenants' limits and current use.

@@ -62,7 +62,7 @@ def close_code(status: int) -> int:
 
 
 def _take_key(scope: Scope) -> None:
-    """Copy the key that a page sent as a subprotocol to the ``Authorization`` header."""
+    """Add an ``Authorization`` header with the key, if a page has sent a key as a subprotocol."""
     offered = [protocol.encode("latin-1") for protocol in scope["subprotocols"]]
     keys = [protocol.removeprefix(_KEY) for protocol in offered if protocol.startswith(_KEY)]
     if keys:
@@ -74,8 +74,8 @@ async def _refuse(
 ) -> None:
     """Refuse a handshake.
 
-    A page cannot read an HTTP response to a handshake. So a page of a known origin gets a WebSocket
-    that is closed at once, with a code.
+    A page cannot read an HTTP response to a handshake. So a page of an allowed origin gets a
+    WebSocket that is closed at once, with a code for the status of ``refusal``.
     """
     if not is_page or refusal.status_code == HTTPStatus.FORBIDDEN:
         await refusal(scope, receive, send)

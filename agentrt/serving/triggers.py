@@ -26,8 +26,8 @@ _LONGEST_PAUSE_S = 30.0
 class Trigger:
     """A trigger: each event of ``topic`` starts ``program`` for ``tenant``.
 
-    At most ``most`` of these programs run at the same time. The program's input is
-    ``{"topic": …, "payload": …}``.
+    At most ``most`` of these programs run at the same time; further events are refused. The
+    program's input is ``{"topic": …, "payload": …}``.
     """
 
     topic: str

@@ -44,19 +44,25 @@ class WebhookRules:
         if not self.hosts:
             raise ValueError("this server calls no webhooks; start it with --webhook-host HOST")
         if len(text) > self.longest:
-            raise ValueError(f"the URL is too long; use at most {self.longest} characters")
+            raise ValueError(
+                f"the URL has {len(text)} characters; use at most {self.longest} characters"
+            )
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, TypeError) as error:
             raise ValueError(f"invalid URL: {error}") from None
         schemes = ("https",) if self.https else ("https", "http")
         if url.scheme not in schemes or not url.host:
-            raise ValueError(f"use a complete URL with {' or '.join(schemes)}")
+            raise ValueError(
+                f"the URL has the scheme {url.scheme!r} and the host {url.host!r}; use a complete "
+                f"URL with {' or '.join(schemes)}"
+            )
         if url.userinfo:
             raise ValueError("the URL must not have a user and a password; leave them out")
         if not any(_fits(name, host_of(url)) for name in self.hosts):
             raise ValueError(
-                f"the host {host_of(url)!r} is not allowed; --webhook-host names the allowed hosts"
+                f"the host {host_of(url)!r} is not allowed; the operator can allow it with "
+                "--webhook-host"
             )
         if self.ports and port_of(url) not in self.ports:
             allowed = ", ".join(map(str, self.ports))
@@ -74,7 +80,9 @@ class WebhookRules:
 
 
 def host_of(url: httpx.URL) -> str:
-    """Return the host in the form of DNS and certificates, with ``xn--…`` for other characters."""
+    """Return the host in the form of DNS and certificates: labels that are not ASCII have the form
+    ``xn--…``.
+    """
     return url.raw_host.decode("ascii")
 
 

@@ -60,23 +60,24 @@ class _InScope(AbstractContextManager[Scope | None]):
 
 
 def enter_node(name: str) -> AbstractContextManager[Scope | None]:
-    """Run the body inside the node function ``name``: the path of the body's nodes ends with this
-    name.
+    """Return a context manager that runs its body inside the node function ``name``: the path of
+    the body's nodes ends with this name.
 
-    Outside any program it does nothing, so that a node function can be tested on its own.
+    Outside any program this function has no effect, so that a node function can be tested on its
+    own.
     """
     scope = current_scope()
     return _InScope(None if scope is None else scope.within(name))
 
 
 def within(scope: Scope) -> AbstractContextManager[Scope | None]:
-    """Run the body in ``scope``."""
+    """Return a context manager that runs its body in ``scope``."""
     return _InScope(scope)
 
 
 def enter(scope: Scope | None) -> None:
-    """Put the code of the current context (of a task, or a thread's copy) into ``scope`` from now
-    on.
+    """From now on, run the code of the current `contextvars` context in ``scope``, or outside any
+    program if ``scope`` is None.
 
     This function is for the callbacks of a framework, which are called before and after a program's
     code, and so cannot use a context manager around the code.
@@ -93,8 +94,8 @@ def is_alone_in(scope: Scope) -> bool:
 
 
 def outside() -> AbstractContextManager[object]:
-    """Run the body outside any program. Tasks that the body starts belong to no program, and
-    outlive the program that ran the body.
+    """Return a context manager that runs its body outside any program. Tasks that the body starts
+    belong to no program, and outlive the program that ran the body.
 
     Use this for objects that programs share, such as the reader task of an engine, which starts
     during a program's first call.

@@ -22,7 +22,8 @@ class Place:
     ``nodes`` is the number of nodes that the task has emitted so far, and ``forks`` the number of
     tasks that it has started. ``during`` is the place of a call whose stream is being read by this
     task or by an ancestor of this task. ``last`` is the id, in the DAG, of the last node that was
-    emitted here. ``began`` is the `moment` at which the task started.
+    emitted here, or None before the first node. ``began`` is the `moment` at which the task
+    started.
     """
 
     __slots__ = ("_beside", "_first", "began", "during", "forks", "last", "nodes", "path")

@@ -30,8 +30,9 @@ class Scope:
     callback or a thread learns that another task has ended, the scope's task knows this, too.
 
     A scope is ``over`` if code that could not change the context has ended it. Code whose context
-    still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id of the
-    task that entered the scope while it ran. ``place`` is set if the program is recorded.
+    still has such a scope belongs to the scope ``back`` instead. ``entered_in`` is the id (in
+    memory) of the running task that entered the scope, or None. ``place`` is set if the program is
+    recorded.
     """
 
     __slots__ = (
@@ -85,7 +86,7 @@ class Scope:
         return inner
 
     def alias(self) -> Scope:
-        """Return another scope with the same frontier. Unlike this scope, it is never over, so code
+        """Return another scope with the same frontier. It stays open when this scope ends, so code
         that may outlive this scope can use it.
         """
         alias = Scope(self.owner, self.path, self.frontier, self._family, self.place)

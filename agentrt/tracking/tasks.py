@@ -110,7 +110,7 @@ def only_rests(owner: object, resting: Container[asyncio.Task[Any] | None]) -> b
     """Return whether each open task of ``owner`` is in ``resting``, or waits without a timeout for
     other tasks of ``owner``.
 
-    If it is unknown what a task waits for, the result is False.
+    The result is False if ``owner`` has no open task, or if it is unknown what a task waits for.
     """
     family = {task for task in family_of(owner) if not task.done()}
     for task in family:
@@ -185,8 +185,8 @@ class TrackedTask(asyncio.Task[T]):
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """Return the task's exception or None. The next nodes of the calling code depend on this
-        task.
+        """Return the task's exception, or None if the task has succeeded. The next nodes of the
+        calling code depend on this task; in a callback, only if the task has failed.
         """
         try:
             error = super().exception()

@@ -21,9 +21,10 @@ _SMALLEST_DEVIATION = 1e-6
 class Rollout:
     """One sample of an input.
 
-    ``sequences`` contain each token that the model wrote exactly once as a token of the mask; a
-    program without forks has a single sequence. ``state`` is ``done`` if the program returned, and
-    ``stopped`` if a limit or the end of its group ended it. ``result`` has everything else.
+    Each token that the model wrote is marked in the mask of exactly one of the ``sequences``. A
+    program whose chat only grows has a single sequence. ``state`` is ``done`` if the program
+    returned, and ``stopped`` if a limit or the end of its group ended it. ``result`` has everything
+    else.
     """
 
     reward: float
@@ -56,7 +57,8 @@ class Group:
     ``id`` and ``record`` belong to the input, and ``epoch`` counts the passes over the inputs from
     1. ``failures`` are the results of samples that failed and are not among the ``rollouts``.
     ``stragglers`` is the number of samples that were stopped and dropped because enough others had
-    ended. ``attempt`` is higher than 1 if all samples of earlier attempts were too old.
+    ended. ``attempt`` is higher than 1 if earlier attempts were repeated because a token of theirs
+    was too old.
     """
 
     id: str
@@ -110,7 +112,7 @@ class GroupCounts:
 
     Each group that began is later counted once in ``taken``, in ``filtered`` or in ``failed`` (no
     sample could be used), unless the stream ends before. ``too_old`` counts the attempts that were
-    repeated because their tokens were too old. Each sample that began is later counted once in
+    repeated because a token of theirs was too old. Each sample that began is later counted once in
     ``ended`` (it returned, or a limit ended it), in ``errors`` or in ``stragglers``.
     """
 

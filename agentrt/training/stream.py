@@ -43,7 +43,7 @@ from agentrt.training.group import Group, GroupCounts, Rollout
 
 Stragglers = Literal["drop", "keep"]
 _ERRORS = 20
-"""Number of messages of errors that a stream keeps."""
+"""Maximum number of error messages that a stream keeps."""
 _EPOCH = "@epoch"
 """The text between the id of an input and the number of the epoch, from the second epoch on."""
 _LOG = logging.getLogger(__name__)
@@ -77,8 +77,9 @@ class _Settings:
 
 
 class _Phase(IntEnum):
-    """How far a group has come. In ``CLOSED``, no further samples may begin. ``OVER`` means that
-    the trainer has taken the group, or that the group was dropped.
+    """The state of a group. In ``CLOSED``, no further samples may begin. In ``MADE``, the group is
+    complete and waits for the trainer. ``OVER`` means that the trainer has taken the group, or that
+    the group was dropped.
     """
 
     OPEN = 0
@@ -122,9 +123,9 @@ def _is_straggler(result: Result) -> bool:
 class GroupStream:
     """The groups that `groups` makes. Iterate over it, or call `take`.
 
-    The stream starts at the first group that is requested. Close it with `aclose`, or use it in an
-    ``async with`` block. ``counts`` has the numbers of groups and samples by their outcome. It must
-    be used in one event loop, by one task at a time.
+    The stream starts when the first group is requested. Close it with `aclose`, or use it in an
+    ``async with`` block. ``counts`` has the numbers of groups and samples by their outcome. A
+    stream must be used in one event loop, by one task at a time.
     """
 
     def __init__(
@@ -195,7 +196,8 @@ class GroupStream:
     async def aclose(self) -> None:
         """Stop all samples that are running, and close what the stream has opened. Idempotent.
 
-        With files, the samples that were stopped are resumed when the same stream is made again.
+        If the stream has files (``out``), the samples that were stopped are resumed when the same
+        stream is made again.
         """
         self._ended = True
         task = self._task
@@ -311,8 +313,9 @@ class GroupStream:
         del self.counts.last_errors[:-_ERRORS]
 
     def _rollout(self, item: Item, result: Result) -> Rollout | str | None:
-        """Return the rollout of a result, or the reason why it has failed. A run that was stopped
-        before the model wrote a token has no rollout.
+        """Return the rollout of a result, or the reason why the result cannot be used. Return None
+        for a stopped run without recorded tokens, and for a straggler that was stopped before the
+        model wrote a token.
         """
         if result.state == "failed":
             return result.error or "the program failed"
@@ -389,7 +392,7 @@ class GroupStream:
         return bound is not None and oldest is not None and self.version - oldest > bound
 
     def _repeat(self, opened: _Open) -> None:
-        """Run a group again with new samples, because its samples are too old."""
+        """Run a group again with new samples, because a token of the group is too old."""
         again = _Open(
             opened.item,
             opened.id,

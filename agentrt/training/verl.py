@@ -94,15 +94,19 @@ class VerlServers(Executor):
             limit = min(limit, self._model.max_len - len(prompt))
         if limit < 1:
             raise CallRejectedError(
-                f"the prompt has {len(prompt)} tokens, and the context of verl's servers "
-                f"{self._model.max_len}; no token can be written"
+                f"the prompt has {len(prompt)} tokens, and the context of verl's servers has "
+                f"{self._model.max_len}, so there is no room for an answer; shorten the prompt, or "
+                "set a larger max_model_len"
             )
         parameters = {**self.sampling.get(call.program_id, {}), "max_tokens": limit}
         if spec.ignore_eos:
             parameters["ignore_eos"] = True
         if own is not None:
             if own.constraint is not None or own.allowed_token_ids is not None or own.logits:
-                raise CallRejectedError("verl's servers do not take constraints of a call's output")
+                raise CallRejectedError(
+                    "verl's servers do not support constraints of a call's output; "
+                    "leave the constraint out"
+                )
             if own.stop:
                 parameters |= {"stop": list(own.stop), "include_stop_str_in_output": True}
             if own.stop_token_ids:
@@ -145,8 +149,8 @@ sample, but a client only for each worker.
 
 
 async def close_loops() -> None:
-    """Close all runtimes that agent loops of this process have opened. A worker of verl need not
-    do this, because its process ends with it.
+    """Close all runtimes that agent loops of this process have opened. A worker of verl need not do
+    this, because the worker's process ends, too.
     """
     while _OPENED:
         _, opening = _OPENED.popitem()

@@ -71,7 +71,12 @@ COLUMNS = (
 @click.option("--quick", is_flag=True, help=f"Run each attack for only {QUICK_S:g} s.")
 @text_option("--policy", "NAME", "Policy of the server.", default=DEFAULT_POLICY)
 @count_option("--replicas", default=1, about="Number of engines of the server.")
-@click.option("--only", type=click.Choice([*ATTACKS]), multiple=True, help="Run this attack only.")
+@click.option(
+    "--only",
+    type=click.Choice([*ATTACKS]),
+    multiple=True,
+    help="Run only this attack; may be repeated.",
+)
 @json_option
 def attack(**options: Any) -> None:
     """Measure a tenant's short calls while another tenant attacks the server.

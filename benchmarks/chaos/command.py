@@ -59,7 +59,11 @@ _FLAGS = (
 
 @click.command()
 @click.option(
-    "--minutes", type=NumberRange(min=0), default=10.0, show_default=True, help="Minutes of chaos."
+    "--minutes",
+    type=NumberRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Minutes with kills.",
 )
 @programs_option(default=40)
 @count_option("--replicas", "Number of engines.", default=2)
@@ -69,7 +73,7 @@ _FLAGS = (
     default=(2.0, 6.0),
     show_default=True,
     metavar="S S",
-    help="Shortest and longest seconds until a running engine is killed.",
+    help="Shortest and longest time, in seconds, until the next engine is killed or made to hang.",
 )
 @click.option(
     "--tiny",
@@ -90,9 +94,9 @@ def chaos(**options: Any) -> int:
     """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 
     All programs of a round run at once. Fails if a program's answer differs from the answer of an
-    undisturbed engine, or if a call runs again or is delivered again after its delivery. Also fails
-    if a process is left at the end, or if the runtime or an engine still tracks a call or a
-    program.
+    undisturbed engine, if a stream differs from its reply, or if a call runs again or is delivered
+    again after its delivery. Also fails if a process is left at the end, or if the runtime or an
+    engine still tracks a call or a program.
     """
     shared = ("replicas", "every", "seed")
     config = ChaosConfig(60 * options["minutes"], **{name: options[name] for name in shared})

@@ -17,8 +17,8 @@ class CallAudit:
     delivered, by the call's id.
 
     ``delivered`` counts the replies of each call that reached the program. ``begun`` counts the
-    engines that got the call. ``faults`` has a line for each call that ran again after its
-    delivery, and for each stream whose pieces differ from the reply.
+    engines that got the call. ``faults`` has a line for each call that ran again or was delivered
+    again after its delivery, and for each stream whose pieces differ from the reply.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,9 @@ class CallAudit:
             self.faults.append(f"{call.call_id} ran again after it was delivered")
 
     def gives(self, call: Call, streamed: str, chunk: Chunk) -> None:
-        """Record a chunk that a program got. ``streamed`` is the text with this chunk."""
+        """Record a chunk that a program got. ``streamed`` is the text of the call's chunks so far,
+        including this chunk.
+        """
         if chunk.reply is None:
             return
         self.delivered[call.call_id] += 1

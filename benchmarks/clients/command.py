@@ -45,7 +45,7 @@ Runs = dict[Cell, dict[str, Counted]]
 
 @click.command(cls=ManyCommand)
 @many("--clients", metavar="N,…", help="Numbers of clients.  [default: 8,32,256]")
-@many("--conversation", metavar="KIND,…", help=f"Kinds.  [default: {','.join(KINDS)}]")
+@many("--conversation", metavar="KIND,…", help=f"Kinds of chats.  [default: {','.join(KINDS)}]")
 @policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
 @click.option(
     "--minutes",
@@ -61,7 +61,8 @@ Runs = dict[Cell, dict[str, Counted]]
 @seed_option
 @json_flag("Print all counts as one JSON line.")
 def clients(**options: Any) -> None:
-    """Compare the calls per second of clients that never report an end with stock vLLM's.
+    """Compare policies with stock vLLM by the calls per second of clients that never report the end
+    of a conversation.
 
     Runs are in virtual time with an H100's step times; with --real, they are over HTTP, and the
     clients of each server make calls in turns of a quarter of a minute. A row shows the number of

@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 @click.command()
-@repeat_option(24, "Turns of each server, with 100 calls and 24 streams.")
+@repeat_option(24, "Number of turns of each server; a turn has 100 calls and 24 streams.")
 @json_option
 def front(**options: Any) -> None:
     """Compare agentrt's front end with vLLM's own, by the CPU time and the number of called
@@ -85,7 +85,9 @@ class Front:
         return Used(*json.loads(await self._out.readline()))
 
     async def turn(self, kind: str) -> Figures:
-        """Make the calls of a turn, and return the CPU time of a call."""
+        """Make the calls of a turn, and return the CPU time of a call in milliseconds, and of a
+        token in microseconds.
+        """
         before = await self.used()
         await self._make(kind)
         after = await self.used()
@@ -95,7 +97,7 @@ class Front:
 
     async def count(self, kind: str) -> Figures:
         """Make the calls of a turn, and return the number of functions that the front end calls for
-        each call.
+        each call of a client, and for each token.
         """
         await self.used("count")
         before = await self.used()

@@ -46,7 +46,9 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Generator:
     """A load generator. ``program`` is a file in the folder ``bin`` of the generator's own
-    environment; it is empty for vLLM's own generator, which runs in this environment.
+    environment, with its first arguments; it is empty for vLLM's own generator, which runs in this
+    environment. ``arguments`` makes the further arguments for a target. ``report`` is the name of
+    the file with the generator's report, and ``read`` converts the report to figures.
     """
 
     package: str

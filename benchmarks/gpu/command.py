@@ -1,10 +1,10 @@
-"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and our defaults on one
-GPU.
+"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and agentrt's defaults
+on one GPU.
 
 The benchmark is made for a machine without a network that is available only for some minutes. The
 weights are made up, in the shape of Llama 3.1 8B; prompts are token ids. The step times are
 measured first, and virtual time with these step times predicts each run. The command ends within
-the given time, and keeps all finished measurements even after an error.
+``--minutes``, and keeps all finished measurements even after an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
-from agentrt.lab.reports.standard import Limits, standard
+from agentrt.lab.reports.standard import GoodputLimits, standard
 from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
@@ -58,7 +58,7 @@ _MINUTES = NumberRange(min=0.5)
 _KEPT = 0.04
 """Share of the time that is reserved for the end, in addition to the time for a stop."""
 _OFFLOAD_GIB = 64
-_NO_TIME, _CUT, _CPU = "no time was left for it", "its time was up", "vLLM offloads from GPUs alone"
+_NO_TIME, _CUT, _CPU = "no time was left for it", "its time was up", "vLLM offloads only from GPUs"
 _STOPPED = "stopped before its end"
 
 EPILOG = """\b
@@ -110,9 +110,9 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, vLLM's CPU offload, ThunderAgent's rule and agentrt's defaults on one
     GPU.
 
-    100 coding agents with SWE-smith's sizes, six turns each and twice the tokens, arrive at 6 per
-    second; first with 28,625 KV blocks of 16 tokens, and then with all KV blocks of the GPU. Each
-    run is predicted in virtual time with the step times measured here.
+    100 coding agents with SWE-smith's sizes, but with at most six turns each and twice the tokens,
+    arrive at 6 per second; first with 28,625 KV blocks of 16 tokens, and then with all KV blocks of
+    the GPU. Each run is predicted in virtual time with the step times measured here.
     """
     bench = _bench(options, engine_flags)
     # A last resort: the cells are planned to fit, and each engine has a time limit.
@@ -157,7 +157,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         seeds,
         Budget(began + seconds * (1 - _KEPT) - STOP_WITHIN_S),
         report,
-        Limits.parse(options["goodput"]),
+        GoodputLimits.parse(options["goodput"]),
         started,
         None if file is None else StepTimeModel.load(file),
         {**options, "flags": list(flags)},
@@ -175,7 +175,7 @@ class GpuBench:
     seeds: Sequence[int]
     budget: Budget
     report: Report
-    limits: Limits
+    limits: GoodputLimits
     open: Open
     times: StepTimeModel | None
     options: dict[str, Any]

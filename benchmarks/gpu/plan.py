@@ -112,8 +112,8 @@ class Budget:
         self._ratios.append(seconds / max(1e-9, self.predicted_s[cell.memory, cell.contender]))
 
     def takes_s(self, cell: Cell) -> float:
-        """Estimate the seconds of a cell. Without a prediction, use the same contender with the
-        smaller memory, or the longest prediction.
+        """Estimate the seconds of a cell. Without a prediction for the cell, use the prediction for
+        the same contender with the smaller memory, or else the longest prediction.
         """
         known = self.predicted_s
         keys = ((memory, cell.contender) for memory in (cell.memory, CAPPED))

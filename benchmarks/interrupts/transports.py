@@ -35,13 +35,15 @@ _START_S = 30.0
 
 @asynccontextmanager
 async def in_thread() -> AsyncIterator[Pair]:
-    """Call in asyncio's own threads."""
+    """Yield the transport for functions in threads. The bare library is `asyncio.to_thread`."""
     yield (lambda x: asyncio.to_thread(echo.echo, x)), echo.in_a_thread, []
 
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Pair]:
-    """Call in processes of concurrent.futures, with as many workers as agentrt's processes."""
+    """Yield the transport for worker processes. The bare library is a pool of concurrent.futures
+    with as many processes as agentrt's transport.
+    """
     loop, spawn = asyncio.get_running_loop(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(ProcessTransport().concurrency, spawn) as pool:
         yield (lambda x: loop.run_in_executor(pool, echo.echo, x)), echo.in_a_process, []
@@ -49,7 +51,9 @@ async def in_process() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_stdio() -> AsyncIterator[Pair]:
-    """Call by the SDK's client at a server that is a command."""
+    """Yield the transport for an MCP server that is a command. The bare library is the client of
+    the MCP SDK.
+    """
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -65,7 +69,9 @@ async def by_mcp_stdio() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_http() -> AsyncIterator[Pair]:
-    """Call by the SDK's client at a server with streamable HTTP."""
+    """Yield the transport for an MCP server with streamable HTTP. The bare library is the client of
+    the MCP SDK.
+    """
     from mcp.client import Client
 
     from agentrt.integrations.mcp import HttpServer
@@ -80,7 +86,9 @@ async def by_mcp_http() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mqtt() -> AsyncIterator[Pair]:
-    """Call by aiomqtt, with a response topic and correlation data, at QoS 1."""
+    """Yield the transport for MQTT workers. The bare library is aiomqtt, which calls a responder
+    with a response topic and correlation data, at QoS 1.
+    """
     from agentrt.integrations.mqtt import MqttTools, read_broker
 
     async with AsyncExitStack() as stack:

@@ -98,7 +98,9 @@ class Served:
         await _together(create(number) for number in range(threads))
 
     async def created_and_ended(self, threads: int, runs: int) -> dict[str, Figures]:
-        """Create threads and runs on them, and wait until all runs have ended."""
+        """Create threads and runs on them, and wait until all runs have ended. Return the figures
+        of creating the runs, and of creating them and waiting for their ends.
+        """
         ids = [
             thread["thread_id"]
             for thread in await _together(self.client.threads.create() for _ in range(threads))

@@ -116,7 +116,9 @@ class MemoryLoad(Load):
     fit: float
 
     def capped(self, shares: Sequence[float]) -> list[str]:
-        """Return the names of caps on programs, from multiples of the number that fits."""
+        """Return the names of contenders that limit the concurrent programs. The limits are
+        ``shares`` of the number of programs that fit into the KV cache.
+        """
         caps = {max(1, round(share * self.fit)) for share in shares}
         return [f"{CAP}:{cap}" for cap in sorted(caps)]
 
@@ -128,8 +130,8 @@ class MemoryLoad(Load):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A factory of the loads of cells. ``slots`` is the number of batch slots; None means the
-    workload's number.
+    """A factory of the loads of cells. ``slots`` is the number of batch slots, and ``count`` the
+    number of programs. A field that is None has the workload's own value.
 
     ``scale`` multiplies the tokens of programs and the maximum context. ``block_size`` is the size
     of a KV-cache block in tokens. ``trace`` has the programs from which ``recorded`` draws. They

@@ -102,17 +102,30 @@ Key = tuple[Setup, str]
     f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]"
 )
 @many("--memory", metavar="X,…", help="KV cache as shares of the working set.  [default: 0.25]")
-@many("--tools", metavar="S,…", help="Median seconds of the commonest tool.")
+@many(
+    "--tools",
+    metavar="S,…",
+    help="Median seconds of the commonest tool.  [default: the workload's own]",
+)
 @policy_option(
     f"Contenders in addition to stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
 )
 @many(
     "--caps",
     metavar="X,…",
-    help="Caps, in multiples of the number of programs that fit; 0: no caps.",
+    help="Maximum numbers of concurrent programs to try, in multiples of the number that fits; 0: "
+    "none.",
 )
-@click.option("--trace", metavar="[FORMAT:]FILE", help=f"Recorded programs: {RECORDED!r}.")
-@click.option("--trace-scale", default=TRACE_SCALE, show_default=True, metavar="X")
+@click.option(
+    "--trace", metavar="[FORMAT:]FILE", help=f"File from which the workload {RECORDED!r} draws."
+)
+@click.option(
+    "--trace-scale",
+    default=TRACE_SCALE,
+    show_default=True,
+    metavar="X",
+    help="Factor for the tokens of --trace.",
+)
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
@@ -138,7 +151,7 @@ Key = tuple[Setup, str]
 @jobs_option
 @json_flag("Print all cells as one JSON line at the end.")
 def memory(**options: Any) -> None:
-    """Compare stock, rivals and our parts on programs whose contexts do not fit into the KV cache.
+    """Compare stock vLLM, rivals and parts of agentrt on programs that exceed the KV cache.
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
     working set is the peak of the tokens that are used again. Recomputed is the prefill beyond the

@@ -42,7 +42,7 @@ FIRST_HELD_OUT = 5000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells, the contenders of each cell, and the caps to try."""
+    """The cells, the contenders of each cell, the caps to try, and the seeds."""
 
     cells: Sequence[Setup]
     contenders: Sequence[Contender]

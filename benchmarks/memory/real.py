@@ -28,7 +28,8 @@ SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Runs contenders on engines with these options. ``model`` is the model's name for tables.
+    """A runner of contenders on engines with the options ``base``. ``model`` is the model's name
+    for tables.
 
     Each contender has an engine of its own, whose KV cache has as many blocks as the virtual
     engine's. The engine starts with an empty prefix cache and without a history.
@@ -50,7 +51,9 @@ class Engines:
         contender: Contender,
         gated: Callable[[Gate | None], Gate | None] = lambda gate: gate,
     ) -> RunOutcome:
-        """Run the programs under a contender, whose gate ``gated`` may replace by another one."""
+        """Run the programs under a contender. ``gated`` may replace the contender's gate by another
+        gate.
+        """
         size = contender.sized(load.options)
         flags = {
             "--num-gpu-blocks-override": size.kv_blocks,
@@ -74,19 +77,25 @@ def real_options(about: str) -> Option:
         click.option("--real", is_flag=True, help=about),
         model_option,
         click.option(
-            "--model-shape", metavar="NAME", help="Made-up weights: llama-8b, small, tiny."
+            "--model-shape",
+            metavar="NAME",
+            help="Model shape with made-up weights: llama-8b, small, tiny.",
         ),
     )
 
 
 def engines_of(options: Mapping[str, Any]) -> Engines | None:
-    """Return the real engines for ``--real``, or None. Options are checked before anything is
-    loaded. Raises `ConfigError`.
+    """Return the real engines for ``--real``; None without this option. Options are checked before
+    anything is loaded. Raises `ConfigError` for options that need ``--real``, and for options that
+    exclude each other.
     """
     model, shape = options["model"], options["model_shape"]
     if not options["real"]:
         if model or shape:
-            raise ConfigError("--model and --model-shape: a model needs --real")
+            raise ConfigError(
+                "--model and --model-shape: a model needs --real; add --real, or leave the model "
+                "out"
+            )
         return None
     if model and shape:
         raise ConfigError("--model and --model-shape exclude each other; leave one of them out")

@@ -150,7 +150,9 @@ class Change:
 
 
 def read_earlier(path: Path) -> list[JsonCell]:
-    """Read the cells of a file with the output of ``--json``. Raises `ConfigError`."""
+    """Read the cells of a file with the output of ``--json``. Raises `ConfigError` for any other
+    file.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
@@ -165,8 +167,8 @@ def read_earlier(path: Path) -> list[JsonCell]:
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
-    """Return a table of all cells that both runs have, and a list of the figures that became
-    worse.
+    """Return a table of all cells that both runs have, with notes: the figures that became
+    worse by more than `ALLOWED`, and the workloads that cannot be compared.
     """
     earlier = {_key(cell): cell for cell in before}
     both = [(earlier[_key(cell)], cell) for cell in after if _key(cell) in earlier]

@@ -58,7 +58,9 @@ class Functions:
     def take(
         self, mutants: Mapping[str, Any], is_classmethod: bool = False
     ) -> Callable[[Function], Function]:
-        """Return a decorator, like mutmut's own function."""
+        """Return a decorator that registers a function with its ``mutants``. It is used in place of
+        mutmut's own decorator.
+        """
 
         def keep(function: Function) -> Function:
             self.known.append((function, mutants))

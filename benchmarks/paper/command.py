@@ -81,7 +81,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
     show_default=True,
     help="Multiplies the tokens of prompts and outputs, and the times of tools.",
 )
-@seeds_option(default=1, suffix=" The first seed is 0.")
+@seeds_option(default=1, first="0")
 @max_num_seqs_option(default=16)
 @kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
 @step_time_option()
@@ -149,7 +149,9 @@ def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec
 
 
 def _panels(options: dict[str, Any]) -> list[Panel]:
-    """Return the panels, each with a source, a horizon and some loads. Raises `ConfigError`."""
+    """Return the panels, each with a source, a number of programs (the horizon) and loads. Raises
+    `ConfigError` for invalid options.
+    """
     scale, count = options["scale"], options["programs"]
     loads, names = options["load"] or _MAIN_LOADS, _policies(options)
     if options["workload"]:

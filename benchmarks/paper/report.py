@@ -33,7 +33,7 @@ _TYPED_LOADS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A workload over one horizon: its settings by load, and their results.
+    """A workload with a number of programs (the horizon): its settings by load, and their results.
 
     ``by_type`` has the same runs by program type, if there are several types.
     """

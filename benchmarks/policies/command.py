@@ -66,7 +66,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
 @text_option(
     "--workload",
     "NAME|[FORMAT:]FILE",
-    "sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
+    "Programs: sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
     f"{', '.join(KNOWN)}.",
     default="mixed",
 )
@@ -96,7 +96,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
     "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
 )
 @flag_option("--virtual", "Run in virtual time, without a model.")
-@step_time_option(" Only for --virtual.  [default: made up]")
+@step_time_option(" Only for --virtual.  [default: invented times]")
 @jobs_option
 @max_num_seqs_option(suffix="  [default: 16; real 4]")
 @model_option
@@ -159,7 +159,9 @@ _FLAGS = {
 
 @contextmanager
 def measure_virtual(plan: Plan) -> Iterator[Measured]:
-    """Do all runs, by default in one process per core, and yield the finished ones."""
+    """Do all runs, by default in one process per core, and yield the finished runs, which the
+    ``with`` block reports.
+    """
     silence_vllm()
     options = plan.options
     sizes = {"max_num_seqs": options["max_num_seqs"] or _VIRTUAL_SLOTS, **_sizes(plan.flags)}

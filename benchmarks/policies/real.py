@@ -1,8 +1,9 @@
 """The comparison on real engines in real time, one engine after the other.
 
-vLLM's own scheduler, its priority policy, and our scheduler need three engines with the same
-options. Each engine is started once in a repeat. Contenders that differ only in our settings share
-an engine, which is reconfigured. The prefix cache is emptied before every run.
+vLLM's own scheduler, its priority policy, and agentrt's scheduler need three engines with the same
+options. Each engine is started once in a repeat. Contenders that differ only in the settings of
+agentrt's scheduler share an engine, which is reconfigured. The prefix cache is emptied before every
+run.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ def _measured(plan: Plan, bench: RealBench) -> Measured:
     ]
     if bench.per_s is not None:
         lines.append(
-            f"With all programs at once, stock did {bench.per_s:.3g} programs/s: 1x of --rate."
+            f"With all programs at once, stock served {bench.per_s:.3g} programs/s, which is 1x of "
+            "--rate."
         )
     return Measured(about, "\n".join(lines), bench.results)

@@ -232,7 +232,7 @@ class ContinuumScheduler(ProgramScheduler):
             queue.release(owner)
 
     def _unpinned_blocks(self) -> int:
-        """Count the free blocks that the current call may take, for which blocks are being
+        """Return the number of free blocks that may be taken by the call for which blocks are being
         allocated.
         """
         queue = self.retention.queue

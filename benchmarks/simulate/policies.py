@@ -101,7 +101,7 @@ def run(**options: Any) -> None:
     metavar="N,…",
     help="Number of programs; several numbers with --offline.  [default: 1000; all of a trace]",
 )
-@seeds_option(default=3, suffix=" The first seed is 0.")
+@seeds_option(default=3, first="0")
 @fleet_options
 @depth_options
 @scheduler_options

@@ -67,7 +67,7 @@ Exit codes: 0; 2 bad usage; 130 Ctrl-C."""
 )
 @text_option("--policy", "NAME", "Policy of the engines.", default=DEFAULT)
 @programs_option("Number of programs for each replica.", default=50)
-@seeds_option(default=3, suffix=" The first seed is 0.")
+@seeds_option(default=3, first="0")
 @depth_options
 @json_flag("Print one JSON object instead of tables.")
 def routing(**options: Any) -> None:

@@ -107,7 +107,9 @@ def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
 
 
 def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
-    """Remove from a failing case all programs and disturbances that its failure does not need."""
+    """Remove from a failing case all programs and disturbances that its failure does not need.
+    Return the smaller case and its outcome.
+    """
     outcome = run_case(plan)
     smaller = True
     while smaller and outcome.invariant:

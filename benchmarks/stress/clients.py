@@ -36,7 +36,9 @@ from benchmarks.stress.watch import Watch
 
 Context = list[int]
 Then = Callable[[Context, bool], None]
-"""Called when stages have ended, with the context, and with whether all calls succeeded."""
+"""The type of a function that is called when a call or a list of stages has ended. The arguments
+are the context, and whether the call succeeded; for a list of stages, always True.
+"""
 
 TIMES_ALONE, SPARE_S = 4.0, 60.0
 """All programs must have ended within `TIMES_ALONE` times the sum of the times that the calls take
@@ -47,7 +49,7 @@ _FIRST_TICK_S, _LONGEST_TICK_S = 0.05, 1.0
 steps double until the longest.
 """
 _STEPS_TO_STALE = 600
-"""The number of steps after which an engine has looked for programs that have timed out."""
+"""The number of steps within which an engine looks for programs that have timed out."""
 _PROBES = 3
 """The number of steps that the clients request while an engine is paused."""
 
@@ -88,9 +90,10 @@ class _Call:
 
 
 class Clients:
-    """The clients of a case. ``run`` runs all programs to their end, and raises `Violation`.
+    """The clients of a case. ``run`` runs all programs to their end, and raises `Violation` if an
+    invariant is violated.
 
-    An engine that is not ``ours`` gets no messages about programs.
+    ``ours`` is False for vLLM's own scheduler, which gets no messages about programs.
     """
 
     def __init__(self, engine: StressEngine, plan: CasePlan, watch: Watch, *, ours: bool) -> None:
@@ -267,8 +270,8 @@ class Clients:
                 self._control("ends", [plan.name])
 
     def _cancel(self, live: _Live) -> None:
-        """Abort all calls of a program. The engine gets the end of the program before or after
-        this.
+        """Abort all calls of a program, and report the end of the program: before the aborts if the
+        plan's end is ``early``, and otherwise after them.
         """
         if live.over:
             return
@@ -412,7 +415,7 @@ class Clients:
         del self.calls[name]
         call.program.active.pop(name, None)
         context = call.prompt + call.tokens if well else call.prompt
-        # Its program continues after the scheduler has finished this step.
+        # The call's program continues after the scheduler has finished this step.
         self._at(self.engine.now, lambda: call.then(context, well))
 
     def _turn_ended(self, call: _Call) -> None:

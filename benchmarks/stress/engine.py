@@ -16,7 +16,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     HeadlessEngine,
-    Step,
+    StepDecisions,
     base_config,
     complete,
     make_scheduler,
@@ -84,7 +84,7 @@ class StressEngine(HeadlessEngine):
         self.watch(output)
 
     def _complete(
-        self, step: Step, output: Any, computed: Mapping[str, int], ends_at: float
+        self, step: StepDecisions, output: Any, computed: Mapping[str, int], ends_at: float
     ) -> None:
         self.now = max(self.now, ends_at)
         self.runner.leave(output)

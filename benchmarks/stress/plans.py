@@ -43,7 +43,7 @@ class EnginePlan:
     ``recompute``); None means that the engine has no connector. ``host`` is the number of blocks in
     host memory, to which vLLM offloads KV cache; 0 means that nothing is offloaded. ``host_fails``
     says what happens to a call whose load from host memory fails (``fail`` or ``recompute``); None
-    means that no load fails. ``stalled`` is the number of a step that takes a minute.
+    means that no load fails. ``stalled`` is the number of a step that takes a minute longer.
     ``active_slots`` is the number of batch slots that calls may hold; None means all slots.
     """
 
@@ -278,7 +278,8 @@ class _Draw:
     def __init__(self, seed: int, without: Collection[str], always: Collection[str]) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"case {seed}")
-        # Host memory has random numbers of its own, so that cases without it are those of before.
+        # Host memory has random numbers of its own. So cases without host memory are the same as
+        # before host memory was added.
         self._host = random.Random(f"host {seed}")
         drawn = {
             feature for feature in FEATURES if feature != OFFLOAD and rng.random() < _SOMETIMES
@@ -464,8 +465,8 @@ class _Draw:
         return self.rng.uniform(0, 60) * self.engine.base_s if impatient else None
 
     def _stream(self, name: str) -> CallPlan:
-        """Draw a streaming session. A case has few, because sessions hold their cache while they
-        wait.
+        """Draw a streaming session. A case has at most two sessions, because a session holds its KV
+        cache while it waits.
         """
         rng = self.rng
         self._streams += 1

@@ -72,7 +72,7 @@ class Ratio:
 
 
 def run_workload(plan: CasePlan, policy: str | None) -> Run:
-    """Run a workload under a policy, or under stock's scheduler."""
+    """Run a workload under a policy, or, if ``policy`` is None, under stock's scheduler."""
     from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
     from agentrt.lab.engine.headless import stock_scheduler
     from benchmarks.stress.clients import Clients
@@ -127,8 +127,8 @@ def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:
 
 
 def _cause(ours: Run, stock: Run) -> str:
-    """Return the name of the difference from stock's run that costs the most time, if it costs more
-    than 5%.
+    """Return the name of the difference from stock's run that costs the most time; if none costs
+    more than 5%, return "the order alone".
     """
     mine, theirs = ours.figures, stock.figures
     costs = {
@@ -190,8 +190,8 @@ def summary(ratios: Sequence[Ratio]) -> str:
 def worst_of(ratios: Sequence[Ratio], most: int) -> str:
     """Return a table of the workloads with the highest ratios, and the explanations.
 
-    One column has the highest ratio of stock's total time to stock's own total time when the
-    programs exchange their arrival times.
+    The column "stock in other orders" has the largest value of `other_orders`: it shows how much
+    stock's own total time changes when the programs exchange their arrival times.
     """
     ranked = sorted(ratios, key=lambda ratio: -ratio.ratio)[:most]
     others = {seed: other_orders(seed) for seed in {ratio.seed for ratio in ranked}}
@@ -211,8 +211,8 @@ def worst_of(ratios: Sequence[Ratio], most: int) -> str:
 
 
 def other_orders(seed: int) -> list[float]:
-    """Return the ratios of stock's total time to itself, for workloads whose programs exchange
-    their arrival times.
+    """Return how stock's total time changes when the programs of a workload exchange their arrival
+    times: for each of several random exchanges, the ratio of the new total time to the old one.
 
     No policy is responsible for these differences: the program that arrives first determines when
     the last program ends.

@@ -153,7 +153,7 @@ class ModelRunner:
         text = self.texts.get(name)
         if text is None:
             raise Violation("runner", "the call begins, but no client has sent it", name)
-        if name.startswith("stream"):  # vLLM makes its prompt of the computed part of its turns
+        if name.startswith("stream"):  # vLLM makes the computed part of all turns the new prompt
             text.tokens, text.chain, text.prompt = list(tokens), [], len(tokens)
         text.reach(len(tokens))
         if text.tokens[: len(tokens)] != list(tokens):
@@ -220,8 +220,8 @@ class ModelRunner:
                 at, rest = at + len(part), rest[len(part) :]
 
     def _check_memory(self, name: str, row: _Row) -> None:
-        """Compare the content that attention would read for the next token with the content that
-        must be there.
+        """Raise `Violation` if the content that attention would read for the next token differs
+        from the content that must be there.
         """
         size, chain = self._size, row.text.chain
         row.text.reach(row.computed)

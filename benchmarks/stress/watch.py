@@ -235,9 +235,12 @@ class Watch:
         scheduler, plan = self.scheduler, self.engine.plan
         slots = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         if slots > plan.places:
-            raise Violation("slots", f"{slots} calls hold {plan.places} slots")
+            raise Violation("slots", f"{slots} calls hold slots, but only {plan.places} may")
         if output.total_num_scheduled_tokens > plan.step_tokens:
-            detail = f"{output.total_num_scheduled_tokens} tokens of at most {plan.step_tokens}"
+            detail = (
+                f"the step has {output.total_num_scheduled_tokens} tokens; allowed are "
+                f"{plan.step_tokens}"
+            )
             raise Violation("step tokens", detail)
 
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:

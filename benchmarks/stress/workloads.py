@@ -26,8 +26,9 @@ _MODEL_LEN = 8000
 def draw_workload(seed: int) -> CasePlan:
     """Draw the workload of a seed, on an engine with room for every context at once.
 
-    Types of programs differ in their sizes, between similar and very different. Programs arrive at
-    once, in a stream, or in bursts. The plan has no settings.
+    In some workloads, programs of all types have similar sizes; in others, the sizes of the types
+    are very different. Programs arrive at once, in a stream, or in bursts. The plan has no
+    settings.
     """
     return _Draw(seed).workload()
 

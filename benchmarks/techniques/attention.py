@@ -58,7 +58,7 @@ class PlainModel:
 
 
 class PlainThread:
-    """A text in front of a plain model."""
+    """A text that a `PlainModel` continues."""
 
     def __init__(self, model: PlainModel, text: str) -> None:
         self.model, self.text = model, text

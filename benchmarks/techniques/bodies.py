@@ -150,7 +150,9 @@ async def prefix_caching(thread: Thread) -> None:
 
 
 async def modular_caching(thread: Thread) -> None:
-    """Use four prompts of modules in one order; each pair of prompts shares modules."""
+    """Use four prompts that consist of modules in the same order. All prompts begin with the same
+    module.
+    """
     modules = {
         name: f"\nOf {name}: it is as it was, and is not as it was said.\n" * 8 for name in "ABC"
     }

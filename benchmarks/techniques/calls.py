@@ -36,7 +36,9 @@ async def as_clients_do(thread: Thread) -> None:
 
 
 async def kept(thread: Thread) -> None:
-    """Keep documentation that is often used by its name (1)."""
+    """Save documentation that is often used, so that later programs need not compute it again
+    (optimisation 1).
+    """
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     await own.fill(ONCE)
@@ -44,7 +46,7 @@ async def kept(thread: Thread) -> None:
 
 
 async def early(thread: Thread) -> None:
-    """In addition, start each call while the model writes the next calls (2)."""
+    """Do as `kept`, and start each call while the model writes the next calls (optimisation 2)."""
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     await own.fill(ONCE)
@@ -52,7 +54,9 @@ async def early(thread: Thread) -> None:
 
 
 async def dropped(thread: Thread) -> None:
-    """In addition, put documentation that is needed once on a branch, and drop the branch (3)."""
+    """Do as `early`, but put documentation that is needed once on a branch, and drop the branch
+    (optimisation 3).
+    """
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()
     branch = own.fork()

@@ -82,7 +82,9 @@ async def output_validation(thread: Thread) -> None:
 
 
 async def speculation(thread: Thread) -> None:
-    """Draft the tokens that followed the last two tokens earlier, and let the model check them."""
+    """Draft the tokens that followed an earlier occurrence of the last two tokens, and let the
+    model check the draft.
+    """
     await thread.fill(_AGAIN * 4)
     end = len(await thread.ids()) + _TOKENS
     while (left := end - len(await thread.ids())) > 0:
@@ -109,7 +111,7 @@ async def jacobi(thread: Thread) -> None:
 
 
 async def plain_decoding(thread: Thread) -> None:
-    """Write the same number of tokens in one request, one after another."""
+    """Write as many tokens as `speculation` and `jacobi`, with ordinary decoding in one request."""
     await thread.fill(_AGAIN * 4)
     await thread.write(_TOKENS)
 

@@ -10,7 +10,9 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 
 class GreenList(AdapterLogitsProcessor):
-    """A processor that adds ``delta`` to every second token."""
+    """A processor that adds ``delta`` to the logit of every second token, for requests with the
+    setting ``GreenList``.
+    """
 
     def is_argmax_invariant(self) -> bool:
         return False

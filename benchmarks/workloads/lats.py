@@ -94,7 +94,9 @@ def lats(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 def _iterate(
     builder: ProgramBuilder, rng: Random, gaps: Gaps, node: _Leaf, join: int | None
 ) -> tuple[list[_Leaf], list[int]]:
-    """Expand ``node``, and return its children and the calls that evaluate them."""
+    """Expand ``node`` after the call ``join``, if there is one. Return the children, and the calls
+    that evaluate them.
+    """
     after = () if join is None else (join,)
     calls = [
         builder.call("expand", THOUGHT, node.observation, after=after, extends=node.call)

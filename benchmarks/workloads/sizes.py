@@ -55,7 +55,10 @@ class Sizes:
         and inside the limits.
         """
         if not (0 < self.low < self.mean < self.high and self.spread > 0):
-            raise ConfigError(f"no lognormal has these sizes: {self}")
+            raise ConfigError(
+                f"no lognormal distribution has these sizes: {self}; low must be above 0, mean "
+                "between low and high, and spread above 0"
+            )
         reach = 6 * self.spread
         low, high = math.log(self.low) - reach, math.log(self.high) + reach
         for _ in range(80):
@@ -78,7 +81,9 @@ class Gaps:
     human_s: float = 0.0
 
     def tool(self, rng: Random) -> float:
-        """Draw the time of a tool: median ``tool_s``, and one in a hundred ten times as long."""
+        """Draw the time of a tool: the median is ``tool_s``, and one tool in a hundred takes at
+        least ten times as long.
+        """
         return self.tool_s * rng.lognormvariate(0.0, 1.0)
 
     def human(self, rng: Random) -> float:

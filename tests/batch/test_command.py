@@ -305,7 +305,7 @@ def test_a_graph_over_a_limit_has_the_state_that_it_came_to(
 ) -> None:
     out, inputs = tmp_path / "r.jsonl", records([{"id": "a", "question": "tea"}])
     ran = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--max-calls", 1)
-    assert (ran.code, "over max-calls: 1 (a)" in ran.err) == (1, True)
+    assert (ran.code, "over the limit max-calls: 1 result (a)" in ran.err) == (1, True)
     [line] = lines(out)
     assert (line["state"], line["result"]) == ("stopped", {"question": "tea", "first": "tea"})
     again = command("run", write(TWO_NODES), "--inputs", inputs, "--out", out, "--retry", "failed")
@@ -360,10 +360,10 @@ def test_stragglers_limits_and_a_retry(
     questions = records([{"id": n, "input": "hang" if n == 5 else "tea"} for n in range(10)])
     arguments = ("run", write(ASK), "--inputs", questions, "--out", out)
     ran = command(*arguments, "--stop-when", "90%", "--where", "id>=0")
-    assert "over stop-when: 1" in ran.err
+    assert "over the limit stop-when: 1" in ran.err
     assert {each["id"]: each["over"] for each in lines(out)}["5"] == "stop-when"
     ran = command(*arguments, "--retry", "failed", "--timeout", "0.05")
-    assert (ran.code, "over timeout: 1" in ran.err) == (1, True)
+    assert (ran.code, "over the limit timeout: 1" in ran.err) == (1, True)
     assert {each["id"]: each["attempt"] for each in lines(out)} == {
         str(n): 2 if n == 5 else 1 for n in range(10)
     }

@@ -255,14 +255,16 @@ async def test_a_file_of_something_else_is_refused_and_left_as_it_is(
 ) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text(content, "utf-8")
-    with pytest.raises(UsageError, match="is not the tokens of a result; name a file of tokens"):
+    with pytest.raises(
+        UsageError, match="does not have the tokens of a result; name a file of tokens"
+    ):
         await recorded(["a"], brief, out=tmp_path / "r.jsonl", tokens=file)
     assert file.read_text("utf-8") == content
 
 
 def test_what_is_no_file_of_tokens_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("[1]\n", "utf-8")
-    with pytest.raises(UsageError, match="line 1: not the tokens of a result"):
+    with pytest.raises(UsageError, match="line 1: this line does not have the tokens of a result"):
         [*read_tokens(tmp_path / "t.jsonl")]
     with pytest.raises(UsageError, match="no such file"):
         [*read_tokens(tmp_path / "other")]

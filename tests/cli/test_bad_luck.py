@@ -92,7 +92,7 @@ def test_replicas_of_several_models(tmp_path: Path, run_program: Run) -> None:
     assert [one["model"] for one in ran.json["engine"]["replicas"]] == [big, small, small]
     assert failed(run_program(ASKS, *models, "--input", "huge"), 2) == (
         "error: run asks-1: this engine serves 'big' or 'small', not model 'huge': leave model "
-        "out, or name 'big' or 'small', or start it with --model"
+        "out, or name 'big' or 'small', or start the engine with --model"
     )
 
 

@@ -177,7 +177,7 @@ def test_with_several_rounds_all_have_to_agree(mine: list[Means], verdict: str, 
     assert verdict in first
     assert short in first
     assert "no gain." in known
-    assert "in 3 rounds, agentrt's in 2 of each kind" in rule
+    assert "in 3 rounds, and agentrt's order in 2 first runs" in rule
     assert "chance" in rule
 
 

@@ -117,7 +117,7 @@ def test_a_model_that_is_not_served(run_program: Run) -> None:
     ran = run_program(source, *WITH_INPUT)
     assert (ran.code, "Traceback" in ran.err) == (2, False)
     assert ran.said.startswith("error: run graph-1: this engine serves 'echo', not model 'big'")
-    assert ran.said.endswith("or start it with --model")
+    assert ran.said.endswith("or start the engine with --model")
 
 
 def test_a_checkpointer_that_cannot_wait(write: Write, refused: Refused) -> None:

@@ -84,7 +84,9 @@ async def test_questions_are_listed_and_answered(
     ]
     assert await at.call("questions", "answer", first, '{"drink": "tea", "cups": 2}') == 0
     assert await at.call("questions", "answer", second, "2") == 0
-    assert capsys.readouterr().err == "answered waiter-1\nanswered chooser-2\n"
+    assert capsys.readouterr().err == (
+        "answered the question of waiter-1\nanswered the question of chooser-2\n"
+    )
     assert (await order.wait(), await colour.wait()) == ("2 tea", "blue")
 
 

@@ -21,7 +21,7 @@ def test_all_tables_of_a_small_run(capsys: pytest.CaptureFixture[str], tmp_path:
     assert (tmp_path / "out" / "tables.md").read_text() == text
     assert "## Capped: 40 KV blocks" in text
     assert "## Uncapped: " in text
-    assert "capped, stock+offload, seed 0: vLLM offloads from GPUs alone" in text
+    assert "capped, stock+offload, seed 0: vLLM offloads only from GPUs" in text
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     told = [one for one in map(json.loads, lines) if "real" in one]
     assert [(one["cell"]["memory"], one["cell"]["contender"]) for one in told] == [

@@ -304,7 +304,8 @@ async def test_an_engine_that_waits_says_what_is_free_and_when_it_gives_up(
     monkeypatch.setattr("agentrt.executors.ray.engine._PLACE_S", 0.5)
     late = RayEngine(EngineOptions(), Cluster(nodes.address, 2, memory=GIB))
     said: list[str] = []
-    room = r"an engine needs 1 cores, 1\.0 GiB of one node; free on its 2 nodes together: 0 cores, "
+    room = r"an engine needs 1 cores, 1\.0 GiB of one node; free on the cluster's 2 nodes together"
+    room += ": 0 cores, "
     with pytest.raises(NoRoomError, match=rf"had room within 0\.5 s: {room}.* GiB; use fewer"):
         await late.start(said.append)
     await late.close()

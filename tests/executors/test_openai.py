@@ -257,7 +257,9 @@ async def test_what_the_server_refuses(
 async def test_a_server_that_is_gone(server: Server, endpoint: OpenAIEndpoint) -> None:
     endpoint.base_url = "the server"
     await endpoint.close()
-    with pytest.raises(EngineDiedError, match="the connection to the server is not open"):
+    with pytest.raises(
+        EngineDiedError, match="the endpoint the server was not started, or was closed"
+    ):
         await run(endpoint, call_of())
     server.server_close()
     lost = OpenAIEndpoint(server.url, max_retries=0)

@@ -151,7 +151,9 @@ def test_routers_of_other_packages() -> None:
         )
 
 
-NO_OPTION = "is not an option; write NAME:option=number, such as agentix:threshold=4096"
+NO_OPTION = (
+    "is not an option with a number; write NAME:option=number, such as agentix:threshold=4096"
+)
 
 
 @pytest.mark.parametrize(

@@ -246,8 +246,8 @@ async def test_errors_are_results_that_the_model_reads(local: Local, mode: str) 
             ("shout", {"words": 1}, "tool shout: wrong arguments"),
             ("shout", {}, "'words' is a required property"),
             ("count", {"x": 1}, "tool count: wrong arguments"),
-            ("graph", {}, "it needs colour"),
-            ("graph", {"colour": "red", "size": 1}, "it has no size"),
+            ("graph", {}, "tool graph: missing arguments: colour"),
+            ("graph", {"colour": "red", "size": 1}, "unknown arguments: size; use colour"),
         ):
             result = await client.call_tool(name, arguments)
             assert result.is_error

@@ -66,7 +66,7 @@ class Change:
 
     @classmethod
     def of(cls, stock: Sequence[float], ours: Sequence[float]) -> Change:
-        """Compare the rounds of both orders."""
+        """Compare the mean durations of the rounds under both orders."""
         apart = max(ours) < min(stock) or min(ours) > max(stock)
         return cls(fmean(stock), fmean(ours), apart)
 
@@ -113,9 +113,10 @@ class DemoComparison:
             yield f"{name}: {_verdict(self.change('all', rounds))} {self._parts(rounds)}"
         if len(self.stock) > 1:
             yield (
-                f"Stock's order ran in {len(self.stock)} rounds, agentrt's in {len(self.first)} "
-                "of each kind; the table above shows the first round of each. A difference counts "
-                "as chance unless all rounds agree on it."
+                f"Stock's order ran in {len(self.stock)} rounds, and agentrt's order in "
+                f"{len(self.first)} first runs and {len(self.known)} runs with known types; the "
+                "table above shows the first round of each. A difference counts as chance unless "
+                "all rounds agree on it."
             )
 
     def _parts(self, rounds: Sequence[Means]) -> str:

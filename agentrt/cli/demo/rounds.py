@@ -65,8 +65,8 @@ async def both_orders(
     noisy: bool = False,
     show: Show = lambda name, runs: None,
 ) -> Rounds:
-    """Run the programs once under stock's order, then twice under agentrt's: a first run, and a
-    run that knows both types of programs.
+    """Run the programs once under stock's order, then twice under agentrt's order: a first run, and
+    a run in which agentrt knows both types of programs.
 
     A ``noisy`` engine takes real time. On such an engine two programs warm the engine up first.
     Then the three rounds run twice. A last round has stock's order, so that stock's order runs both

@@ -30,7 +30,7 @@ _OF_THE_PROMPT = ("prompt", "prompt_token_ids")
 
 
 def without_copies(call: Call) -> Call:
-    """Remove the prompt's token ids from a rendered call: `CallSpec.rendered` has them, too."""
+    """Return a call without its prompt's token ids if `CallSpec.rendered` has them, too."""
     if call.spec.rendered is None or call.spec.sampling is not None:
         return call
     return replace(call, spec=replace(call.spec, prompt_token_ids=None))
@@ -73,7 +73,7 @@ Events of the engine's prefix cache have `KV_EVENTS` instead of a call's id.
 """
 
 PROGRESS = ""
-"""Replaces a call's id in messages about the progress of the engine's start."""
+"""The value that messages about the progress of the engine's start have instead of a call's id."""
 
 
 class EngineActor:
@@ -128,7 +128,9 @@ class EngineActor:
         self._news.set()
 
     async def collect(self) -> list[Output]:
-        """Wait until there are outputs, and return all since the last time."""
+        """Wait until there are outputs, and return all outputs since the last call of this
+        method.
+        """
         await self._news.wait()
         self._news.clear()
         outputs, self._outputs = self._outputs, []
@@ -187,7 +189,7 @@ class EngineActor:
         return None if cached is None else (*cached, self._engine.hashing)
 
     async def notify(self, notes: list[Notification]) -> None:
-        """Pass notifications to the engine: programs that wait for tools or humans."""
+        """Pass notifications of what programs do to the engine."""
         for note in notes:
             self._engine.notify(note)
 

@@ -135,7 +135,8 @@ class Cluster:
     def place(self, actor: type, *args: Any) -> ActorHandle[Any]:
         """Create an actor on a node with room; actors are spread over the nodes.
 
-        Returns at once. If no node has room, the actor waits for one.
+        Returns at once. If no node has room, the actor waits until a node has room. Raises
+        `ConfigError` if the engines do not fit into the cluster.
         """
         import ray
 
@@ -162,7 +163,7 @@ class Cluster:
         if share.memory:
             parts.append(f"{free.get('memory', 0) / 2**30:.1f} GiB")
         nodes = len(_nodes())
-        where = "its node" if nodes == 1 else f"its {nodes} nodes together"
+        where = "the cluster's node" if nodes == 1 else f"the cluster's {nodes} nodes together"
         return f"an engine needs {share} of one node; free on {where}: {', '.join(parts)}"
 
     def _share(self) -> Demand:
@@ -216,7 +217,7 @@ class Cluster:
                 "'ray start --head', or use the address of a cluster's head, HOST:PORT"
             )
         why = str(error).strip().partition("\n")[0]
-        return f"no Ray cluster at --cluster {self._address}: {why}"
+        return f"cannot join the Ray cluster at --cluster {self._address}: {why}"
 
 
 def _read(address: str) -> tuple[str, int] | None:

@@ -61,7 +61,7 @@ def assign_devices(visible: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
         each = ", ".join(map(str, sizes))
         raise ConfigError(
             f"{len(sizes)} engines need {needed} GPUs ({each}), but only {visible} can be used; "
-            "use fewer --replicas, a smaller --tensor-parallel-size, or more of "
+            "use fewer --replicas or a smaller --tensor-parallel-size, or name more GPUs in "
             "CUDA_VISIBLE_DEVICES"
         )
     starts = [sum(sizes[:index]) for index in range(len(sizes))]

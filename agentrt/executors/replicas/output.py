@@ -63,7 +63,9 @@ class RepeatedParts:
             part.restart()
 
     def take(self, key: Hashable, piece: S) -> S:
-        """Do as `Repeated.take` for the sequence with this key."""
+        """Take the next ``piece`` of the sequence with this key, and return the part of the piece
+        that was not delivered before. Raises `DiffersError` like `Repeated.take`.
+        """
         return self._parts.setdefault(key, Repeated()).take(piece)
 
     def first(self, key: Hashable) -> bool:

@@ -102,7 +102,9 @@ class CancelScope:
             reading.fail(EngineDiedError(self._reason))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await ``work()``, or raise `EngineDiedError` when this scope is cancelled."""
+        """Return the result of ``work()``. Raises `EngineDiedError` when this scope is
+        cancelled.
+        """
         with self.reading(work) as reading:
             return await reading.__anext__()
 
@@ -119,9 +121,9 @@ class CancelScope:
 class Replica:
     """A named engine, which ``make`` creates for each start.
 
-    ``calls`` is the number of its current calls. ``reruns`` is the number of calls that it lost and
-    that ran again on another replica. A ``drained`` replica takes no calls, even after a new start.
-    A replica that is ``loading`` loads other weights.
+    ``calls`` is the number of its current calls. ``reruns`` is the number of calls that were lost
+    when its engine died, and that were run again. A ``drained`` replica takes no calls, even after
+    a new start. ``loading`` is True while the engine loads other weights.
     ``info`` describes the engine that started last. ``waits_for`` says what the engine's start
     waits for, such as a free node; "" if nothing. ``view`` is the replica as routers see it.
     """
@@ -226,7 +228,7 @@ class Replica:
         return await self._answer_of(self.executor.snapshot, {})
 
     async def metrics(self) -> Sequence[Metric]:
-        """Return the engine's own metrics; none if the engine is down or does not answer."""
+        """Return the engine's own metrics; empty if the engine is down or does not answer."""
         return await self._answer_of(self.executor.metrics, ())
 
     async def _answer_of(self, ask: Callable[[], Awaitable[T]], nothing: T) -> T:
@@ -255,7 +257,9 @@ class Replica:
 
 
 class ReachedEngine(ForwardingExecutor):
-    """The engine of a replica during an update of the weights. ``lost`` is called if it dies."""
+    """The engine of a replica, for pauses and updates of the weights. ``lost`` is called if the
+    engine dies.
+    """
 
     def __init__(
         self, replica: Replica, lost: Callable[[Replica, Executor, Exception], None]

@@ -20,7 +20,7 @@ from agentrt.router.kv_events import KVEventBatch, KVEventStream
 _OUTPUT_LIMIT = 4096
 """Maximum number of output tokens that routers expect of a call, whatever its limit is."""
 _CHARACTERS_PER_TOKEN = 4
-"""An estimate for the length of a prompt before an engine has tokenized it."""
+"""An estimate of the number of characters in a token, for prompts that are not tokenized yet."""
 
 
 def prompt_tokens(call: Call) -> int:

@@ -1,8 +1,8 @@
 """The set of replicas: an `Executor` that runs calls on several engines and outlives each of them.
 
-A call whose engine dies is retried on another replica. Its spec contains the seed, so the retry has
-the same output, and the part that was already streamed is not streamed again. A dead engine is
-restarted after a delay; an engine that dies too often is not started again.
+A call whose engine dies is retried on a replica that is ready. Its spec contains the seed, so the
+retry has the same output, and the part that was already streamed is not streamed again. A dead
+engine is restarted after a delay; an engine that dies too often is not started again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaSet(Executor):
-    """An executor that runs calls on ``count`` engines, chosen by ``router``.
+    """An executor that runs calls on ``count`` engines. ``router`` chooses the engine of each call.
 
     ``make(index)`` creates an engine. Engines may serve different models; a call that names no
     model gets the model of the first engine. If no replica is ready, a call waits up to
@@ -70,7 +70,7 @@ class ReplicaSet(Executor):
     """
 
     NAME: ClassVar[str] = "replica-{}"
-    """The name of a replica, given its number."""
+    """The format of the replicas' names, to be filled with a replica's number."""
 
     def __init__(
         self,
@@ -340,8 +340,9 @@ class ReplicaSet(Executor):
         return [ReachedEngine(replica, lost) for replica in self.replicas if replica.state in UP]
 
     async def _load_latest(self, replica: Replica) -> None:
-        """Load the latest weights into a new engine, before it takes calls. Raises
-        `EngineStartError` if the files of these weights do not exist any more.
+        """Load the latest weights into a replica's new engine before the engine takes calls, and
+        pause the engine if generation is paused. Raises `EngineStartError` if the weights cannot be
+        loaded, for example because their files do not exist any more.
         """
         async with self._updating:
             if self._weights.version:
@@ -389,7 +390,8 @@ class ReplicaSet(Executor):
 class RestartedEngine(ReplicaSet):
     """A set of one engine that is restarted if it dies, for `agentrt serve`.
 
-    The info and the snapshot are those of the engine, without the additions of a set.
+    The info and the snapshot are those of the engine, and not those of a set. If the engine has
+    died, the snapshot also has ``deaths`` and ``last_error``.
     """
 
     NAME = "the engine"

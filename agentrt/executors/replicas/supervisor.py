@@ -81,9 +81,9 @@ class Supervisor:
     """Starts and restarts ``replicas``.
 
     ``ready`` is called with a replica when its engine has started, and ``lost`` when its engine is
-    dead or will be replaced. ``restarted`` is awaited with a replica after its new engine has
-    started, before ``ready``. ``prepare`` is awaited with a replica whose new engine has started,
-    before calls are sent to it.
+    dead or will be replaced. When an engine that replaces another engine has started, ``prepare``
+    is awaited with the replica before calls are sent to it; then ``restarted`` is awaited, and then
+    ``ready`` is called.
     """
 
     def __init__(
@@ -164,7 +164,9 @@ class Supervisor:
         changed.set()
 
     async def wait_for_change(self) -> None:
-        """Wait until a replica starts, dies, is given up, or has no calls any more."""
+        """Wait until a replica starts, dies, is given up, or has no calls any more, or until
+        `close`.
+        """
         await self._changed.wait()
 
     async def ready_among(self, able: list[Replica], timeout_s: float) -> list[Replica]:
@@ -186,7 +188,7 @@ class Supervisor:
         return ready
 
     async def given_up(self) -> str:
-        """Wait until all replicas are given up, and return the reasons."""
+        """Wait until all replicas are given up, and return the reasons as a text."""
         while any(replica.state is not ReplicaState.OUT for replica in self._replicas):
             await self.wait_for_change()
         return _faults(self._replicas)
@@ -194,7 +196,7 @@ class Supervisor:
     # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """Report that an engine died, and restart its replica.
+        """Report that an engine died, and restart its replica, unless it has died too often.
 
         If a death is reported several times, the engine is replaced once.
         """
@@ -219,7 +221,8 @@ class Supervisor:
         self.signal_change()
         if replica.state is ReplicaState.OUT:
             self._notice(
-                f"{replica.name} could not be started, and is not tried again: {replica.last_error}"
+                f"{replica.name} could not be started, and no further start is tried: "
+                f"{replica.last_error}"
             )
         else:
             self._notice(f"{replica.name} is back")
@@ -268,7 +271,7 @@ class Supervisor:
                     self._notice(f"the health of {replica.name} could not be checked: {error}")
 
     async def check(self, replica: Replica) -> None:
-        """Check the health of a replica's engine, and replace the engine if it is dead."""
+        """Check the health of a replica's engine, and replace the engine if it counts as dead."""
         engine = replica.executor
         try:
             await self._health.check(replica.name, engine)
@@ -283,7 +286,10 @@ class Supervisor:
         """Send no more calls to a replica, and return when its calls have ended."""
         if replica.state is ReplicaState.READY:
             replica.state = ReplicaState.DRAINING
-            self._notice(f"{replica.name} takes no new calls: {replica.calls} calls to finish")
+            self._notice(
+                f"{replica.name} takes no new calls, and finishes its calls in progress: "
+                f"{replica.calls}"
+            )
         while replica.calls and replica.state is ReplicaState.DRAINING:
             await self.wait_for_change()
 

@@ -1,6 +1,7 @@
-"""Calls on models of Hugging Face transformers: slower than vLLM, but more can be changed.
+"""Runs calls on models of Hugging Face transformers, in this process and without vLLM.
 
-Here a program may choose which earlier tokens each token attends to (`agentrt.contexts.attention`).
+This is slower than vLLM, but a program may choose which earlier tokens each token attends to
+(`agentrt.contexts.attention`).
 """
 
 from agentrt.executors.transformers.executor import TransformersExecutor

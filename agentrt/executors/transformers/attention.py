@@ -1,4 +1,4 @@
-"""The attention that a program chose, for transformers' models: masks and moved positions.
+"""The attention that a program chose, for transformers' models: masks, and positions in the cache.
 
 With a mask alone, each token would keep its position in the text, and in a long text positions
 would exceed the model's context. Therefore, as in StreamingLLM, positions are counted within the
@@ -23,7 +23,9 @@ NAME = "agentrt"
 
 
 def register() -> None:
-    """Register `attend` with transformers. Without ``places``, `attend` does the same as "sdpa"."""
+    """Register `attend` with transformers. Without ``places``, `attend` does the same as
+    transformers' own attention "sdpa".
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -46,7 +48,9 @@ def kept(attention: Attention, keys: Tensor) -> Tensor:
 
 
 def as_mask(visible: Tensor, dtype: Any) -> Tensor:
-    """Return a mask (1, 1, queries, keys) that models add to attention scores: 0 where visible."""
+    """Return a mask (1, 1, queries, keys) that models add to attention scores: 0 where ``visible``
+    is true, and the lowest number elsewhere.
+    """
     import torch
 
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
@@ -63,7 +67,7 @@ class Places:
 
     The distance of a query from a key is their distance in the text, except for the first ``sinks``
     keys. The positions of these keys never change. ``to_sinks`` has the positions of queries
-    relative to these keys, which are less than the length of the cache.
+    relative to these keys; these positions stay below the length of the cache.
     """
 
     queries: Rotation

@@ -21,7 +21,8 @@ class TextCache:
     """The cached keys and values of a text.
 
     ``ids`` are all tokens of the text, and ``positions`` are the positions of the tokens whose keys
-    and values are cached. ``calls`` are the ids of the calls that have computed them.
+    and values are cached. ``calls`` are the ids of the calls that have computed these keys and
+    values.
     """
 
     ids: list[int]
@@ -125,7 +126,11 @@ class PrefixCache:
             del self.entries[0]
 
     def drop(self, call: str, shared: int) -> None:
-        """Drop what a call has computed, except its first ``shared`` tokens."""
+        """Drop what a call has computed after the first ``shared`` tokens.
+
+        If ``shared`` is 0, or a text cannot be shortened, the text stays in the cache, but is the
+        first to be dropped when room is needed.
+        """
         for entry in [entry for entry in self.entries if call in entry[1].calls]:
             sharing, cache = entry
             self.entries.remove(entry)

@@ -133,7 +133,7 @@ class TransformersFrontend(Frontend):
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its content as a single text.
 
-    Raises `CallRejectedError` for images and audio.
+    Raises `CallRejectedError` for parts that are not text, such as images.
     """
     content = message.get("content")
     if isinstance(content, list):

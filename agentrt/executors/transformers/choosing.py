@@ -70,7 +70,7 @@ class Following:
         self._mask = xgrammar.allocate_token_bitmask(1, vocabulary)
 
     def only_allowed(self, logits: Tensor) -> Tensor:
-        """Return the logits. The logits of tokens that are not allowed next are set to minus
+        """Return a copy of ``logits`` in which all tokens that are not allowed next have minus
         infinity.
         """
         import xgrammar
@@ -86,8 +86,8 @@ class Following:
 
 
 class Chooser:
-    """Chooses a call's tokens: at temperature 0 the likeliest, otherwise sampled with the call's
-    seed.
+    """Chooses a call's tokens. At temperature 0 it chooses the likeliest token; otherwise it
+    samples a token with the call's seed.
 
     With ``following``, only tokens that its grammar allows are chosen.
     """
@@ -141,8 +141,8 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return the log probability of ``token``, followed by the log probabilities of the likeliest
-    tokens. ``most`` is the maximum number of likeliest tokens.
+    """Return ``token`` with its log probability, followed by the ``most`` likeliest tokens with
+    theirs. If ``token`` is one of these, it is not repeated.
 
     With ``allowed``, the likeliest tokens are chosen from these tokens.
     """

@@ -26,8 +26,8 @@ class OutputText:
     """Converts tokens to pieces of text. Text that may be the beginning of a stop string is held
     back.
 
-    ``stopped`` is true after a stop string; the text ends before it. With ``whole``, all text is
-    returned at the end; this requires that there are no stop strings.
+    ``stopped`` is true after a stop string; the text ends before this string. With ``whole``, all
+    text is returned at the end; this requires that there are no stop strings.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], *, whole: bool = False) -> None:
@@ -200,7 +200,7 @@ class Decoding:
                 self.prompt_logprobs.append(logprobs)
 
     def _add_token(self, token: int, logits: Tensor, output: OutputText) -> StepOutput:
-        """Add a token to the output, and set ``reason`` if it is the last."""
+        """Add a token to the output, and set ``reason`` if the token is the last."""
         self.ids.append(token)
         if self._top is not None:
             allowed = self.sampling.allowed_token_ids
@@ -244,8 +244,8 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
         return "allowed= is empty; it needs at least one token id"
     if spec.max_tokens < 1 or spec.temperature < 0:
         return (
-            f"max_tokens is {spec.max_tokens} and must be at least 1; temperature is "
-            f"{spec.temperature:g} and must be at least 0"
+            f"max_tokens is {spec.max_tokens}, and temperature is {spec.temperature:g}; max_tokens "
+            "must be at least 1, and temperature at least 0"
         )
     if not isinstance(sampling.attention, Attention | None):
         return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"

@@ -1,4 +1,6 @@
-"""An executor for transformers' models: calls take turns, with one forward pass in each turn."""
+"""An executor for transformers' models. Calls that run at the same time take turns after each
+forward pass.
+"""
 
 from __future__ import annotations
 

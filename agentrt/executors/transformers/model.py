@@ -117,7 +117,9 @@ class CausalModel:
         return TextCache([], [], layers, attention)
 
     def longest(self, attention: Attention | None) -> int | None:
-        """Return the maximum number of tokens of a text; None if there is no limit."""
+        """Return the maximum number of tokens of a text; None if there is no limit, or if the
+        limit is not known.
+        """
         if attention is None or not self._places_move(attention):
             return self.max_len
         cached = attention.sinks + attention.window

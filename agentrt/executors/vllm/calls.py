@@ -25,12 +25,13 @@ def engine_input(
 ) -> tuple[Any, Any, Mapping[str, Any]]:
     """Return a call's prompt, sampling parameters and options, as vLLM's engine takes them.
 
-    The sampling parameters contain the call's identity for the scheduler, and the settings that are
-    made after rendering: the runtime's seed, a tenant's cache salt, a fixed length. A call whose
-    prompt is token ids is sampled with the parameters in its spec; its prompt and output have at
-    most ``max_model_len`` tokens together. Raises `PromptTooLongError` if the prompt leaves no room
-    for output, and `CallRejectedError` for a call without token ids, or with an ``attention`` that
-    vLLM does not support.
+    The prompt has the cache salt of the call's spec. The sampling parameters have the call's
+    identity for the scheduler, and the values of the spec that may have been set after rendering:
+    the seed, the maximum length, and ``ignore_eos``. The parameters of a ``pooled`` call are
+    unchanged. A call whose prompt is token ids is sampled with the parameters in its spec; its
+    prompt and output have at most ``max_model_len`` tokens together. Raises `PromptTooLongError` if
+    the prompt leaves no room for output, and `CallRejectedError` for a call without token ids, or
+    with an ``attention`` that vLLM does not support.
     """
     spec = call.spec
     rendered = spec.rendered
@@ -142,8 +143,8 @@ def check_compiled(call: Call, params: Any, output: Any) -> None:
     if output.finish_reason == "error" and constraint is not None and call.spec.sampling is None:
         raise CallRejectedError(
             f"call {call.call_id}: the constraint of its output (JSON schema, regex or grammar) "
-            f"could not be compiled, took more than {LONGEST_S:g} s to compile, or is too slow for "
-            "each token; make it smaller, with fewer repetitions inside of repetitions"
+            f"could not be compiled, took more than {LONGEST_S:g} s to compile, or takes too long "
+            "for each token; make it smaller, with fewer repetitions inside of repetitions"
         )
 
 

@@ -110,7 +110,9 @@ class CoreClient(Executor):
         return self._llm
 
     async def _control(self, op: str, argument: Any = None) -> Any:
-        """Send a control message, and return the answer; None if the engine is not running."""
+        """Send a control message, and return the answer; None if the engine is not running, or
+        dies.
+        """
         if self._llm is None or self._llm.errored:
             return None
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -34,7 +34,7 @@ SLOW_S = 5.0
 it.
 """
 MOST_SLOW = 2
-"""Maximum number of slow grammars of a tenant; with more, the tenant starts no other grammar."""
+"""Number of slow grammars of a tenant from which on the tenant starts no other grammar."""
 LONGEST_S = 60.0
 """Seconds after which a grammar fails. Its thread cannot be stopped, and counts as running until it
 ends.
@@ -145,9 +145,13 @@ def _settle(settle: Callable[[Any], None], value: Any) -> None:
 # -- token masks ---------------------------------------------------------------------------
 
 MASKS_S = 0.25
-"""Maximum CPU seconds for all masks of the test together, and for one mask in a step."""
+"""Maximum CPU seconds for all masks of a test (`try_masks`) together, and for one mask in a
+step.
+"""
 TRIED = 16
-"""Number of tokens in the test. An ordinary schema's masks take a few milliseconds together."""
+"""Number of tokens in a test (`try_masks`). An ordinary schema's masks take a few milliseconds
+together.
+"""
 
 
 class SlowGrammarError(AgentrtError):
@@ -170,7 +174,9 @@ def try_masks(
         grammar.fill_bitmask(mask, 0)
         took_s += clock() - began
         if took_s > MASKS_S:
-            raise SlowGrammarError(f"its masks take more than {MASKS_S:g} s for {TRIED} tokens")
+            raise SlowGrammarError(
+                f"a grammar is too slow: its masks take more than {MASKS_S:g} s for {TRIED} tokens"
+            )
         token = _any_of(mask, grammar.vocab_size, chance)
         if token is None or not grammar.accept_tokens("tried", [token]):
             break

@@ -160,7 +160,7 @@ def _exclusive(folder: Path, progress: Progress) -> Iterator[None]:
         except Timeout as error:
             raise ModelLoadError(
                 f"Another process has held {lock.lock_file} for {_LOCK_TIMEOUT_S:.0f} s. "
-                "End it, or name a model with --model."
+                "End that process, or name a model with --model."
             ) from error
     try:
         yield

@@ -15,10 +15,12 @@ from agentrt.proxies import environment_fault
 
 _TIMEOUT_S = 10.0
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-"""A hub name. vLLM also takes other forms, such as s3:// and the repository of a GGUF file."""
+"""A pattern for a hub name. vLLM also takes other forms, such as s3:// and the repository of a GGUF
+file.
+"""
 _UNREACHED = ("ConnectError", "ConnectionError")
-"""Errors of the hub's client if no connection is made. Its version decides whether the error is one
-of httpx2, httpx or requests.
+"""The names of the errors that the hub's client raises if it cannot connect. The version of the
+client decides whether such an error is from httpx2, httpx or requests.
 """
 _USE_A_FOLDER = "or use a folder with a config.json"
 

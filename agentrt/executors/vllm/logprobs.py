@@ -34,7 +34,7 @@ class LogprobCollector:
         return cls(spec) if spec.with_logprobs or spec.sampling is not None else None
 
     def add(self, output: Any) -> tuple[float, ...]:
-        """Add a piece of vLLM's output, and return the log probabilities of its own tokens."""
+        """Add a piece of vLLM's output, and return the log probabilities of the piece's tokens."""
         added = [*map(_listed, output.outputs[0].logprobs or ())]
         self._output += added
         if self._scored and output.prompt_logprobs:

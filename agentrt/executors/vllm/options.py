@@ -62,7 +62,9 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore::FutureWarning:vllm.triton_utils.dispatcher",
 }
-"""Limits the libraries' output to errors, because the terminal belongs to the user's script."""
+"""Environment variables that limit the output of libraries to errors, because the terminal belongs
+to the user's script.
+"""
 
 _A_MODEL = "use a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
 _REASON_CHARACTERS = 240
@@ -206,7 +208,7 @@ def _host_memory(
     """Return the setting for the size of host memory; empty without host memory.
 
     Warns if the engine starts without the host memory that was requested. Raises `ConfigError` if
-    both ``options`` and ``flags`` set it.
+    ``options`` has a number of GiB, and ``flags`` set host memory, too.
     """
     # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
@@ -347,8 +349,9 @@ def has_gpus() -> bool:
 def expected_context(model: str | None) -> int | None:
     """Return how many tokens a call may have on this machine, judged by files without an engine.
 
-    If ``model`` is None, the built-in default model is meant. The result is None if the files do
-    not contain the number.
+    If ``model`` is None, the built-in default model is meant. On a machine without GPUs, the result
+    is at most agentrt's default for a CPU. Otherwise it is None if the files do not contain the
+    number.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)

@@ -63,7 +63,9 @@ class Turns:
         self._free = most
 
     async def take(self, owner: str, size: int = 1) -> None:
-        """Wait until work of ``owner`` may start. It takes ``size`` of the limit until `over`."""
+        """Wait until work of ``owner`` may start. The work takes ``size`` of the limit until
+        `over`.
+        """
         if self._free > 0:
             self._free -= size
             return

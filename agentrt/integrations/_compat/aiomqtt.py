@@ -30,8 +30,9 @@ def properties(packet: int, **fields: Any) -> Properties:
 
 
 async def connect(client: Any) -> None:
-    """Connect. Raises `aiomqtt.MqttError`, also for a connection that the broker accepts and ends
-    in one step, as where another client has the same id. To aiomqtt, such a connection never ends.
+    """Connect ``client``. Raises `aiomqtt.MqttError`, also for a connection that the broker accepts
+    and ends in one step, for example because another client has the same id. To aiomqtt, such a
+    connection never ends.
     """
     ended: asyncio.Future[None] = client._disconnected
     ended.add_done_callback(_seen)

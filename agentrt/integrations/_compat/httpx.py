@@ -22,8 +22,8 @@ def clients() -> Iterator[tuple[Any, Any]]:
 
 
 def replace_send(client: Any, send: Callable[..., Any]) -> Callable[[], None]:
-    """Make all clients of a class send requests with ``send``. Return a function that undoes
-    it.
+    """Make all clients of a class send requests with ``send``. Return a function that undoes the
+    replacement.
     """
     original = client.send
     client.send = functools.wraps(original)(send)

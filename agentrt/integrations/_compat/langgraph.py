@@ -45,7 +45,8 @@ CHECKPOINT_COLUMNS = frozenset({"thread_id", "checkpoint_ns", "checkpoint_id", "
 
 
 def number_checkpoints_after(last: str | None) -> None:
-    """Make the ids of new checkpoints greater than ``last``, whatever the machine's clock says.
+    """Make the ids of new checkpoints greater than the id ``last``, whatever the machine's clock
+    says.
 
     An id begins with its time, and a thread resumes from its greatest id. If the clock was set
     back since an earlier process, the thread's new checkpoints would be ignored.
@@ -70,7 +71,9 @@ def attach(handler: BaseCallbackHandler) -> None:
 
 
 def enclosing_run() -> UUID | None:
-    """Return the run that this code is in, according to LangChain's own context."""
+    """Return the id of the LangChain run that the calling code is in, according to LangChain's own
+    context; None outside any run.
+    """
     callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
     return getattr(callbacks, "parent_run_id", None)
 
@@ -124,7 +127,9 @@ def namespace_of(metadata: Mapping[str, Any]) -> str:
 
 
 def asks(error: BaseException) -> Sequence[tuple[str, str]]:
-    """Return the ids and texts of the questions of the `interrupt()` that raised ``error``."""
+    """Return the ids and texts of the questions of the `interrupt()` that raised ``error``; no
+    questions for any other error.
+    """
     from langgraph.errors import GraphInterrupt
 
     if not isinstance(error, GraphInterrupt):
@@ -157,7 +162,9 @@ def is_server_runtime(hint: object) -> bool:
 
 
 def server_runtime(running: bool, **about: Any) -> Any:
-    """Make the ``ServerRuntime`` for a factory whose graph will run, or will only be read."""
+    """Make the ``ServerRuntime`` for the factory of a graph. If ``running`` is False, the graph
+    will not run, but will only be read.
+    """
     from langgraph_sdk import runtime
 
     made: Any = runtime._ExecutionRuntime if running else runtime._ReadRuntime
@@ -168,7 +175,8 @@ def server_runtime(running: bool, **about: Any) -> Any:
 def in_config(config: RunnableConfig, store: BaseStore | None) -> Iterator[RunnableConfig]:
     """Yield a whole config for a factory, with the keys that LangGraph's own server always sets.
 
-    In the block, LangGraph's ``get_config()`` and ``get_store()`` return this config and ``store``.
+    In the ``with`` block, LangGraph's ``get_config()`` and ``get_store()`` return this config and
+    ``store``.
     """
     from langgraph._internal._constants import CONFIG_KEY_RUNTIME
     from langgraph.runtime import Runtime
@@ -192,7 +200,7 @@ def in_config(config: RunnableConfig, store: BaseStore | None) -> Iterator[Runna
 
 
 def node_heartbeat() -> Callable[[], None] | None:
-    """Return the heartbeat of the LangGraph node that this code runs in.
+    """Return the heartbeat of the LangGraph node that the calling code runs in.
 
     Returns None outside any node, and for a node without an idle timeout, where LangGraph's
     heartbeat has no effect.

@@ -24,13 +24,14 @@ T = TypeVar("T")
 PROGRAM_TYPE = "chat"
 """The type of a program that consists of a single call."""
 ACCOUNT = "agentrt"
-"""The field of an answer, or of a stream's last chunk, with the call's program and its cost."""
+"""The field of an answer, or of a stream's last chunk, with the run and the cost of the call."""
 CANCELLED = "the call was cancelled: its runtime was closed"
 """The message of the error of a call that was cancelled, but not by its caller."""
 
 
 def account_of(replies: list[Reply]) -> dict[str, Any]:
-    """Return the program and the cost of a call.
+    """Return the run, the node and the cost of a call as fields of an answer; no fields if there
+    are no ``replies``.
 
     ``replies`` are in the order in which the calls ended. Each of several choices (``n`` > 1) is a
     call of its own; return the values of the call that ended last.
@@ -109,7 +110,9 @@ class LoopJob(Generic[T]):
             self.outcome.set_exception(EngineDiedError("the event loop of the runtime is closed"))
 
     def wait(self) -> T:
-        """Block until the work has ended, and return its result. For threads without a loop."""
+        """Block until the work has ended, and return its result. Call this in threads without an
+        event loop.
+        """
         try:
             self.start()
             return self.outcome.result()

@@ -93,12 +93,14 @@ class RuntimeClient:
     # -- calls -------------------------------------------------------------------------
 
     def call(self, request: Request, terms: Terms = _ANY) -> Answer:
-        """Make a chat request, and block until its answer arrives."""
+        """Make a chat request, block until its answer arrives, and return the answer."""
         loop = self._loop_for_threads()
         return LoopJob(loop, lambda: self._call(request, terms)).wait()
 
     async def acall(self, request: Request, terms: Terms = _ANY) -> Answer:
-        """Make a chat request. Cancelling this coroutine aborts the request in the engine."""
+        """Make a chat request, and return its answer. Cancelling this coroutine aborts the request
+        in the engine.
+        """
         loop = self._home()
         if loop is not asyncio.get_running_loop():
             return await LoopJob(loop, lambda: self._call(request, terms)).wait_async()
@@ -113,7 +115,9 @@ class RuntimeClient:
             raise EngineDiedError(CANCELLED) from None
 
     def stream(self, request: Request, terms: Terms = _ANY) -> Generator[Answer, None, None]:
-        """Yield the answer in pieces. Closing the iterator aborts the request."""
+        """Make a chat request, and yield the pieces of its answer. Closing the iterator aborts the
+        request.
+        """
         loop = self._loop_for_threads()
         box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         job = LoopJob(loop, lambda: self._stream(request, terms, box.put))
@@ -126,7 +130,9 @@ class RuntimeClient:
             job.stop()
 
     async def astream(self, request: Request, terms: Terms = _ANY) -> AsyncGenerator[Answer, None]:
-        """Yield the answer in pieces. Closing the iterator aborts the request."""
+        """Make a chat request, and yield the pieces of its answer. Closing the iterator aborts the
+        request.
+        """
         box: asyncio.Queue[Answer | None] = asyncio.Queue()
         here = asyncio.get_running_loop()
 
@@ -147,19 +153,23 @@ class RuntimeClient:
 
     @property
     def info(self) -> ExecutorInfo:
-        """The executor's description of itself; empty before the first call."""
+        """The description of the runtime's executor; an empty description before the runtime is
+        open.
+        """
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
     @property
     def front(self) -> Frontend | None:
-        """The runtime's front end, once a call has opened it."""
+        """The runtime's front end; None if no call has opened it yet."""
         return None if self._runtime is None else self._runtime.opened_frontend
 
     def ask(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
-        """Run a request other than a call on the front end, and block until it has ended.
+        """Run a request other than a call on the front end, block until the request has ended, and
+        return its result.
 
-        On the runtime's own loop, another loop runs the request, because a loop cannot wait for
-        itself.
+        If this method is called on the runtime's own loop, another loop runs the request, because a
+        loop cannot wait for itself. Then the front end must be open; otherwise `ConfigError` is
+        raised.
         """
         front, loop = self.front, self._home()
         if running_loop() is not loop:
@@ -295,6 +305,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _tell(message: str) -> None:
-    """Print a message about a slow start, if stderr is a terminal."""
+    """Print a message about the engine's start, if stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"agentrt: {message}\n")

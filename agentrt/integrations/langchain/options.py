@@ -38,8 +38,8 @@ _SENT_BY_CALLS = (
     *("min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "user"),
     *("parallel_tool_calls", "include_reasoning", "stream_options"),
 )
-"""Options of calls only that have the same name in a request. A model puts them into its
-``model_kwargs``.
+"""Options that calls have, but models do not, with the same name in a request. If such an option is
+set on a model, the model puts it into its ``model_kwargs``.
 """
 # `stream` chooses LangChain's method; schemas and tools have `strict` within themselves.
 _NOT_SENT = ("timeout", "stream_usage", "model_kwargs", "extra_body", "strict", "stream", "schema")
@@ -61,11 +61,14 @@ REFUSED = {
     "include_response_headers": _HTTP,
     "openai_proxy": "set HTTPS_PROXY in the environment",
     "openai_organization": "set default_headers={'OpenAI-Organization': …} with base_url",
-    "reasoning": f"set reasoning_effort instead; {_RESPONSES}",
+    "reasoning": (
+        "set reasoning_effort instead, because reasoning belongs to OpenAI's Responses API, which "
+        "only 'agentrt serve' has"
+    ),
     "verbosity": "open models have no such option; describe the style in the system message",
     "tiktoken_model_name": "tokens are counted by the model's own tokenizer; leave it out",
     "stream_chunk_timeout": "set timeout instead, in seconds for the whole call",
-    "disabled_params": "only parameters that you set are sent; do not set the parameter",
+    "disabled_params": "only parameters that you set are sent; do not set the ones to disable",
     "context_management": _RESPONSES,
     "include": _RESPONSES,
     "store": _RESPONSES,
@@ -82,7 +85,8 @@ ALIASES_REFUSED = {"organization": "openai_organization"}
 
 
 def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return options by their names in agentrt. Drops unsupported options whose value is empty.
+    """Return options by their names in agentrt. Unsupported options whose value is None or False
+    are left out.
 
     Raises `ConfigError` for an unknown or unsupported option, and for an option that is set twice
     under different names.
@@ -109,7 +113,9 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
 
 
 def model_options(options: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a model. Options of calls only go into its ``model_kwargs``."""
+    """Return the fields of a model. Options that only calls have are put into the field
+    ``model_kwargs``.
+    """
     named = by_own_names(options, (*fields, *_SENT_BY_CALLS))
     of_calls = {name: named.pop(name) for name in _SENT_BY_CALLS if name in named}
     if of_calls:
@@ -118,8 +124,8 @@ def model_options(options: Mapping[str, Any], fields: Iterable[str]) -> dict[str
 
 
 def seconds(timeout: Any) -> float | None:
-    """Check a call's timeout. Raises `ConfigError` if it is not a positive number, such as a
-    timeout object of httpx.
+    """Return a call's timeout as a float, or None. Raises `ConfigError` if the timeout is not a
+    positive number. For example, a timeout object of httpx is refused.
     """
     if timeout is None:
         return None
@@ -131,7 +137,7 @@ def seconds(timeout: Any) -> float | None:
 
 
 def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a chat request of messages and options, by the options' names in agentrt. An option
+    """Make a chat request from messages and options. The options have agentrt's names. An option
     that is None counts as not set.
 
     Raises `ConfigError` for invalid tools, an invalid tool choice or an invalid schema.
@@ -208,7 +214,7 @@ def as_choice(
 
 
 def as_format(wanted: Any) -> Mapping[str, Any]:
-    """Return the response format for ``wanted``, which is a response format already or a schema. A
+    """Return the response format for ``wanted``, which is either a response format or a schema. A
     schema may be a JSON schema, a pydantic model, a TypedDict or anything else that LangChain
     accepts.
 

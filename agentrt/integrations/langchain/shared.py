@@ -18,7 +18,9 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def lend(client: RuntimeClient) -> Iterator[None]:
-    """Make ``client`` the engine of all chat models of this process during the ``with`` block."""
+    """During the ``with`` block, let the chat models of this process that have no runtime and no
+    endpoint of their own use ``client``.
+    """
     with _LOCK:
         _LENT.append(client)
     try:
@@ -29,11 +31,11 @@ def lend(client: RuntimeClient) -> Iterator[None]:
 
 
 def engine_client(model: str | None) -> RuntimeClient:
-    """Return the client of this process's embedded engine for ``model``.
+    """Return the client of this process's embedded engine for ``model``; None means the default
+    model.
 
-    None means the default model.
-    While a client is lent, it is returned instead. It may serve another model; then it rejects
-    calls that name a model.
+    While a client is lent (`lend`), the lent client is returned instead. It may serve another
+    model, and then rejects calls that name ``model``.
     """
     with _LOCK:
         if _LENT:
@@ -62,7 +64,9 @@ def endpoint_client(base_url: str, **options: Any) -> RuntimeClient:
 
 
 def shared_client(key: Hashable, make: Callable[[], Runtime]) -> RuntimeClient:
-    """Return the client of a key. Makes a new client if there is none or if it was closed."""
+    """Return the client of a key. Make a new client with ``make`` if the key has no client, or if
+    its client was closed.
+    """
     with _LOCK:
         client = _CLIENTS.get(key)
         if client is None or client.closed:

@@ -39,9 +39,10 @@ the number after the previous sweep by more than this value.
 class Follower(BaseCallbackHandler):
     """A callback handler that finds programs in LangChain's runs and adds them to ``registry``.
 
-    A root run inside an agentrt program belongs to that program. The program's name is the run's
-    name. Its session (``thread_id``), tenant (``agentrt_tenant``) and size hint
-    (``agentrt_size_hint``) come from the metadata or the configurable of the run's config.
+    A root run inside an agentrt program belongs to that program. Any other root run is a program of
+    its own, whose name is the run's name. The program's session (``thread_id``), tenant
+    (``agentrt_tenant``) and size hint (``agentrt_size_hint``) come from the metadata or the
+    configurable of the run's config.
     """
 
     run_inline = True  # run the callbacks in the context of the code that they are about
@@ -62,8 +63,8 @@ class Follower(BaseCallbackHandler):
     def scope(self, parent_run_id: UUID | None = None) -> Scope | None:
         """Return the position of the calling code in its program; None outside any open program.
 
-        ``parent_run_id`` is the run that the code belongs to, for threads whose context does not
-        know it.
+        ``parent_run_id`` is the id of the LangChain run that the code belongs to, for threads whose
+        context variables do not have this id.
         """
         frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
         return _around(tracking.current_scope(), frame)

@@ -139,7 +139,9 @@ def _signature(make: Callable[..., Any]) -> inspect.Signature:
 
 
 def _takes(make: Callable[..., Any], signature: inspect.Signature) -> Mapping[str, str]:
-    """Return the function's parameters that get a value, each with ``config`` or ``runtime``."""
+    """Return the names of the function's parameters that get a value, each with the kind of its
+    value: ``config`` or ``runtime``.
+    """
     try:
         hints = get_type_hints(make)
     except Exception:  # names that cannot be resolved, or not a function

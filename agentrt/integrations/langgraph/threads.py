@@ -31,10 +31,11 @@ from agentrt.integrations.langgraph.graphs import Durability, Graph
 class Checkpointer:
     """A LangGraph checkpointer. The threads of a ``lasting`` checkpointer outlive the process.
 
-    A lasting checkpointer writes each superstep's checkpoint before the next superstep starts
-    ("sync"). LangGraph's default, "async", may lose the last checkpoint when the process is killed;
-    then the calls of its nodes would be repeated. A checkpointer in memory writes only at the end
-    ("exit").
+    ``durability`` says when checkpoints are written. A checkpointer that agentrt opens in a file
+    writes each superstep's checkpoint before the next superstep starts ("sync"). LangGraph's
+    default, "async", may lose the last checkpoint when the process is killed; then the calls of
+    that superstep would be repeated. A checkpointer that agentrt makes in memory writes only at the
+    end ("exit"). A graph's own checkpointer has None, which means LangGraph's default.
     """
 
     saver: BaseCheckpointSaver[str]

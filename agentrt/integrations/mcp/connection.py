@@ -36,7 +36,9 @@ _LONGEST_PAUSE_S = 30.0
 _SHORT_PAUSE_S = 1.0
 """Longest pause before a reconnection, in seconds, during which calls wait for the connection."""
 _STEADY_S = 30.0
-"""A connection that lasts longer, in seconds, resets the pauses."""
+"""Seconds after which a connection counts as stable. If a stable connection breaks, the pauses
+begin with the shortest again.
+"""
 _INFO = Implementation(name="agentrt", version=__version__)
 
 

@@ -36,7 +36,9 @@ _SHOWN = 80
 _BEFORE = "\ufeff\0 \t\r"
 """Characters that some servers write before a message, mostly a byte order mark."""
 _ENCODING = "agentrt_mcp_lines_"
-"""Beginning of the name of `_Lines` as an encoding. The rest is the limit of a line, in bytes."""
+"""Beginning of the name of `_Lines` as an encoding. The rest of the name is the limit of a line, in
+bytes.
+"""
 _KEPT = 512
 """Number of bytes that are kept of the beginning and of the end of a line that is too long."""
 _ID = rb'"id"\s*:\s*(\d+|"[^"\\]*")'
@@ -50,7 +52,9 @@ _ANSWER_ENDS = re.compile(
     % (_VERSION, _ID, _VERSION),
     re.DOTALL,
 )
-"""Where the id of an answer stands: before the result, or after it, as in TypeScript's SDK."""
+"""Patterns of a line with an answer. In the first pattern, the id stands before the result; in the
+second, after the result, as TypeScript's SDK writes it.
+"""
 
 
 class Stderr:
@@ -80,7 +84,8 @@ class Stderr:
 async def opened_stdio(
     server: StdioServer, stderr: Stderr, strayed: Callable[[str], None], *, largest: int
 ) -> AsyncIterator[TransportStreams]:
-    """Run the server during the ``with`` block. At the end, close its stdin, and then kill it.
+    """Run the server during the ``with`` block. At the end, close its stdin, and kill the server if
+    it does not end soon.
 
     ``strayed`` is called with each line on stdout that is not a message. A line may have at most
     ``largest`` bytes.
@@ -113,10 +118,10 @@ async def opened_stdio(
 class _Lines(codecs.IncrementalDecoder):
     """A decoder of UTF-8 that returns whole lines, of at most ``largest`` bytes.
 
-    The SDK searches all that it has of a line again with each piece that it reads, which takes
-    minutes for a line of 100 MB, and has no limit. It searches nothing again if it gets whole
-    lines. An answer that is too long becomes an error for its call, and any other line that is too
-    long becomes its beginning.
+    The SDK does not limit the length of a line. With each piece that the SDK reads, it searches the
+    whole line so far again, which takes minutes for a line of 100 MB. If the SDK gets whole lines,
+    it searches nothing again. An answer that is too long becomes an error for its call. Of any
+    other line that is too long, only the beginning is kept.
     """
 
     largest: int

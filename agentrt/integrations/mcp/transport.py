@@ -70,7 +70,8 @@ class McpTransport(ToolTransport):
     """The transport to the tools of ``server``. A result may have at most ``largest`` characters.
 
     ``tell`` gets a line when the connection to the server is lost or restored. If the server has no
-    call in flight and does not list its tools within ``listed_within`` seconds, it is restarted.
+    call in flight and does not list its tools within ``listed_within`` seconds, the connection is
+    opened again, which restarts a server that is a command.
     """
 
     def __init__(

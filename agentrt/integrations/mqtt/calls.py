@@ -65,8 +65,8 @@ class TenantWorkers:
         return [name for name, worker in self.workers.items() if worker.unsure]
 
     def offering(self, tool: str) -> list[KnownWorker]:
-        """Return the workers that offer a tool: first the sure workers, and among equally sure
-        workers first those with fewer calls.
+        """Return the workers that offer a tool: first the workers that are not ``unsure``, then the
+        others; within both groups, workers with fewer calls come first.
         """
         fitting = [worker for worker in self.workers.values() if tool in worker.tools]
         return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))
@@ -135,9 +135,10 @@ class CallQuestions:
 class ToolAttempt:
     """An attempt at a call. It ends when the future `answer` is done.
 
-    ``worker`` is the worker that has the call, if known. ``silent`` counts how often the call was
-    sent since the last reply of a worker. ``on_first_reply`` is called once. ``questions`` are the
-    questions of the tool. ``again`` is the timer that sends the call again.
+    ``worker`` is the worker that has the call, if known. ``silent`` is the number of intervals
+    (``resend_s`` of `MqttTools`) that have passed since the last reply of a worker.
+    ``on_first_reply`` is called once. ``questions`` are the questions of the tool. ``again`` is the
+    timer that sends the call again.
     """
 
     request: ToolRequest

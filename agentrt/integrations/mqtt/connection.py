@@ -40,7 +40,9 @@ _FIRST_TAKEN_S, _LONGEST_TAKEN_S = 1.0, 60.0
 closes the other's connection.
 """
 _STEADY_S = 2 * _LONGEST_TAKEN_S
-"""A connection that lasts longer, in seconds, resets the pauses."""
+"""Seconds after which a connection counts as stable. If a stable connection breaks, the pauses
+begin with the shortest again.
+"""
 _TAKEN_OVER = 142
 _REFUSED = (134, 135)
 """Reason codes of MQTT 5: bad user name or password, and not authorized."""
@@ -73,8 +75,8 @@ class Connection:
     """A connection of one client to a broker, which is restored whenever it breaks.
 
     ``on_connect`` is awaited on each new connection before anything else is sent; ``on_up`` is
-    called after it. ``on_message`` is called with each message and must be fast. While the
-    connection is broken, the broker keeps messages for ``session_s`` seconds; closing the
+    called after ``on_connect``. ``on_message`` is called with each message and must be fast. While
+    the connection is broken, the broker keeps messages for ``session_s`` seconds; closing the
     connection ends the session. ``will`` is the message that the broker publishes if this client
     disappears without disconnecting and does not return within ``session_s``. ``sleep`` waits some
     seconds before reconnecting.
@@ -230,8 +232,9 @@ class Connection:
         """Handle a connection that broke after ``lasted`` seconds. Return the pause before the next
         connection, in seconds.
 
-        The pause is 0 after a first break, and doubles with each further break up to a limit. If
-        another client has taken this client's id, the pause starts at a second instead.
+        The pause is 0 after a first break and 0.1 seconds after a second break, and doubles with
+        each further break up to a limit. If another client has taken this client's id, the pause is
+        1 second after a first break, and doubles in the same way.
         """
         if lasted > _STEADY_S:
             self._breaks, self._has_warned = 0, False
@@ -319,7 +322,8 @@ class Connection:
                 f"the broker rejected the user {self.broker.user!r} with this password; correct "
                 "the user or the password"
                 if self.broker.user
-                else "the broker requires a user and a password; write USER@ in its address"
+                else "the broker requires a user and a password; write USER@ in the broker's "
+                "address, and set AGENTRT_BROKER_PASSWORD"
             )
         return f"the broker cannot be reached: {self._logged or error}"
 

@@ -24,7 +24,7 @@ from agentrt.interrupts import Tool, ToolOptions
 from agentrt.request import ToolSpec
 
 MAX_BYTES = 1 << 20
-"""Maximum size of a message that is sent or read."""
+"""Maximum size of a message that is sent or read, in bytes."""
 _LONGEST_ERROR = 4000
 _ERRORS: Mapping[str, type[ToolError]] = {
     "unknown": UnknownToolError,
@@ -38,7 +38,7 @@ _ERRORS: Mapping[str, type[ToolError]] = {
 
 
 class _MessagePart(BaseModel):
-    """An object in a message. Unknown fields are ignored, so that later versions can add some."""
+    """An object in a message. Unknown fields are ignored, so that later versions can add fields."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -87,8 +87,8 @@ class Announcement(_MessagePart):
 
 
 class CallMessage(_MessagePart):
-    """A call of a tool. All attempts have the same ``key``. For clients and workers with MQTT 3
-    only, ``reply_to`` and ``id`` replace MQTT 5's response topic and correlation data.
+    """A call of a tool. All attempts have the same ``key``. Clients and workers that have only MQTT
+    3 use ``reply_to`` and ``id`` in place of MQTT 5's response topic and correlation data.
     """
 
     tool: str
@@ -194,7 +194,9 @@ def encode(part: _MessagePart) -> bytes:
 
 
 def decode(kind: type[M], payload: object) -> M:
-    """Decode a message of a kind. Raises `ValueError` if it is invalid or too large."""
+    """Decode a message of the class ``kind``. Raises `ValueError` if the message is invalid or too
+    large.
+    """
     if not isinstance(payload, bytes | bytearray):
         raise ValueError("the message is empty")
     _check_size(payload)

@@ -1,5 +1,5 @@
 """Questions to humans at a broker: each open question is a retained message, and is answered on a
-topic below it.
+topic below the topic of the message.
 
 The first answer that fits a question's form is accepted. If all tenants share the same topics, only
 the questions of the tenant ``default`` are published, because every client of the broker can read
@@ -31,7 +31,9 @@ from agentrt.integrations.mqtt.messages import (
 
 log = logging.getLogger(__name__)
 _EXPIRY_S = 600.0
-"""Seconds after which the broker drops a question, if its process was killed."""
+"""Seconds after which the broker drops a question, if the process that published the question was
+killed.
+"""
 _AGAIN_S = 240.0
 """Seconds between publications of an open question, so that the broker does not drop it."""
 

@@ -53,7 +53,8 @@ class ToolJob:
     """A call that a worker runs. All attempts of the call have the same key. ``deadline`` is a time
     of the event loop's clock.
 
-    After the call has ended, ``reply`` is its outcome, which has ``size`` bytes.
+    After the call has ended, ``reply`` is its outcome. If the call has a result, ``size`` is the
+    size of the reply in bytes.
     """
 
     request: CallMessage
@@ -149,7 +150,9 @@ class ToolQuestions:
         self._open: dict[str, _OpenQuestion] = {}
 
     async def ask(self, job: ToolJob, text: str, schema: Mapping[str, Any] | None) -> Any:
-        """Ask a question and return its answer. Raises a `ToolError` if there is none."""
+        """Ask a question and return its answer. Raises a `ToolError` if the question gets no
+        answer.
+        """
         if job.ended_at is not None:
             raise QuestionClosedError(
                 "the tool's call has ended, so its questions cannot be answered any more"

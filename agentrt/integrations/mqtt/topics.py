@@ -38,7 +38,9 @@ class TopicPrefix:
         return _TENANT not in self.text
 
     def of(self, tenant: str) -> Topics:
-        """Return the topics of a tenant. Raises `ConfigError` for a name that no topic can have."""
+        """Return the topics of a tenant. Raises `ConfigError` for a name that cannot be part of a
+        topic.
+        """
         if self.is_shared:
             return Topics(self.text)
         if not is_name(tenant):
@@ -82,7 +84,7 @@ class Topics:
         return f"{self.prefix}/workers/{worker}/answers"
 
     def calls(self, tool: str) -> str:
-        """The topic on which all workers that offer a tool receive its calls, each call once."""
+        """The topic of a tool's calls. Each call goes to one of the workers that offer the tool."""
         return f"{self.prefix}/tools/{tool}/calls"
 
     def shared_calls(self, tool: str) -> str:
@@ -111,7 +113,7 @@ class Topics:
 
     @property
     def dead_letters(self) -> str:
-        """The topic for messages that could not start a program."""
+        """The topic for messages that could not start a program, or whose program failed."""
         return f"{self.prefix}/dead-letters"
 
     @property

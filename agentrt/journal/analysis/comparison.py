@@ -14,12 +14,14 @@ from agentrt.journal.sketch import difference
 _OF_A_RUN = ("report", "node", "program_id")
 """Fields of a reply that depend on the run and not on the answer."""
 _TOTALS = ("id", "state", "content", "wall_s", "nodes", "calls", "prompt_tokens", "cached_tokens")
+_NO_TEXT = "differs, but the texts of the requests were not recorded"
 _MORE = ("output_tokens", "waiting_s", "service_s", "preemptions")
 
 
 def comparison(first: History, second: History) -> dict[str, Any]:
     """Return the totals of two programs and the differences of their nodes as JSON. The differences
-    are in the order of the first program's nodes. ``input`` says how the inputs differ, if they do.
+    are in the order of the first program's nodes; nodes that only the second program has follow.
+    ``input`` says how the inputs differ, if they do.
     """
     places = [*first.nodes, *(place for place in second.nodes if place not in first.nodes)]
     each = [{"node": place, "what": list(_differences(first, second, place))} for place in places]
@@ -47,7 +49,7 @@ def _differences(first: History, second: History, place: str) -> Iterator[str]:
         yield f"was {_kind_and_name(a)} and is {_kind_and_name(b)}"
     elif len({a.start.digest, b.start.digest, ""}) > 2:  # both have a digest, and they differ
         has_both = a.start.request and b.start.request
-        change = difference(a.request_text, b.request_text) if has_both else "something else"
+        change = difference(a.request_text, b.request_text) if has_both else _NO_TEXT
         yield f"request: {change}"
     if a.state != b.state:
         yield f"was {a.state} and is {b.state}"

@@ -111,9 +111,10 @@ def answer_of(node: PastNode, answer: Any) -> str:
     """Return a new answer of a node in its recorded form.
 
     For a call, ``answer`` is the text of the reply, or the JSON value of a structured reply. For
-    any other node, ``answer`` is a value, or the JSON text of a value; but if the old answer was a
-    text, ``answer`` is the new text. An object with the key ``$`` is a value that is already in its
-    recorded form. Raises `UsageError` for an answer that cannot be set.
+    any other node, ``answer`` is a value or the JSON text of a value; a text that is not valid JSON
+    stands for itself. If the old answer was a text, ``answer`` is the new text. An object with the
+    key ``$`` is a value that is already in its recorded form. Raises `UsageError` for an answer
+    that cannot be set.
     """
     start, is_call = node.start, node.start.kind == "call"
     place_and_name = f"--set {start.node}: {start.kind} {start.name}"

@@ -49,8 +49,11 @@ class Miss:
     ``verdict`` is the cause. ``earlier`` is the node with the closest earlier prompt, and ``at`` is
     the offset of the first difference between the two prompts, in ``unit``. At the difference, the
     text ``before`` is followed by ``was`` in the earlier prompt, and by ``now`` in this prompt.
-    ``again`` is the number of units after the difference that are equal again. These fields are
-    empty if the journal has no texts. ``by`` are the programs for which blocks were evicted.
+    ``again`` is the number of units after the difference that are equal again. For the verdicts
+    `SALTED` and `REPLACED`, ``was`` and ``now`` are the two salts, or the two versions of the
+    weights, and ``again`` is the length of the common beginning. All these fields are empty if no
+    earlier prompt differs, or if the journal has no texts. ``by`` are the programs for which blocks
+    were evicted.
     """
 
     node: str
@@ -83,12 +86,15 @@ class _Prompt(ABC):
         self.node, self.salt = node, salt
         self.size = 0
         self.version = 0
-        """The version of the weights when the call began. The hashes of its blocks cover it."""
+        """The version of the weights when the call began. The hashes of the prompt's blocks depend
+        on this version.
+        """
 
     @abstractmethod
     def common(self, earlier: Any) -> int:
         """Return the length of the common beginning of this prompt and of an earlier prompt with
-        its answer.
+        its answer. If a prompt that was compared before is closer to this prompt, 0 may be returned
+        instead.
         """
 
     @abstractmethod
@@ -97,8 +103,8 @@ class _Prompt(ABC):
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:
-        """Return how much of an earlier prompt occurs again in this prompt after the offset
-        ``at``.
+        """Return how many characters or tokens (``unit``) of an earlier prompt occur again in this
+        prompt after the offset ``at``.
         """
 
 
@@ -271,7 +277,7 @@ def _common_text(first_parts: Sequence[str], second_parts: Sequence[str]) -> int
 
 
 def array_of(ids: array[int]) -> array[int]:
-    """Keep token ids as an array. This is a converter for `RecordedRequests.whole`."""
+    """Return token ids unchanged, as an array. This is a converter for `RecordedRequests.whole`."""
     return ids
 
 

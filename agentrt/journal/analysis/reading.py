@@ -90,7 +90,9 @@ class History:
         return self.root.end.ended if self.root and self.root.end else None
 
     def totals(self) -> dict[str, float]:
-        """Return sums over the answered calls: tokens, seconds, and preemptions."""
+        """Return the number of nodes, the number of calls with a report, and sums over these calls:
+        tokens, seconds, and preemptions.
+        """
         ends = [node.end for node in self.nodes.values() if node.start.kind == "call"]
         accounts = [json.loads(end.account) for end in ends if end is not None and end.account]
         sums = {name: sum(account.get(name, 0) for account in accounts) for name in _SUMS}
@@ -133,7 +135,9 @@ def histories(store: Store, *, limit: int, **only: str | None) -> Iterator[Histo
 
 
 def history(store: Store, program_id: str) -> History:
-    """Return a program with all its nodes. Raises `JournalError` if it is missing or damaged."""
+    """Return a program with all its nodes. Raises `JournalError` if the program is missing or
+    damaged.
+    """
     program, nodes = read_row(store, program_id), read_nodes(store, program_id)
     root = nodes.pop(ROOT, None)
     ordered = sorted(nodes.items(), key=lambda item: (item[1].start.started, numbers(item[0])))
@@ -182,7 +186,7 @@ def find(old: History, name: str) -> str:
     run = f"run {old.program.id}"
     if not old.nodes:
         raise UsageError(
-            f"{run} has no nodes any more (--journal-keep deleted them); name another run"
+            f"{run} has no nodes: it made none, or --journal-keep deleted them; name another run"
         )
     places = [place for place, node in old.nodes.items() if node.start.name == name]
     if len(places) > 1:
@@ -194,8 +198,8 @@ def find(old: History, name: str) -> str:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    """Suggest a known name that is similar to an unknown name; if there is none, list the last
-    known names.
+    """Return a text that suggests a known name that is similar to an unknown name. If there is no
+    similar name, the text lists the last known names.
     """
     if alike := get_close_matches(name, known, n=1):
         return f"did you mean {alike[0]!r}?"

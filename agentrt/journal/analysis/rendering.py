@@ -20,8 +20,9 @@ _JSON = ("input", "options", "asked", "outcome", "account")
 def program_json(program: History) -> dict[str, Any]:
     """Return a program as JSON without its nodes. Times of day are in seconds since 1970.
 
-    ``wall_s`` is the time from the start of the first attempt to the end. This time does not start
-    with the program's row, because the row of a fork is written before the engine starts.
+    ``wall_s`` is the time from the start of the first attempt to the end; None if the program has
+    not ended. This time does not start with the program's row, because the row of a fork is written
+    before the engine starts.
     """
     root, ended = program.root, program.ended
     wall_s = None if root is None or ended is None else ended - root.first
@@ -42,7 +43,8 @@ def parsed(name: str, value: Any) -> Any:
 def question_of(node: PastNode, *, whole: bool = False) -> str:
     """Return the request of a node as text for people; "" if it was not recorded.
 
-    For a chat, return its last message, or with ``whole`` all messages.
+    For a chat, return its last message, or with ``whole`` all messages and tools. For token ids,
+    return only their number.
     """
     request = parsed("asked", node.start.request)
     if whole or (isinstance(request, dict) and "prompt_token_ids" in request):

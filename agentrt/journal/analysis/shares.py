@@ -13,8 +13,8 @@ from agentrt.journal.analysis.wall import ALL_REASONS, WallInterval
 
 @dataclass(slots=True)
 class Blame:
-    """The time for which ``program`` was a cause of another program's waiting, perhaps together
-    with further programs.
+    """The time for which ``program`` was a cause of a program's waiting, perhaps together with
+    further programs.
 
     ``level`` and ``attained_s`` are the queue level and the attained service of ``program`` when it
     first was a cause. ``own_level`` and ``own_attained_s`` are the values of the waiting program at

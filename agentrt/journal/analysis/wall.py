@@ -56,8 +56,8 @@ class WallInterval(NamedTuple):
     seconds).
 
     ``node`` is the place of the node that took the time, "" if no node did. For a call, ``tokens``
-    is the number of computed tokens, ``by`` are the programs that were served before the call,
-    ``level`` is the call's queue level, and ``attained_s`` is the service that the call's program
+    is the number of computed tokens, ``by`` are the programs that caused this time, ``level`` is
+    the call's queue level, and ``attained_s`` is the service that the call's program
     had attained.
     """
 
@@ -100,7 +100,7 @@ class Stay:
     @property
     def asked_at(self) -> float:
         """The time at which the program called a tool, before the tool waited for its turn. Raises
-        `JournalError` if the account of the tool cannot be read.
+        `JournalError` if the record of the tool cannot be read.
         """
         account = self._account()
         turn_s = account.get("turn_s", 0.0) if isinstance(account, dict) else 0.0
@@ -113,7 +113,7 @@ class Stay:
             return loads(self.end.account)
         except UnkeptError as error:
             where = f"node {self.start.node} of run {self.start.program}"
-            raise JournalError(f"the account of {where} cannot be read: {error}") from error
+            raise JournalError(f"the record of {where} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,9 @@ class RecordedTime:
 
 
 def read_program(store: Store, program_id: str) -> RecordedTime:
-    """Return the wall time of a program. Raises `JournalError` if it is missing or damaged."""
+    """Return the wall time of a program. Raises `JournalError` if the program is missing, is
+    damaged or has not started yet.
+    """
     program, (starts, ends) = read_row(store, program_id), read_rows(store, program_id)
     if ROOT not in nodes_of(store.name, starts, ends):  # also checks the rows for damage
         raise JournalError(f"journal {store.name}: run {program_id} has not started yet")
@@ -258,7 +260,9 @@ class _Walk:
         return next(ended, None)
 
     def _parent(self, stay: Stay) -> Stay | None:
-        """Return the recorded parent that ended last."""
+        """Return the recorded parent that ended last, among the parents that had ended when the
+        node began; None if there is no such parent.
+        """
         places = [] if stay.end is None else stay.end.parents.split()
         known = [self._by_place[place] for place in places if place in self._by_place]
         before = [parent for parent in known if parent.until <= stay.start.started]
@@ -271,8 +275,8 @@ class _Walk:
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
     ) -> Iterator[WallInterval]:
-        """Yield the pieces of ``stays``, the nodes that ended in this time, and between them pieces
-        with the reason ``rest``. The last piece comes first.
+        """Yield the pieces of ``stays``, the nodes that ended between ``since`` and ``until``, and
+        between them pieces with the reason ``rest``. The last piece comes first.
         """
         at = until
         for stay in reversed(stays):
@@ -306,7 +310,9 @@ class _Walk:
 
 
 def _around(place: str) -> str | None:
-    """Return the place of the node that contains a node: ``0#2`` for ``0#2.1#0``."""
+    """Return the place of the node that contains a node: ``0#2`` for ``0#2.1#0``. Return None for a
+    node that no other node contains.
+    """
     path = place.rpartition("#")[0]
     before, mark, after = path.rpartition("#")
     return f"{before}#{after.partition('.')[0]}" if mark else None
@@ -329,4 +335,4 @@ def engine_spans(report: CallReport, where: str) -> Sequence[Span]:
     try:
         return read_spans(report.spans) or sums
     except (TypeError, ValueError) as error:
-        raise JournalError(f"the account of {where} cannot be read: {error}") from error
+        raise JournalError(f"the record of {where} cannot be read: {error}") from error

@@ -45,7 +45,7 @@ class Backend(ABC):
 
     @abstractmethod
     def serve(self, moment: float, ended: CallEnded) -> None:
-        """Advance to ``moment``, and report the calls that have ended to ``ended``."""
+        """Advance to ``moment``, and call ``ended`` for each call that has ended by then."""
 
     @abstractmethod
     def submit(self, live: LiveProgram, index: int) -> None:
@@ -71,7 +71,9 @@ class Backend(ABC):
     # -- events that a backend may ignore ----------------------------------------------
 
     def expect(self, program: ProgramShape) -> None:
-        """Prepare for a program that will arrive. Raises `ConfigError` if it cannot be served."""
+        """Prepare for a program that will arrive. Raises `ConfigError` if the program cannot be
+        served.
+        """
 
     def program_started(self, live: LiveProgram) -> None:
         """Handle the arrival of a program."""
@@ -80,7 +82,7 @@ class Backend(ABC):
         """Handle the start or the end of a program's wait for a tool or a human."""
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        """Handle the end of a call, after the process table was updated."""
+        """Handle the end of a call, after the driver's table of programs was updated."""
 
     def program_ended(self, live: LiveProgram) -> None:
         """Handle the end of a program."""
@@ -124,7 +126,9 @@ class Replicas:
         self.dispatcher.ended(self._calls.pop(call_id), report)
 
     def served(self, program_id: str) -> list[int]:
-        """Return the engines that have served a program, in order."""
+        """Return the indexes of the engines that have served a program, in the order in which they
+        first served it.
+        """
         return list(self._served.get(program_id, ()))
 
     def program_ended(self, program_id: str) -> None:

@@ -34,7 +34,7 @@ from agentrt.scheduler.table import ProgramTotals
 class _Lane:
     """An engine and its current step. ``stepping`` is True while a step runs or is about to begin.
 
-    If an engine has calls but none of them may begin yet, it tries again at every moment.
+    If an engine has calls but none of them may begin yet, the engine tries again at every moment.
     """
 
     engine: VirtualEngine
@@ -214,8 +214,8 @@ class Virtual(Backend):
             self._beginning.append(lane)
 
     def _wake(self, lane: _Lane) -> None:
-        """Set the clock of an idle engine to the present time, because it does not advance while
-        the engine is idle.
+        """Set the clock of an idle engine to the present time, because this clock does not
+        advance while the engine is idle.
         """
         if not lane.engine.busy:
             lane.engine.wait_until(self._now)

@@ -58,7 +58,9 @@ class EngineCommand(RunCommand):
 @batch_option
 @_measurement.count("--rounds", "Run the designed calls N times.", default=2)
 @_output.file(
-    "--out", "Write the step-time model, for engines in virtual time: FILE.json.", dir_okay=True
+    "--out",
+    "File (.json) for the step-time model, which --step-time can read.",
+    dir_okay=True,
 )
 @_output.flag("--json", "Print the step-time model as one JSON object on the last line.", "as_json")
 @_output.flag("--verbose", "Show vLLM's own log on stderr.")
@@ -153,7 +155,7 @@ class Calibration:
         seen = await engine.probe("stop")
         measured = [Sample(StepWork(*work), seconds) for *work, seconds in seen["samples"]]
         return fit(
-            measured[1:],  # the first steps of each size warm up caches and memory
+            measured[1:],  # the first step warms up caches and memory
             model=engine.model.rstrip("/").split("/")[-1],
             hardware=hardware(),
             engine=f"vLLM {vllm_version()}",

@@ -165,8 +165,8 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
 
 
 def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[Plan]:
-    """Return a plan for each instance of each program. Its input is the input of its target, or one
-    of the inputs of ``--input``.
+    """Return a plan for each instance of each program. The input of an instance is the input of its
+    target, or one of the inputs of ``--input``.
     """
     parts = [target.partition("=") for target in targets]
     programs = {name: load_program(name) for name, _, _ in parts}

@@ -115,9 +115,11 @@ def load_option(about: str, *, former: Sequence[str] = ()) -> Option:
     return many("--load", metavar="X,…", help=about, former=former)
 
 
-def seeds_option(default: int | None = None, suffix: str = "") -> Option:
-    """Return ``--seeds``, the number of seeds for each workload; formerly ``--repeat``."""
-    about = f"Number of seeds, starting with --seed.{suffix}"
+def seeds_option(default: int | None = None, suffix: str = "", first: str = "--seed") -> Option:
+    """Return ``--seeds``, the number of seeds for each workload; formerly ``--repeat``. ``first``
+    is the first seed in the help: a number, or the option that sets it.
+    """
+    about = f"Number of seeds, starting with {first}.{suffix}"
     return count_option("--seeds", about=about, default=default, former=["--repeat"])
 
 
@@ -126,7 +128,9 @@ def programs_option(about: str = "Number of programs.", default: int | None = No
     return count_option("--programs", about=about, default=default)
 
 
-def repeat_option(default: int, about: str = "Number of turns of each side.") -> Option:
+def repeat_option(
+    default: int, about: str = "Number of times that each side is measured."
+) -> Option:
     """Return ``--repeat``, the number of times that each compared side is measured."""
     return count_option("--repeat", about=about, default=default)
 
@@ -146,7 +150,7 @@ def kv_blocks_option(about: str, default: int | None = None, least: int = 2) -> 
     )
 
 
-def step_time_option(suffix: str = "  [default: made up]") -> Option:
+def step_time_option(suffix: str = "  [default: invented times]") -> Option:
     """Return ``--step-time``, a file with a step-time model; formerly ``--step-model``."""
     about = f"File with the times of engine steps, written by agentrt calibrate.{suffix}"
     return file("--step-time", about=about, former=["--step-model"])
@@ -200,13 +204,17 @@ def write(path: Path | None, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{str(path)!r}: {(error.strerror or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{str(path)!r} cannot be written: {reason}; name a file that this user can write"
+        ) from error
 
 
 def silence_vllm() -> None:
-    """Send vLLM's log to stderr, because stdout has the results. Child processes do the same.
+    """Let vLLM log only errors, and only to stderr, because stdout has the results.
 
-    Also suppress torch's warning that a CPU has no Triton.
+    Also suppress torch's warning that a CPU has no Triton. Environment variables that are set
+    already do not change. Child processes inherit these settings.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

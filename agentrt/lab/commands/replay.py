@@ -76,7 +76,9 @@ _SIZE_OPTIONS = ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "replica
 
 
 class ReplayCommand(RunCommand, ManyCommand):
-    """A command that accepts policies without commas, and vLLM's flags after ``--``."""
+    """A command that also accepts lists of policies separated by blanks, and vLLM's flags after
+    ``--``.
+    """
 
     TARGETS = "FILE"
     format_options = click.Command.format_options

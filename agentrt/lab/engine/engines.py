@@ -65,7 +65,7 @@ def model_in_words(model: str | None, shape: str | None) -> str:
 
 
 def lab_engine(base: EngineOptions, scheduling: SchedulerConfig | StockPolicy) -> LabEngine:
-    """Return an engine with our scheduler and these settings, or with vLLM's own scheduler."""
+    """Return an engine with agentrt's scheduler and these settings, or with vLLM's scheduler."""
     if isinstance(scheduling, SchedulerConfig):
         return LabEngine(replace(base, scheduler=scheduling))
     return StockEngine(base, scheduling)
@@ -77,8 +77,8 @@ _SCHEDULERS = "agentrt.lab.engine.schedulers"
 class LabEngine(VLLMEngine):
     """An embedded engine with a probe.
 
-    The engine neither reads nor writes the learned history, so that measurements do not depend on
-    earlier runs. If the options name a history file, it uses this file.
+    If the options name a history file, the engine uses this file. Otherwise it neither reads nor
+    writes a learned history, so that measurements do not depend on earlier runs.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -102,7 +102,9 @@ class LabEngine(VLLMEngine):
         }
 
     async def probe(self, op: str, *, keep_steps: bool = False) -> Any:
-        """Start or stop the probe (`agentrt.lab.engine.probe`). ``op`` is ``start`` or ``stop``."""
+        """Start or stop the probe (`agentrt.lab.engine.probe`). ``op`` is ``start``, which returns
+        None, or ``stop``, which returns the probe's result.
+        """
         from agentrt.lab.engine.probe import UTILITY  # imports vLLM, too slow for `--help`
 
         return await ask_scheduler(self._engine(), op, keep_steps, utility=UTILITY)

@@ -182,10 +182,6 @@ class StepDecisions:
     kv_events: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-Step = StepDecisions
-"""The former name, which `benchmarks.stress` imports."""
-
-
 @dataclass(slots=True)
 class HeadlessEngine:
     """A scheduler with a replacement for the model, which generates one token for each call in each

@@ -216,7 +216,7 @@ Account = Mapping[str, Any]
 
 
 def step_time(accounts: Iterable[Account]) -> StepTimeModel | None:
-    """Fit a step-time model to the reports of calls; None if there are too few reports.
+    """Return a step-time model that is fitted to the reports of calls; None if there are too few.
 
     The model is scaled so that the total time of all calls equals the recorded total, which
     includes the time of disturbances.

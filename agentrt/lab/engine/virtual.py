@@ -78,7 +78,9 @@ class VirtualOptions:
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, int) and value < 1:
-                raise ConfigError(f"the virtual engine's {option.name} must be at least 1")
+                raise ConfigError(
+                    f"the virtual engine's {option.name} must be at least 1, not {value}"
+                )
         room = (self.kv_blocks - 1) * self.block_size
         if room < self.max_model_len:
             raise ConfigError(
@@ -284,7 +286,7 @@ class VirtualEngine:
         self._tell("ends", [totals])
 
     def _tell(self, op: str, argument: Any) -> Any:
-        if self._probe is None:  # our scheduler; vLLM's own ignores programs
+        if self._probe is None:  # agentrt's scheduler; vLLM's own ignores programs
             return self.scheduler.control(op, argument)
         return None
 

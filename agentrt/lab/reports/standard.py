@@ -60,13 +60,10 @@ class GoodputLimits:
                 values[name] = math.nan
             if name not in cls.__slots__ or not values[name] > 0:
                 raise ConfigError(
-                    f"--goodput {word!r}: give milliseconds, as in ttft:2000,tpot:100,jct:60000"
+                    f"--goodput {word!r} is not a limit such as ttft:2000; give milliseconds, "
+                    "as in ttft:2000,tpot:100,jct:60000"
                 )
         return cls(**values)
-
-
-Limits = GoodputLimits
-"""The former name, which `benchmarks.gpu` imports."""
 
 
 def standard(jobs: Sequence[Outcome], limits: GoodputLimits | None = None) -> dict[str, float]:

@@ -55,7 +55,7 @@ class Machine:
         return self.step_model or StepTimeModel()
 
     def virtual_options(self) -> VirtualOptions:
-        """Return the sizes of the virtual engine. The longest context fills its whole KV cache."""
+        """Return the sizes of the virtual engine. The longest context fills the KV cache."""
         return VirtualOptions(
             max_num_seqs=self.max_num_seqs,
             kv_blocks=self.kv_blocks,

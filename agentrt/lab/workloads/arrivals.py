@@ -17,7 +17,7 @@ from agentrt.lab.workloads.shape import ProgramShape
 
 
 def at_once(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
-    """Let all programs arrive at 0."""
+    """Return the programs with the arrival time 0."""
     return _at(programs, repeat(0.0))
 
 
@@ -32,8 +32,8 @@ def poisson(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> l
 HIGH, LOW = 1.9, 0.1
 """The loads between which bursts alternate."""
 _PERIOD = 1000.0
-"""Mean number of programs in a burst and the quiet phase after it. It is large enough for a backlog
-of hundreds of programs.
+"""Mean number of programs in a burst together with the quiet phase after it. It is large enough for
+a backlog of hundreds of programs.
 """
 
 
@@ -180,7 +180,9 @@ class Pressure:
         """Parse a rate in programs per second. Raises `ConfigError` unless it is positive."""
         value = _number(text)
         if not 0 < value < math.inf:
-            raise ConfigError(f"rate {text!r}: give programs per second, such as 0.5")
+            raise ConfigError(
+                f"rate {text!r}: give a positive number of programs per second, such as 0.5"
+            )
         return cls("rate", value)
 
     def __str__(self) -> str:

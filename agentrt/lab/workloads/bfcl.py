@@ -67,8 +67,9 @@ class _Answer(Record):
 def read(
     entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes, *, count: Counter
 ) -> list[ProgramShape]:
-    """Return a program for each agent. Agents with the same functions have the same type, because
-    their prompts share the descriptions of the functions.
+    """Return a program for each agent that makes a call. Agents that make none or cannot be read
+    are left out, and counted in ``notes``. Agents with the same functions have the same type,
+    because their prompts share the descriptions of the functions.
     """
     programs: list[ProgramShape] = []
     for entry in entries:
@@ -92,7 +93,9 @@ def read(
 
 
 def _counted(entry: LocatedFields) -> list[list[Turn]]:
-    """Return the steps of each turn that a model has made."""
+    """Return the steps that a model has made, by turn. Raises `ConfigError` if they cannot be
+    read.
+    """
     result = entry.read(_Result)
     prompts, outputs = result.input_token_count, result.output_token_count
     if [*map(len, prompts)] != [*map(len, outputs)]:
@@ -109,7 +112,9 @@ def _counted(entry: LocatedFields) -> list[list[Turn]]:
 
 
 def _answered(entry: LocatedFields, notes: Notes, count: Counter) -> list[list[Turn]]:
-    """Return the steps of each turn that a model makes if it gives the correct answer."""
+    """Return the steps, by turn, that a model makes if it gives the correct answers. Raises
+    `ConfigError` if the question or the answers cannot be read.
+    """
     file = entry.file
     question = entry.read(_Question)
     answer = _answers(file.parent / "possible_answer" / file.name).get(question.id)

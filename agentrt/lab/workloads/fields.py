@@ -34,7 +34,9 @@ Tokens = Annotated[int, Field(ge=0, lt=1e18)]
 
 
 class Record(BaseModel):
-    """The required fields of an object. Types are not converted, and other fields are ignored."""
+    """The fields of an object that a reader uses. Types are not converted, and other fields are
+    ignored.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -133,7 +135,8 @@ class LocatedFields:
 
 def read_objects(path: Path, notes: Notes) -> list[LocatedFields]:
     """Return the JSON objects of a file, which may be gzipped: a single object, an array of
-    objects, or an object in each line.
+    objects, or an object in each line. Entries and lines that are not objects are left out, and
+    counted in ``notes``. Raises `ConfigError` for a file that cannot be read.
     """
     text = _text(path)
     try:

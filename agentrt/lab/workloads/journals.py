@@ -46,7 +46,8 @@ PAUSED = "programs that were stopped or parked and resumed, with the pause as a 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call that has ended. ``node`` is its node function, and ``account`` its report.
+    """A recorded call that has ended. ``node`` is the name of the node function that made the call;
+    "" if none did. ``account`` is the call's report.
     ``request`` and ``reply`` are empty if they were not recorded.
     """
 
@@ -85,7 +86,9 @@ class Recording:
 
 
 def read(path: Path, scales: Scales, notes: Notes) -> list[ProgramShape]:
-    """Return the programs of a journal. Raises `JournalError` if the journal cannot be read."""
+    """Return the programs of a journal that have a call with a result, in the order in which they
+    started. Raises `JournalError` if the journal cannot be read.
+    """
     recording, noted = _recorded(path, scales)
     notes.update(noted.explained())
     return list(recording.programs)
@@ -283,7 +286,7 @@ def _after(parts: Sequence[range], count: int) -> Iterator[range]:
 
 
 def listed(values: Any, name: str) -> Sequence[Any]:
-    """Return a sequence from a recorded value or request; empty if it is missing."""
+    """Return the sequence ``name`` of a recorded request or reply; empty if it is missing."""
     value = values.get(name) or () if isinstance(values, Mapping) else ()
     if not isinstance(value, Mapping):
         return value

@@ -64,8 +64,9 @@ def read(
     count: Counter,
     tools: bool,
 ) -> list[ProgramShape]:
-    """Return a program of this type for each conversation. With ``tools``, the gaps between calls
-    are tools, and otherwise humans.
+    """Return a program of this type for each conversation with a message of the assistant. Other
+    conversations, and conversations that cannot be read, are left out and counted in ``notes``.
+    With ``tools``, the gaps between calls are the times of tools, and otherwise of humans.
 
     Conversations with the system prompt of the first conversation share this prompt as a prefix.
     """

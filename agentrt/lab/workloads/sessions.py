@@ -106,7 +106,8 @@ def read(
     *,
     exact: bool = False,
 ) -> list[ProgramShape]:
-    """Return a program of this type for each session.
+    """Return a program of this type for each session that has calls. Sessions without calls, and
+    sessions that cannot be read, are left out and counted in ``notes``.
 
     With ``exact``, prompts keep their lengths (`ScaledCalls`), and sessions share no prefix.
     """
@@ -122,7 +123,9 @@ def read(
 def read_weka(
     entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes
 ) -> list[ProgramShape]:
-    """Return a program of this type for each session of a Weka file."""
+    """Return a program of this type for each session of a Weka file that has calls and can be read.
+    Gaps longer than `IDLE_S` are shortened.
+    """
     longest_s = IDLE_S * scales.gap
 
     def cut(call: CallShape) -> CallShape:

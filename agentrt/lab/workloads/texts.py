@@ -105,7 +105,9 @@ def _called(call: Mapping[str, Any]) -> str:
 # -- counting tokens --------------------------------------------------------------------------
 
 CHARACTERS = 4
-"""Characters per token without a tokenizer, which is typical of English and code."""
+"""Number of characters that count as one token if there is no tokenizer. This number is typical of
+English texts and of code.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,6 @@ def counter(tokenizer: str = "") -> Counter:
         else:
             encode = Tokenizer.from_pretrained(tokenizer).encode
     except Exception as error:  # tokenizers raises plain Exception
-        raise ConfigError(f"--tokenizer {tokenizer!r}: {error}") from error
+        raise ConfigError(f"--tokenizer {tokenizer!r}: cannot be loaded: {error}") from error
     rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
     return Counter(rule, lambda text: len(encode(text, add_special_tokens=False)))

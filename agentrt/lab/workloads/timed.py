@@ -61,8 +61,8 @@ def read(
     *,
     units: tuple[float, int] = MOONCAKE,
 ) -> list[ProgramShape]:
-    """Return a program for each conversation. A program arrives at the time of its first
-    request.
+    """Return a program for each conversation. A program arrives at the time of its first request.
+    Requests that cannot be read are left out, and counted in ``notes``.
     """
     unit_s, size = units
     conversations: list[_Conversation] = []

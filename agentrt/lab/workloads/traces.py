@@ -123,8 +123,8 @@ def read_programs(
     tokenizer: str = "",
     scales: Scales = UNSCALED,
 ) -> Trace:
-    """Read the programs of a file or a folder, in its order, and multiply their numbers of tokens
-    and their gaps (the pauses between calls) by ``scales``.
+    """Read the programs of a file, or of the files in a folder, in their order there. Multiply the
+    numbers of tokens and the gaps (the pauses between calls) of the programs by ``scales``.
 
     ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
     model whose tokenizer counts the tokens of texts.

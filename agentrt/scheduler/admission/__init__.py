@@ -19,7 +19,7 @@ _ADMISSIONS: dict[str, type[Admission]] = {policy.name: policy for policy in (Ca
 def make_admission(
     config: SchedulerConfig, capacity: Capacity, learned: Learned
 ) -> Admission | None:
-    """Make the admission policy of the settings for one engine; None for ``off``.
+    """Return the admission policy that the settings name, for one engine; None for ``off``.
 
     A name with a colon, ``package.module:Class``, names a subclass of `Admission` in another
     package. Raises `ConfigError` if it cannot be loaded.

@@ -24,7 +24,7 @@ class Capacity(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """A decision: this program becomes resident, and the programs ``expelled`` stop being
+    """A decision: ``program`` becomes resident, and the programs ``expelled`` stop being
     resident.
     """
 
@@ -67,8 +67,8 @@ class Admission(Part):
 
     @abstractmethod
     def may_stay(self, call: QueuedCall) -> bool:
-        """Return whether the resident program of a call may stay resident. Called when a call
-        arrives or is queued again.
+        """Return whether the resident program of a call may stay resident. This is called when the
+        call arrives or is queued again.
         """
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""The admission ``cap``: at most a fixed number of programs are resident."""
+"""The admission ``cap``: at most a fixed number of programs are resident, unless the engine would
+stay idle.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 class Cap(Admission):
     """The admission ``cap``: at most ``admission_cap`` programs are resident, in the order of their
     arrival. A program stays resident from its first call to its end.
+
+    There is an exception: if no call runs or could start, because the resident programs wait for
+    tools, another program is admitted, so that the engine does not stay idle.
     """
 
     name: ClassVar[str] = "cap"

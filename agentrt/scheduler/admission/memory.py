@@ -29,13 +29,15 @@ _FILLED = 0.5
 admitted even if it does not fit into the cache.
 """
 _CONSIDERED = 64
-"""The limit of two searches. For a free slot that a program could use, the search ends after this
-many absent residents whose contexts are worth more than the slot. For a tool for which an idle
-engine could wait, the search considers at most this many absent residents.
+"""The limit of two searches among absent residents (`WorkingSet`). For a free slot that a program
+could use, the search ends after this many absent residents whose contexts are worth more than the
+slot. For a tool for which an idle engine could wait, the search considers at most this many absent
+residents.
 """
 _TURN = 8.0
-"""A resident is expelled for another program only after it was served this many times as long as
-computing its context takes.
+"""A resident is expelled for another program only after it has been served for this many times the
+cost of recomputing its context. The cost is the time that the recomputation takes, multiplied by
+the number of residents in the batch, which all wait for this time.
 """
 
 
@@ -47,8 +49,8 @@ class WorkingSet(Admission):
     the policy when their claim fits into the cache in addition to the claims of the residents. All
     other decisions compare the cost of *holding* a context with the cost of *recomputing* it: the
     number of its tokens times ``token_s``, the cost of a prompt token as measured in this engine. A
-    resident without calls is *absent*: it is in a tool, waits for a human, or has ended without a
-    report of its end.
+    resident without calls is *absent*: for example, it is in a tool, waits for a human, or has
+    ended without a report of its end.
     """
 
     name: ClassVar[str] = "memory"
@@ -68,7 +70,9 @@ class WorkingSet(Admission):
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: PriorityQueue[EngineProgram] = PriorityQueue()
-        """Absent residents whose contexts are held, sorted by the end of that time."""
+        """Absent residents whose contexts are held, sorted by the time until which they are
+        held.
+        """
         self._due: dict[EngineProgram, None] = {}
         """Absent residents whose contexts are no longer held. They are expelled if another program
         needs the room.
@@ -156,8 +160,8 @@ class WorkingSet(Admission):
 
         The context is held for the time that computing the whole cache takes. After that time,
         holding the context's share of the cache has cost more than recomputing the context would
-        (the ski rental rule). If the program is expected to make its next call later than that, the
-        context is not held at all.
+        (the ski rental rule). The context is not held at all if the program is expected to make its
+        next call only after that time, multiplied by the probability of such a call.
         """
         if program.queued or not program.resident or program.cached is None:
             return
@@ -193,7 +197,8 @@ class WorkingSet(Admission):
         program that waits for admission.
 
         The switch costs the time to recompute the program's context later, and all residents in the
-        batch wait for this time. So a program is expelled only after `_TURN` times as much service.
+        batch wait for this time. So a program is expelled only after it has been served for `_TURN`
+        times the sum of these waits.
         """
         rival = self.first()
         if rival is None or program.admitted_by_age or self._fits(rival.program):
@@ -240,8 +245,8 @@ class WorkingSet(Admission):
         return self._wait_for_tool(program, now) or Admit(program)
 
     def _due_that_make_room(self, program: EngineProgram) -> tuple[EngineProgram, ...] | None:
-        """Return which residents to expel so that a program fits. Only absent residents whose
-        contexts are no longer held are considered.
+        """Return which residents to expel so that a program fits into the cache. Only absent
+        residents whose contexts are no longer held are considered.
 
         Returns no more residents than needed, and None if the program would not fit even if all of
         them were expelled.
@@ -324,7 +329,9 @@ class WorkingSet(Admission):
         return Admit(program, tuple(leaving))
 
     def _forecast(self, resident: EngineProgram, now: float) -> Forecast:
-        """Return when an absent resident is expected to return, computed once in each pass."""
+        """Return the forecast of an absent resident's next call. The forecast is computed only once
+        in each pass over the calls that wait for admission.
+        """
         forecast = self._forecasts.get(resident)
         if forecast is None:
             assert resident.cached is not None

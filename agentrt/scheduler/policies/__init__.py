@@ -47,8 +47,8 @@ def policy_names() -> list[str]:
 
 
 def make_policy(config: SchedulerConfig) -> Policy:
-    """Make the policy of the settings. Raises `ConfigError` for an unknown policy, and for a policy
-    that cannot be loaded.
+    """Make the policy that the settings name. Raises `ConfigError` for an unknown policy, and for a
+    policy that cannot be loaded.
     """
     return policy_class(config.policy)(config)
 

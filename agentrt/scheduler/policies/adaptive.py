@@ -8,9 +8,9 @@ usual length (or of their maximum length, before any call has ended). If the eng
 prompts nor lengths, the prior is the mean service of all ended programs, or the service on the
 program's own critical path if that is more.
 
-Programs whose expected service is within a factor of 1.4 share a level. Within a level, programs
-with the smaller total size go first (rounded down to a power of two), then programs that arrived
-earlier. An `AgeingShare` limits how long large and old programs wait.
+Each level covers a factor of 1.4 (the square root of two) of the expected remaining service. Within
+a level, programs with the smaller total size go first (rounded down to a power of two), then
+programs that arrived earlier. An `AgeingShare` limits how long large and old programs wait.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Adaptive(Policy):
         return Priority(level, quantum_s, (size, row.started_at))
 
     def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
-        """Return 2 while a type is unknown, because no program of it has ended, and else 1.
+        """Return 2 if the type of one of the two programs is unknown, because no program of this
+        type has ended, and else 1.
 
         The levels of unknown types come only from limits and prompts, and programs of neighbouring
         levels may need the same service. If the levels differ by two or more, the visible service
@@ -91,11 +92,11 @@ class Adaptive(Policy):
 
     @property
     def revision(self) -> int:  # type: ignore[override]
-        """Grows when the cost of prefill is first measured, and whenever the number of ended calls
-        doubles.
+        """A number that grows when the cost of prefill is first measured, and whenever the number
+        of ended calls doubles.
 
-        After `WINDOW` calls it stays the same, because further calls change the means only a
-        little.
+        After `WINDOW` calls the number stays the same, because further calls change the means only
+        a little.
         """
         return self.learned.costs.measured + min(self.learned.calls, int(WINDOW)).bit_length()
 
@@ -108,7 +109,8 @@ class Adaptive(Policy):
     def remaining_s(self, call: QueuedCall, visible_s: float | None = None) -> float:
         """Return the expected remaining service of the program of a call, in seconds.
 
-        ``visible_s`` is the service that its calls in the engine need, if that is known already.
+        ``visible_s`` is the service that the program's calls in the engine need, if the caller has
+        computed it already.
         """
         row = call.program
         path_s = row.path_s if call.path_s is None else call.path_s
@@ -200,10 +202,10 @@ class AgeingShare(Promoter):
     served.
 
     The share limits the longest waiting times of a policy that prefers short programs: whatever
-    arrives later, the oldest programs whose calls may run are served at least at this rate. The
-    share is a token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and
-    the service of promoted calls is taken out of it. So a share of less than one slot works, too. A
-    call keeps its promotion until it ends.
+    arrives later, the oldest programs whose calls may run get at least the share. The share is a
+    token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and the service
+    of promoted calls is taken out of it. So a share of less than one slot works, too. A call keeps
+    its promotion until it ends.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
     This is why a promoted call's quantum is half a quantum of Q_1.

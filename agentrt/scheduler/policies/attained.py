@@ -2,7 +2,7 @@
 
 Source: Agentix, Algorithm 1. PLAS takes the sum of the service of the program's calls (Eq. 1), and
 ATLAS the longest path of service in the program's DAG (Eq. 2). MLFQ, with which the paper compares
-them, ignores the program.
+these two, ignores the program.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class AttainedService(Policy):
         """
 
     def rank(self, program: EngineProgram, path_s: float | None) -> float:
-        """Return the result of `attained_s`, under its name before 0.3. It will be removed in
-        0.4.
+        """Return the result of `attained_s`, which was called ``rank`` before 0.3. The old name
+        will be removed in 0.4.
         """
         result: float = self._method_of("rank").__get__(self)(program, path_s)
         return result

@@ -18,7 +18,7 @@ class Policy(ABC):
     """A scheduling policy, which decides which calls run before others. It reads programs and
     calls, and must not change them.
 
-    Subclass `AttainedService` and implement `attained_s`, or implement `priority` and
+    Subclass `AttainedService` and implement `attained_s`, or implement `priority` and, if needed,
     `on_quantum_expired`. An instance serves one engine. Policies are pure and synchronous, and
     import only the standard library and `agentrt.scheduler`, because they are loaded in the engine
     core.
@@ -73,7 +73,7 @@ class Policy(ABC):
         """
         name = cls._former_names[former]
         warnings.warn(
-            f"{former} of a policy is now {name}; the old name works until version 0.4",
+            f"the method {former} of a policy is now {name}; the old name works until version 0.4",
             DeprecationWarning,
             stacklevel=3,
         )
@@ -88,7 +88,7 @@ class Policy(ABC):
 
     def promoter(self, slots: int) -> Promoter | None:
         """Return the promoter that keeps calls from starving in an engine with ``slots`` batch
-        slots.
+        slots; None if no calls are promoted.
         """
         if not (self.levelled and self.starving):
             return None
@@ -97,7 +97,7 @@ class Policy(ABC):
     @classmethod
     def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         """Return the rank of a call in its tenant's queue, outside the engine. The rank is compared
-        with those of the same tenant's other calls; a lower rank runs first.
+        with those of the same tenant's other calls; calls with a lower rank run first.
 
         ``path_s`` is p(c) of Eq. 2 in the Agentix paper, in seconds; it is None if the call's
         parents are unknown. ``program_service_s`` is the service of the call's program. The rank of
@@ -107,8 +107,8 @@ class Policy(ABC):
 
     @classmethod
     def admission_rank(cls, path_s: float | None, program_service_s: float) -> float:
-        """Return the result of `tenant_queue_rank`, under its name before 0.3. It will be removed
-        in 0.4.
+        """Return the result of `tenant_queue_rank`, which was called ``admission_rank`` before 0.3.
+        The old name will be removed in 0.4.
         """
         method = cls._method_of("admission_rank")
         result: float = method.__get__(None, cls)(path_s, program_service_s)
@@ -116,7 +116,9 @@ class Policy(ABC):
 
     @abstractmethod
     def priority(self, call: QueuedCall, now: float) -> Priority:
-        """Return the priority of a call that arrives ``now``, or whose program has changed."""
+        """Return the priority of a call at the time ``now``. This is called when the call arrives,
+        and when its program or the policy's statistics have changed.
+        """
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
         """Return the new priority of a call whose quantum is used up."""
@@ -130,7 +132,7 @@ class Policy(ABC):
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
         """Handle the first time that a call leaves the queue. Return the waiting calls whose
-        priority changes because of it.
+        priority changes because the call has left.
         """
         return ()
 
@@ -138,4 +140,6 @@ class Policy(ABC):
         """Learn from a program that has ended."""
 
     def program_lost(self, row: EngineProgram) -> None:  # noqa: B027  # few keep anything
-        """Drop the state of a program that has timed out and is removed from the table."""
+        """Drop the policy's state about a program without learning from the program, for example
+        because it has timed out or was never served.
+        """

@@ -65,7 +65,7 @@ class Srtf(Policy):
     """Shortest remaining time to the next token first. Long prompts can starve.
 
     A running call needs only one step to its next token, so it precedes all waiting calls. Waiting
-    calls are ordered by the number of prompt tokens that must be computed.
+    calls are ordered by the length of their prompts.
     """
 
     name: ClassVar[str] = "srtf"

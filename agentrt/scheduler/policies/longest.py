@@ -1,9 +1,9 @@
 """The policy ``longest-remaining``: the program with the longest expected remaining service first.
 
 It is meant for batches, in which all programs are there from the beginning and only the end of the
-last one counts: a long program that begins late runs alone at the end, while most of the engine
-idles. In the measured batches with ample memory the last program ends up to 7% later than in the
-order of arrival (docs/results/batch.md), so batches have `Fcfs` as their default.
+last program counts. There, a long program that begins late runs alone at the end, while most of the
+engine idles. In the measured batches with ample memory the last program ends up to 7% later than in
+the order of arrival (docs/results/batch.md), so batches have `Fcfs` as their default.
 
 The rule is *longest expected processing time first* (LEPT), which minimizes the expected makespan
 of exponential jobs on parallel machines (Bruno, Downey and Frederickson 1981). The expectation is
@@ -26,10 +26,10 @@ class LongestRemaining(Adaptive):
     """The longest expected remaining service first, without preemption for a slot.
 
     All calls have the same level, so no call is preempted for another, and no program loses its
-    place in memory to a program of a better level. Expectations within a factor of 1.4 count as
-    equal; of these, the program that arrived first goes first, so that the samples of an input,
-    which arrive one after the other, are admitted together. While programs keep arriving, short
-    programs can wait for as long as longer ones arrive.
+    place in memory to a program of a better level. Expectations are rounded to steps of a factor of
+    1.4. Of several programs with the same rounded expectation, the program that arrived first goes
+    first, so that the samples of an input, which arrive one after the other, are admitted together.
+    A short program can wait for as long as longer programs keep arriving.
     """
 
     name: ClassVar[str] = LONGEST_REMAINING

@@ -79,7 +79,8 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
 
 def open_storage(database: str) -> Storage:
     """Open the storage of a server with this database URL: tables in a PostgreSQL database, or a
-    folder beside an SQLite database. Raises `ConfigError`.
+    folder beside an SQLite database. Raises `ConfigError` if the database or the folder cannot be
+    used.
     """
     address = Address.parse(database)
     if address.file is not None:

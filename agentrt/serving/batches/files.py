@@ -55,7 +55,7 @@ class Files:
         self.records = Records(storage, "file-", "file", StoredFile.from_fields)
 
     def content(self, tenant: str, file_id: str) -> Content:
-        """Return the content of a file, which need not exist."""
+        """Return the content of a file, whether or not the file exists."""
         return self._storage.content(tenant, file_id)
 
     async def publish(

@@ -75,8 +75,10 @@ class FolderStorage:
         return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
     def create(self, tenant: str) -> Path:
-        """Create the folder of a tenant if it does not exist, and return the folder's path. Raises
-        `OSError`.
+        """Create the folder of a tenant if it does not exist, and return the folder's path.
+
+        Raises `OSError`, and `ConfigError` if the folder of the storage cannot be created or is
+        locked by another process.
         """
         if self._lock is None:
             self._open()
@@ -100,7 +102,8 @@ class FolderStorage:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(
-                f"{self.path}: this folder cannot store files and batches: {reason}"
+                f"{self.path}: this folder cannot store files and batches: {reason}; correct this, "
+                "or name another database"
             ) from error
 
     def _folders(self) -> Iterator[Path]:

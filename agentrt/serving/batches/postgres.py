@@ -123,8 +123,8 @@ class PostgresContent:
 
 
 class _LockedConnection(PostgresConnection):
-    """A connection that has the lock on our tables. Raises `BlockingIOError` if another server has
-    the lock.
+    """A connection that has the lock on the tables of files and batches. `connect` raises
+    `BlockingIOError` if another server has the lock.
     """
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:

@@ -124,7 +124,9 @@ class ModelEndpoint:
 
 
 def _receive_once(body: bytes) -> Receive:
-    """Return an ASGI ``receive`` that yields the body, and never a disconnect."""
+    """Return an ASGI ``receive`` that returns the body, and then waits, because the client of a
+    batch never disconnects.
+    """
     messages = iter((whole(body),))
 
     async def receive() -> Message:
@@ -147,7 +149,8 @@ def _retry_after_s(start: Mapping[str, Any]) -> float:
 class ProgramEndpoint:
     """The endpoint of a served program.
 
-    If the server has a journal, a run that a kill has interrupted is resumed from the journal.
+    If the server has a journal, a run that was open when an earlier server was killed is resumed
+    from the journal.
     """
 
     def __init__(
@@ -160,9 +163,10 @@ class ProgramEndpoint:
         self.slots = slots
 
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
-        """Run the program.
+        """Run the program, and return the description of the run as the body of the answer.
 
-        The outcome has ``retry_after_s`` if the tenant is at a limit or the engine has died.
+        The outcome has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
+        journal fails.
         """
         run_id = f"{self._program.name}-{name.removeprefix(ANSWER_ID_PREFIX).replace('_', '.')}-1"
         try:

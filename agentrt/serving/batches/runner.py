@@ -43,7 +43,7 @@ from agentrt.steady import SteadyClock
 
 _MAX_PENDING = 256
 """Maximum number of requests of one batch that have begun and not ended: the requests are in
-flight, or wait for a retry because their tenant is at a limit.
+flight, or wait for a retry because the server was busy.
 """
 _READ_REQUESTS = 64
 """Number of requests that are read from an input file at once."""
@@ -313,7 +313,7 @@ class BatchRunner:
 
 
 def _next_requests(requests: Iterator[LineRequest]) -> list[LineRequest]:
-    """Return the next requests of an input file, an empty list at its end."""
+    """Return the next requests of an input file; an empty list at the end of the file."""
     return [*itertools.islice(requests, _READ_REQUESTS)]
 
 

@@ -64,8 +64,8 @@ class Slots(ABC):
 
 
 class Slot:
-    """The slot of one request. The request releases it while it waits for a retry, and then
-    acquires it again.
+    """The slot of one request. The request releases its slot while the request waits for a retry,
+    and then acquires the slot again.
     """
 
     def __init__(self, slots: Slots, tenant: str) -> None:

@@ -37,7 +37,9 @@ class Content(Protocol):
         """Store all bytes of ``source`` as the content, or nothing if this method raises."""
 
     def open_answers(self) -> AnswerLines:
-        """Open the content to add lines. A line that a kill has left incomplete is removed."""
+        """Open the content to add lines. If a server was killed while it wrote a line, the
+        incomplete line is removed.
+        """
 
     def remove(self) -> None:
         """Remove the content if it exists."""
@@ -53,7 +55,9 @@ class Storage(Protocol):
     """
 
     def records(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield a name for messages and the text of each record whose id begins with ``prefix``."""
+        """Yield a pair for each record whose id begins with ``prefix``: a name of the record for
+        log messages, and the record's text.
+        """
 
     def put_record(self, tenant: str, record_id: str, text: str) -> None:
         """Add or replace the record of a tenant."""

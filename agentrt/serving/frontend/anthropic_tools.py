@@ -144,8 +144,8 @@ class Tools:
     ) -> ToolFields | None:
         """Return a tool in the form that vLLM accepts, or None if this server cannot offer it.
 
-        ``offered`` has this server's replacements for Anthropic's server tools, by kind.
-        ``leave_out`` is called with the type of a tool that cannot be offered.
+        ``offered`` has this server's replacements for Anthropic's server tools, by kind. If this
+        server cannot offer the tool, ``leave_out`` is called with the tool's type.
         """
         kind, name = tool.get("type"), tool.get("name")
         if not isinstance(kind, str) or kind == "custom" or not _is_known_by_type(tool):
@@ -180,10 +180,12 @@ def _is_known_by_type(tool: ToolFields) -> bool:
 def read_tools(
     body: Mapping[str, Any], offered: Mapping[str, ToolFields], leave_out: Callable[[str], None]
 ) -> Tools:
-    """Return the converted tools of a request, and the fields of the request that change.
+    """Return the converted tools of a request, with the new values of the request's fields
+    ``tools`` and ``tool_choice`` if they change.
 
     ``offered`` has this server's replacements for Anthropic's server tools, by kind.
-    ``leave_out`` is called with the type of each tool that is removed.
+    ``leave_out`` is called with the type of each tool that is removed, and with a text that begins
+    with ``tool_choice:`` if the request's choice cannot be kept.
     """
     tools, listed = Tools(), body.get("tools")
     if _is_unknown_choice(body.get("tool_choice")):

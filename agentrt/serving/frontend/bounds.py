@@ -42,8 +42,8 @@ MOST_REPEATS = 100_000
 pattern). ``maxLength`` does not count, because Claude Code has tools whose value is 500,000.
 """
 MOST_LENGTHS = 64
-"""Maximum number of different ``maxLength`` values. Each costs the engine core more than a second
-and 2 MB, whatever the value is.
+"""Maximum number of different ``maxLength`` values. Each value, large or small, costs the engine
+core more than a second and 2 MB.
 """
 MOST_ENUM_CHARACTERS = 64 * 1024
 """Maximum number of characters in all ``enum`` texts together. Compiling texts that begin alike
@@ -79,7 +79,8 @@ def calls_of(path: str, body: Mapping[str, Any]) -> int:
 
 
 def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> None:
-    """Raise `ApiError`, with the field's name, for lists, schemas and patterns beyond the limits.
+    """Raise `ApiError`, with the field's name, for lists, stop strings and schemas beyond the
+    limits.
 
     ``size`` is the size of the body (bytes). The messages of a small body are not counted.
     """
@@ -110,7 +111,9 @@ def check_lists(body: Mapping[str, Any], size: float) -> None:
 
 
 def check_length(body: Mapping[str, Any], most: int) -> None:
-    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM validates them."""
+    """Raise `ApiError` for a prompt of more than ``most`` token ids, before vLLM validates them. A
+    prompt that vLLM truncates may have more token ids.
+    """
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or len(prompt) <= most or not _is_tokens(prompt):
         return
@@ -193,8 +196,8 @@ def _count(value: Any) -> int:
 
 
 def _schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON schemas of a request's answer formats and tools, each after the name of its
-    field.
+    """Yield pairs for the answer formats and the tools of a request: the name of a field, and the
+    JSON schema in this field.
     """
     if "response_format" in body:
         yield "response_format", body["response_format"]
@@ -329,7 +332,9 @@ class KnownFields:
             )
 
     def _unknown(self, value: Any, schema: Schema, at: str = "") -> str | None:
-        """Return the path of a field in ``value`` that no alternative of ``schema`` allows."""
+        """Return the path of a field in ``value`` that no alternative of ``schema`` allows; None if
+        there is no such field.
+        """
         unknown_fields: list[str] = []
         for alternative in self._readings(schema):
             field = self._unknown_in(value, alternative, at)

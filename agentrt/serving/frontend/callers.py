@@ -100,7 +100,8 @@ class RequestCaller(Caller):
                 self._entry.ended(scope)
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """Return the error that the client gets for ``error``, or None for a cancelled request.
+        """Return the error that the client gets for ``error``. Return None if the request was
+        cancelled because the client has disconnected or the server stops.
 
         The error is a `CallTimeoutError` after the program's deadline, and a `CalledOffError` after
         the program has been ended.
@@ -114,7 +115,7 @@ class RequestCaller(Caller):
         elif isinstance(error, AgentrtError):
             self.error = error
         else:  # vLLM would send the text of an unexpected error to the client
-            _LOG.error("a call failed", exc_info=error)
+            _LOG.error("a call failed with an unexpected error", exc_info=error)
             self.error = InvariantError("the server failed")
         return self.error
 

@@ -245,7 +245,8 @@ class FrontendApp:
         *,
         compacts: bool,
     ) -> Prepared:
-        """Return a Responses request in a form that vLLM can answer.
+        """Return a Responses request in a form that vLLM can answer. A request to another API stays
+        as it is.
 
         The types of the parts that were removed are added to ``left_out``.
         """
@@ -279,7 +280,7 @@ class FrontendApp:
         return kept
 
     async def _stored(self, request: Request) -> StoredResponse | None:
-        """Return the stored response that a request's path names."""
+        """Return the stored response that a request's path names; None if it is not stored."""
         name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
         return await self._store.load(request.scope["state"]["tenant"], name)
 
@@ -321,7 +322,12 @@ class FrontendApp:
     # -- models ------------------------------------------------------------------------
 
     def _front(self, path: str, tenant: str, model: str | None) -> Front:
-        """Return the front end for ``model``, or for the model that made the stored response."""
+        """Return the front end for ``model``, or for the model that made the stored response that
+        ``path`` names. Without a model, or with a single front end, return the first front end.
+
+        Raises `NotServedError` for an unknown model, and `HTTPException` 404 if there is no front
+        end.
+        """
         if path.startswith(_OF_RESPONSES):
             kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
             model = None if kept is None else kept.model
@@ -336,7 +342,8 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
     async def _models(self, name: str) -> dict[str, Any]:
-        """Return the list of all models and adapters, or the card of the model called ``name``.
+        """Return the list of all models and adapters if ``name`` is empty; otherwise return the
+        card of the model or adapter called ``name``. Raises `NotServedError` for an unknown name.
 
         Each card has the fields of several vendors' APIs, so that every client finds the fields of
         its own API.
@@ -431,7 +438,7 @@ def _is_plain_get(request: Request) -> bool:
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn a request to ``/v1/responses/compact`` into a request for a summarizing response.
+    """Turn a request to ``/v1/responses/compact`` into a request whose response is a summary.
 
     Raises `ApiError`, in OpenAI's words, for a request that names no chat.
     """

@@ -114,7 +114,7 @@ class Exchange:
         """Answer the request with ``app``, as calls of its program.
 
         Before the answer begins, raises `BusyError` if the tenant is at a limit, and `ApiError` if
-        the program has ended.
+        the program has passed its deadline or its limit of calls.
         """
         hashes = await self._hashes()
         digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()
@@ -249,14 +249,16 @@ class Exchange:
                 scope[FIELDS] = {**fields, "tools": ordered}
 
     def _with_tools(self, app: ASGIApp, scope: Scope) -> ASGIApp:
-        """Return ``app``, wrapped in a loop that runs the server's tools between model calls."""
+        """Return ``app`` wrapped in a loop that runs the server's tools between model calls, or
+        ``app`` itself if the request has no such tools.
+        """
         if not self.served or FIELDS not in scope:
             return app
         return ToolLoop(app, self.served, self._caller.tool)
 
     async def _hashes(self) -> list[bytes]:
-        """Return the hashes of the request's messages, after the last hash of the previous
-        response.
+        """Return the hashes of the request's messages. If the request continues a stored response,
+        the hash of that response's chat comes first.
 
         Pauses between the pieces of a long chat, so that other requests are answered meanwhile.
         """
@@ -309,10 +311,17 @@ class Exchange:
         The status 200 has been sent already, and no client must take an error for an answer. A
         client whose connection was cut sends the request again, and gets the error's own status.
         """
-        _LOG.warning("%s: connection closed after its answer had begun: %s", self.path, why)
+        _LOG.warning(
+            "%s: a request failed after the first part of its answer was sent, so its connection "
+            "was closed: %s",
+            self.path,
+            why,
+        )
 
     def _begin(self, start: Message) -> None:
-        """Add the program's id to the head of an answer. The head of an error stays as it is."""
+        """Add headers to the head of an answer, such as the run's id. The head of an error stays as
+        it is.
+        """
         if self._early is not None:
             self._early.cancel()
         self._start = start
@@ -338,7 +347,7 @@ class Exchange:
             message["body"] = edit.whole(message["body"])
 
     def _read(self, message: Message) -> None:
-        """Parse a piece of the answer. Its last piece ends the request's calls."""
+        """Parse a piece of the answer. The last piece of the answer ends the request's calls."""
         body = message["body"]
         if self.path == RESPONSES:
             self._size += len(body)

@@ -36,7 +36,7 @@ class AnswerEdit:
 
     ``carriers`` say which function stands for which tool. ``shown`` has fields of the request as
     the client sent them, which the answer repeats. With ``compaction``, the answer is a summary,
-    and becomes a compaction item. With ``is_endpoint``, it has the form of
+    and becomes a compaction item. With ``is_endpoint``, the answer has the form of
     ``/v1/responses/compact``.
     """
 
@@ -86,7 +86,9 @@ class AnswerEdit:
     # -- whole answers -----------------------------------------------------------------
 
     def whole(self, body: bytes) -> bytes:
-        """Edit the body of an answer that is not streamed."""
+        """Convert the whole body of an answer to the form that the client expects. A body that is
+        not a response stays as it is.
+        """
         try:
             response = from_json(body)
         except ValueError:
@@ -96,7 +98,7 @@ class AnswerEdit:
         return to_json(self.response(response))
 
     def response(self, response: Mapping[str, Any]) -> Json:
-        """Edit a response object of vLLM's."""
+        """Convert a response object of vLLM's to the form that the client expects."""
         output = response.get("output")
         items = output if isinstance(output, list) else []
         edited = {**response, **self.shown}
@@ -114,8 +116,8 @@ class AnswerEdit:
     # -- streams -----------------------------------------------------------------------
 
     def events(self, body: bytes) -> bytes:
-        """Edit the next events of a stream. The result is empty if the client gets none of these
-        events.
+        """Convert the next events of a stream to the form that the client expects. The result is
+        empty if the client gets none of these events.
         """
         if not self.is_compaction and not self._is_edited(body):
             return body

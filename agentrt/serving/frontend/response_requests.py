@@ -85,7 +85,8 @@ def prepare(
 ) -> Prepared:
     """Prepare a request of the Responses API for vLLM.
 
-    ``before`` are the items of the chat that the request continues, or None if they are unknown.
+    ``before`` are the items of the chat that the request continues; None if the request continues
+    no chat, or if the items are unknown.
     ``item_of`` returns a stored item by its id. With ``compacts``, the answer gets the form of
     ``/v1/responses/compact``. Parts that cannot be used are added to ``left_out``.
 
@@ -123,11 +124,7 @@ def prepare(
         changed |= {"tool_choice": "none" if changed.get("tools") else "auto", "text": None}
     shown = {
         name: fields.get(name, default)
-        for name, default in (
-            ("tools", []),
-            ("tool_choice", "auto"),
-            ("previous_response_id", None),
-        )
+        for name, default in _SHOWN.items()
         if name in changed and changed[name] != fields.get(name, default)
     }
     is_edited = carried.carriers or reader.is_compaction or shown
@@ -145,9 +142,9 @@ def _items(own_input: Any) -> list[Any] | None:
 
 
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """Return fields of the request without the values that vLLM would refuse.
+    """Return new values for the fields of the request that have values which vLLM would refuse.
 
-    The removed values belong to later versions of the API.
+    The refused values belong to later versions of the API.
     """
     known: dict[str, Any] = {}
     include, tier = fields.get("include"), fields.get("service_tier")

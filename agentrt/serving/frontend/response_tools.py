@@ -154,7 +154,7 @@ def flat_name(name: str, namespace: object = None) -> str:
 def carried_tools(
     tools: Sequence[Any], left_out: LeftOut, kept: frozenset[str] = frozenset()
 ) -> Carried:
-    """Return the ``tools`` of a request as functions.
+    """Convert the ``tools`` of a request to functions.
 
     Tools that cannot be used are added to ``left_out``. Tools of the types ``kept`` are passed on
     unchanged, because vLLM runs them itself.

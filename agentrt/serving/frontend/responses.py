@@ -44,7 +44,7 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A response that has been generated completely.
+    """A response whose generation has ended, completely or early.
 
     ``response`` is the response's JSON in the form that the client gets. ``added`` are the items
     that the response added to the chat, both input and output. ``previous`` is the id of the
@@ -84,9 +84,10 @@ class StoredResponse:
     """A response in memory, which may still be in progress.
 
     ``at`` is the time when the response began (seconds of the store's clock), and ``objects`` are
-    vLLM's objects for the response, by kind. When the response is complete, ``whole`` is its JSON,
+    vLLM's objects for the response, by kind. When the response has ended, ``whole`` is its JSON,
     ``items`` are all items of its chat, ``own_items`` are the items that it added, and ``end`` is
-    the hash of the chat. Before that, ``edit`` converts vLLM's answers into the client's form.
+    the hash of the chat. ``edit`` converts vLLM's own answers about a response that is generated in
+    the background into the client's form; None if no conversion is needed.
     """
 
     at: float
@@ -123,7 +124,7 @@ class _TenantResponses:
                 del self.items[str(item["id"])]
 
     def complete(self, kept: StoredResponse, finished: Finished, items: Sequence[Any]) -> None:
-        """Mark a response as complete, with all ``items`` of its chat."""
+        """Record the end of a response, with all ``items`` of its chat."""
         kept.end, kept.whole = finished.end, finished.response
         kept.items, kept.own_items = items, finished.added
         for item in finished.added:
@@ -205,8 +206,8 @@ class ResponseStore:
     def finish(
         self, tenant: str, finished: Finished, before: Sequence[Any] = (), *, keeps: bool = True
     ) -> None:
-        """Record that a response is complete. ``before`` are the items that its chat had before
-        this response.
+        """Record that the generation of a response has ended. ``before`` are the items that its
+        chat had before this response.
 
         Without ``keeps``, the response is not saved in the database.
         """

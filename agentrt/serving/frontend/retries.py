@@ -82,8 +82,8 @@ class Tries:
     async def begin(
         self, exchange: Superseding, scope: Scope, tenant: str, digest: bytes, now: float
     ) -> Try | None:
-        """Begin a try after earlier tries of the same request have ended. Return None for a request
-        with which no later request can be matched.
+        """Begin a try, after earlier tries that it replaces were cancelled and have ended. Return
+        None for a request with which no later request can be matched.
         """
         headers: Mapping[bytes, bytes] = scope["state"]["headers"]
         key, count = headers.get(KEY), _count(headers.get(RETRY))

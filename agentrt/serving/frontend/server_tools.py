@@ -433,8 +433,8 @@ def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
-    """Return the entries of a search result if all entries have an address. The result may be JSON
-    in a text.
+    """Return the entries of a search result if all entries have an address; otherwise return an
+    empty list. The search result may be JSON in a text.
     """
     if isinstance(value, str):
         try:
@@ -494,7 +494,7 @@ def served_tools(
     ``names`` has the kind of each name, ``tools`` the tool of each kind, and ``fields`` the body of
     the request, which may limit the uses of a tool.
     """
-    if not names:  # and the tools may be no list, which vLLM refuses
+    if not names:  # in this case, `tools` may be another value than a list, which vLLM refuses
         return {}
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
     limits = {tool.get("name"): tool.get("max_uses") for tool in listed}

@@ -32,7 +32,7 @@ def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
     """
     callbacks = config.get("callbacks")
     handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ()
-    # The subclass belongs to the streaming protocol, and does not take tokens.
+    # A subclass of this handler belongs to the streaming protocol, and does not take tokens.
     return [handler for handler in handlers if type(handler) is StreamMessagesHandler]
 
 

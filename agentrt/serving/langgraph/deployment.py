@@ -106,7 +106,7 @@ def _not_installed(dependencies: Any) -> Iterator[str]:
 async def prepared(
     served: Mapping[str, Served], stack: AsyncExitStack, *, users: bool
 ) -> tuple[dict[str, Served], list[Finding]]:
-    """Make the graphs that are the same for all runs, and try the factories of the others.
+    """Make the graphs that are the same for all runs, and try the factories of the other graphs.
 
     Returns ``served`` with the graphs that were made, and findings about factories that failed in
     the trial. ``stack`` keeps the graphs open. ``users`` says whether authentication hooks identify

@@ -1,5 +1,6 @@
-"""Outages of the database: which errors count as outages, and how they are answered. Also the check
-of the free space on the database's disk, and the time limit for reads.
+"""Outages of the database: which errors count as outages, and how they are answered.
+
+This module also checks the free space on the database's disk, and limits the time of reads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ENDING = ("cancel", "prune")
 def is_outage(error: BaseException) -> bool:
     """Return whether the database is at fault, and not the statement: the database is locked, full,
     unreachable or read-only, or has no free connection. The drivers have different error classes
-    with the same names.
+    with the same names, so the names are compared.
     """
     if isinstance(error, HTTPException):  # the error has been turned into a response already
         return error.status_code in (_FULL_STATUS, _AWAY_STATUS)
@@ -48,7 +49,9 @@ def is_outage(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> HTTPException | None:
-    """Return the response to a client in an outage of the database; None for any other error."""
+    """Return the response to a client for an ``error`` of a database that has an outage. Return
+    None for any other error, and for an `OSError` or `HTTPException`.
+    """
     if isinstance(error, OSError | HTTPException) or not is_outage(error):
         return None
     if any(words in str(error) for words in _FULL):
@@ -147,8 +150,8 @@ class Deadline:
 @asynccontextmanager
 async def limited() -> AsyncIterator[None]:
     """Raise 503 if a client's read in the block was interrupted by the time limit, or if the
-    database does not answer at all. The time limit is enforced by the database, so an unreachable
-    database needs a limit on this side, too.
+    database does not answer at all. The database enforces the time limit, so this function needs a
+    limit of its own for a database that is unreachable.
     """
     most_s = None if READER.get() is None else _SILENCES * READ_S
     try:

@@ -65,7 +65,7 @@ def conflict(detail: str) -> HTTPException:
 
 
 def invalid(detail: str) -> HTTPException:
-    """Return the error for a request that is well-formed, but cannot be carried out."""
+    """Return the error for a request with an invalid path, query, header or body."""
     return HTTPException(422, detail)
 
 
@@ -120,9 +120,9 @@ def check_json(value: Any) -> None:
     try:
         encoded = orjson.dumps(value)
     except TypeError as error:  # for example a lone surrogate, or an integer of more than 64 bits
-        raise ValueError(f"the JSON cannot be stored: {error}") from None
+        raise ValueError(str(error)) from None
     if rb"\u0000" in encoded and _without_nul(value) != value:
-        raise ValueError("the JSON cannot be stored: a text contains a NUL character")
+        raise ValueError("a text contains a NUL character")
 
 
 def _plain(value: Any) -> Any:

@@ -98,6 +98,10 @@ async def _check_body(request: Request) -> None:
         return
     try:
         orjson.loads(body)  # Python's own parser accepts NaN
-        check_json(await request.json())
+        value = await request.json()
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from None
+    try:
+        check_json(value)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body cannot be stored: {error}") from None

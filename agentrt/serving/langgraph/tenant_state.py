@@ -72,7 +72,8 @@ class TenantState:
         self, caller: Requester, thread: str, graph_id: str, purpose: Purpose
     ) -> Access:
         """Return the access with which to make a thread's graph: the config of the thread's last
-        run, and the caller's user.
+        run, and the caller's user. If the last run is of another graph or does not exist, the
+        config names only the thread. A graph that is the same for all runs needs no access.
         """
         if not self.graphs.varies(graph_id):
             return Access()
@@ -98,8 +99,8 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     """Open the storage and the graphs of ``server``.
 
     Until the ``with`` block ends, chat models without an engine of their own use the server's
-    engine. Raises `ConfigError` if the database cannot be opened, and `ProgramLoadError` for a
-    graph that cannot be made.
+    engine. Raises `ConfigError` if the database cannot be opened or the environment variable
+    `CONFIGS` is invalid, and `ProgramLoadError` for a graph that cannot be made.
     """
     configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotTakenError(Exception):
-    """The receiver did not accept the call, but may accept a later one."""
+    """The receiver did not accept the call, but may accept a later call."""
 
 
 class Webhooks:
@@ -97,7 +97,7 @@ class Webhooks:
         del self._tasks[run_id]
         self._server.under_way.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._server.background.failed("webhooks", error)  # `look` tries it again
+            self._server.background.failed("webhooks", error)  # `look` tries the call again
 
     async def _send(self, run_id: str) -> None:
         row = await self._database.first(sa.select(webhooks).where(webhooks.c.run_id == run_id))
@@ -121,7 +121,7 @@ class Webhooks:
             await tries(self.post, url, body)
         except (NotTakenError, httpx.HTTPError, OSError, ValueError) as error:
             _log.warning(
-                "run %s: its webhook was not called: %s", run_id, str(error) or repr(error)
+                "run %s: the call of its webhook failed: %s", run_id, str(error) or repr(error)
             )
 
     async def post(self, url: str, body: bytes) -> None:
@@ -129,7 +129,8 @@ class Webhooks:
 
         The request goes to the address that was checked, even if the host's name is resolved
         differently a moment later. Redirects are not followed, and the response's body is not read.
-        Raises `NotTakenError` if another try may succeed, and `ValueError` if not.
+        Raises `NotTakenError`, `OSError` or httpx's `TransportError` if another try may succeed,
+        and `ValueError` if no other try can.
         """
         target = self._rules.read(url)
         host = host_of(target)

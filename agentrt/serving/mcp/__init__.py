@@ -1,7 +1,8 @@
 """An MCP server at ``/mcp`` that offers the served programs and graphs as tools.
 
-It uses the official SDK, which the first request imports. `offers` has the tools, `calls` runs the
-tool calls of clients and asks the clients the questions of runs, and `app` has the HTTP endpoint.
+The server uses the official SDK, which is imported at the first request. `offers` has the tools,
+`calls` runs the tool calls of clients and asks the clients the questions of runs, and `app` has the
+HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ def is_installed() -> bool:
 
 
 def api_with(*, graphs: bool = True) -> Api:
-    """Return the MCP API, with or without graphs.
+    """Return the MCP API, whose tools are the programs and, with ``graphs``, the graphs.
 
-    Graphs with authentication hooks are left out, because MCP calls do not pass these hooks.
+    For graphs with authentication hooks, ``graphs`` must be False, because MCP calls do not pass
+    these hooks.
     """
 
     @asynccontextmanager

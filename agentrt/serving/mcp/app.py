@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_api(server: Server, *, graphs: bool) -> AsyncIterator[APIRouter]:
-    """Yield the router of the MCP endpoint. At the end, all runs of its tools are cancelled."""
+    """Yield the router of the MCP endpoint. At the end of the ``with`` block, all runs of the MCP
+    tools are cancelled.
+    """
     async with AsyncExitStack() as stack:
         offers = await offers_of(server, stack, graphs=graphs)
         runs = ProgramRuns(server)

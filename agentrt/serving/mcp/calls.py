@@ -134,7 +134,8 @@ class Calls:
         return ToolRun(served_run, served_run.watch())
 
     def _resumed(self, tenant: str, params: CallToolRequestParams) -> ToolRun:
-        """Return the waiting call that this request continues, after giving it the answers.
+        """Give a request's answers to the waiting call that the request continues, and return the
+        call.
 
         Raises `MCPError` if no such call waits.
         """
@@ -161,7 +162,9 @@ class Calls:
     async def _followed(
         self, request: McpRequest, call: ToolRun
     ) -> CallToolResult | InputRequiredResult:
-        """Follow a run until it ends, or until the call has to end with a question."""
+        """Follow a run until it ends, or until the call has to end with a question. Return the
+        result of the call.
+        """
         asks = _can_be_asked(request.session.client_capabilities)
         progress = request.session.report_progress
         while not isinstance(event := await self._next(request, call), RunEnded):
@@ -301,7 +304,9 @@ def _why(served_run: ServedRun) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return a result as text: the content of its last message, or else its JSON."""
+    """Return a result as text: the content of its last message, or else the whole result. Anything
+    that is not a text becomes JSON.
+    """
     messages = value.get("messages") if isinstance(value, dict) else None
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         value = messages[-1].get("content", value)
@@ -381,7 +386,7 @@ class Sessions:
         manager = StreamableHTTPSessionManager(self._sdk, max_request_body_size=self._body_bytes)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            # The SDK then refuses requests of other tenants to a session.
+            # With this token, the SDK refuses requests of other tenants to a session.
             token = AccessToken(token="", client_id=tenant_of(HttpRequest(scope)), scopes=[])
             scope["user"] = AuthenticatedUser(token)
             await manager.handle_request(scope, receive, send)

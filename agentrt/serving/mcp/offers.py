@@ -44,7 +44,8 @@ class Offer:
     """A tool of the MCP server.
 
     ``begin`` returns the program to run for the tool's arguments, and the program's input. It
-    raises `ToolArgumentsError` for arguments that do not match ``schema``.
+    raises `ToolArgumentsError` for arguments that do not match ``schema``; of a graph's arguments,
+    only the names are checked.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Offer:
 
 
 async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
-    """Return the tools of ``server``, by name.
+    """Return the tools of ``server``, by name; without ``graphs``, only the programs.
 
     Raises `ProgramLoadError` for a served value that is not a graph.
     """
@@ -88,7 +89,9 @@ def _of_program(name: str, program: Program) -> Offer:
 
 
 def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
-    """Return the name of a program's input ("" without an input), and the arguments' schema."""
+    """Return the name of a program's input ("" without an input), and the JSON schema of the tool's
+    arguments.
+    """
     schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if not program.takes_input:
         return "", schema
@@ -105,7 +108,7 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
 @dataclass(frozen=True, slots=True)
 class _Form:
     """The form of a graph's input: the JSON schema of a tool's arguments, and whether the arguments
-    are the graph's input themselves (``is_whole``) or have the input under a name.
+    are the graph's input themselves (``is_whole``) or have the input under the name ``input``.
     """
 
     schema: Mapping[str, Any]
@@ -114,14 +117,16 @@ class _Form:
 
 _UNKNOWN_FORM = _Form({"type": "object"}, is_whole=True)
 _Opener = Callable[[RunnableConfig, BaseStore, AsyncExitStack], Awaitable[Graph]]
-"""Opens a graph for a run with this config and store, until the stack is closed."""
+"""Opens a graph for a run with a config and a store. The graph stays open until the stack is
+closed.
+"""
 
 
 async def _of_factory(name: str, served: ServedGraph, runtime: Runtime) -> Offer:
     """Return the tool of a graph that is made for each run.
 
-    A factory may work only with the config or the context of a run. If the factory fails here, the
-    tool takes any object.
+    Some factories work only with the config or the context of a run. If the factory fails here,
+    without them, the tool takes any object.
     """
 
     async def opened(config: RunnableConfig, store: BaseStore, stack: AsyncExitStack) -> Graph:
@@ -133,7 +138,9 @@ async def _of_factory(name: str, served: ServedGraph, runtime: Runtime) -> Offer
             form = _form_of(name, await opened_graph(name, served, runtime, stack))
     except ProgramLoadError as error:
         _LOG.warning(
-            "the MCP tool %s takes any object, since its graph is unknown: %s", name, error
+            "the MCP tool %s takes any object, since its graph cannot be made without a run: %s",
+            name,
+            error,
         )
     return _of_graph(name, form, opened, runtime)
 
@@ -152,8 +159,12 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
         known = schema.get("properties")
         unknown = [] if known is None else [key for key in arguments if key not in known]
         if missing or unknown:
-            fault = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
-            raise ToolArgumentsError(f"tool {name}: wrong arguments: it {fault}", name=name)
+            fault = (
+                f"missing arguments: {', '.join(missing)}"
+                if missing
+                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known or ())}"
+            )
+            raise ToolArgumentsError(f"tool {name}: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]
         return _Thread(name, open_graph, runtime).program(), graph_input
 
@@ -161,7 +172,9 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
 
 
 def _form_of(name: str, graph: Graph) -> _Form:
-    """Return the form of a graph's input, or the names of its fields if it has no schema."""
+    """Return the form of a graph's input. If the input has fields but no schema of an object, the
+    form names the fields and allows all values. An input without fields is the argument ``input``.
+    """
     fields = input_fields(graph)
     schema = schemas_of(graph, name)["input_schema"] or {}
     if fields is None:
@@ -175,7 +188,7 @@ def _form_of(name: str, graph: Graph) -> _Form:
 class _Thread:
     """A run of a graph in a temporary thread, with a temporary store.
 
-    The graph's interrupts become questions at once.
+    Each interrupt of the graph becomes a question to a human, and the answers continue the run.
     """
 
     def __init__(self, name: str, open_graph: _Opener, runtime: Runtime) -> None:

@@ -28,8 +28,8 @@ class EngineCall:
 
     ``since`` is the time when the call last began to run or to wait. Before that time, the call
     waited for ``waited_s`` seconds and was served for ``served_s`` seconds. ``level`` is the call's
-    priority level, where 0 is the highest. A waiting call has the reason in ``why``, and after a
-    preemption the id of the program that took its place in ``preempted_by``.
+    priority level; calls of level 0 run first. For a waiting call, ``why`` is the reason why it
+    waits, and after a preemption ``preempted_by`` is the id of the program that took its place.
     """
 
     call_id: str
@@ -99,7 +99,9 @@ class EnginesView:
         return cls(at, calls, replicas, outside=outside)
 
     def moved(self, later: EnginesView) -> set[str]:
-        """Return the ids of the programs with a call that differs in the ``later`` view."""
+        """Return the ids of the programs with a call that has changed, appeared or disappeared in
+        the ``later`` view.
+        """
         here, there = self.calls, later.calls
         moved = {
             engine_call.program_id

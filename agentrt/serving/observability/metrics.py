@@ -90,7 +90,7 @@ class Labels:
 
 
 class _Sums:
-    """A counter: a sum for each value of its ``labels``."""
+    """A counter: a sum for each combination of values of its ``labels``."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._family = partial(CounterMetricFamily, f"agentrt_{name}", text, labels=labels)
@@ -112,7 +112,7 @@ class _Sums:
 
 
 class _Distribution:
-    """A histogram of seconds, for each value of the labels `_LABELS`."""
+    """A histogram of seconds for each combination of values of the labels `_LABELS`."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = f"agentrt_{name}_seconds"
@@ -189,8 +189,8 @@ class Metrics(Collector):
     def program_ended(self, run: Run) -> None:
         """Count a program that has ended or was parked.
 
-        Calls of other frameworks may end after their program. A parked program is not counted as
-        ended, because it is resumed with the same id.
+        Calls that another framework makes for a program may end after the program. A parked program
+        is not counted as ended, because it is resumed with the same id.
         """
         labels = self._count(run)
         self._changed.pop(run.id, None)
@@ -204,7 +204,9 @@ class Metrics(Collector):
         self._waiting.observe(labels, run.row.waiting_s)
 
     def forget(self, run: Run) -> None:
-        """Stop counting the calls of a program."""
+        """Forget which sums of a program were counted. Call this when the program's calls are not
+        counted any more.
+        """
         self._counted.pop(run.id, None)
 
     def _labels_of(self, run: Run) -> tuple[str, str]:
@@ -335,8 +337,8 @@ def gauges(
 
 
 def _nobody(program: str) -> str:
-    """Return the same label for all programs, because their names would grow the metrics without
-    limit.
+    """Return the same label for all programs, because a label for each program would grow the
+    metrics without limit.
     """
     return "another program"
 

@@ -32,7 +32,9 @@ _MOST_SPANS = 64
 
 @dataclass(slots=True)
 class Track:
-    """The times at which a call ran, and its replica. ``run`` and ``node`` are set at its end."""
+    """The times at which a call ran, and the call's replica. ``run`` and ``node`` are set when the
+    call has ended.
+    """
 
     replica: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -67,7 +69,9 @@ class Track:
             self.spans.append(span)
 
     def gone(self, at: float) -> None:
-        """End the last span: the call has left the engines, because it ends or its engine died."""
+        """End the last span: the call has left the engines, because the call is ending or its
+        engine died.
+        """
         if self.spans and self.spans[-1][1] is None:
             self.spans[-1][1] = at
 

@@ -25,7 +25,7 @@ class ReaderTooSlowError(AgentrtError):
 class ChangeReader:
     """A buffer of the changes of programs for which ``wanted`` returns True.
 
-    Read it on the event loop that created it.
+    Read the buffer on the event loop on which it was created.
     """
 
     def __init__(self, wanted: RunFilter, size: int) -> None:

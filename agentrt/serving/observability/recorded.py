@@ -89,7 +89,9 @@ class JournalRoutes:
         return JSONResponse({"programs": [_row_json(row) for row in rows]})
 
     async def why(self, tenant: VisibleTenant, program: ProgramId) -> JSONResponse:
-        """Explain where the time of a recorded program went, and why its prefix cache missed."""
+        """Explain where the time of a recorded program went, and why its calls missed the prefix
+        cache.
+        """
         known = set() if tenant is None else self._log.ids_of(tenant)
 
         def work(store: Store) -> JSON:
@@ -169,13 +171,15 @@ def _ids_of(store: Store, tenant: str) -> set[str]:
 
 
 def _masked(by: Sequence[Cause], seen: set[str]) -> tuple[Cause, ...]:
-    """Return the causes, with all programs that the tenant may not see masked as a single cause."""
+    """Return the causes. A single cause stands for all programs that the tenant may not see."""
     named = tuple(cause for cause in by if cause.program in seen or cause.program.startswith("("))
     return named if len(named) == len(by) else (*named, Cause(_OTHERS))
 
 
 def _shortened(report: JSON, pieces: Sequence[WallInterval]) -> JSON:
-    """Return the part of a report that a page shows, with times since the program's start."""
+    """Return the part of a report that a page shows, and the ``pieces`` of the page's bar. Their
+    times are seconds since the program's start.
+    """
     for share in report["reasons"]:
         share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]
     began = report["started"]

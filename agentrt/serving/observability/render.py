@@ -78,7 +78,9 @@ class Renderer:
         return [row for row in map(self.program, runs) if state in (None, row["state"])]
 
     def node(self, run: Run, node: Node) -> JSON:
-        """Return a node of a program. A call also has its replica and the times in its batch."""
+        """Return a node of a program. A call also has its replica and the times at which it was in
+        a batch.
+        """
         state, wait = node_state(run, node, self.view, self._name)
         named = self._texts or node.kind in _NAMED
         error = node.error if self._texts or node.error is None else _HIDDEN

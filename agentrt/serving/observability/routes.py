@@ -77,9 +77,9 @@ class Observability:
     async def ready(self) -> JSONResponse:
         """Return status 200 if the server accepts calls, else 503 with the reason.
 
-        The server accepts calls if an engine is up, the server does not drain, its background tasks
-        do not fail repeatedly, and none of `Server.checks` reports a problem, such as a database
-        disk that is nearly full.
+        The server accepts calls if an engine is up, generation is not paused, the server does not
+        drain, its background tasks do not fail repeatedly, and none of `Server.checks` reports a
+        problem, such as a database disk that is nearly full.
         """
         why = self._why_not_ready()
         failing = self._server.background.failing()
@@ -175,13 +175,14 @@ class Observability:
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
-        """Stream changes as server-sent events: changes of all programs, or of all nodes of
-        ``program``.
+        """Stream the changes of all programs, or of ``program`` and all its nodes, as server-sent
+        events.
         """
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
             why = (
-                f"the stream already has {MOST_READERS} readers; close a reader or try again later"
+                f"the stream of events already has {MOST_READERS} readers; close a reader or try "
+                "again later"
             )
             raise HTTPException(503, why, {"Retry-After": "5"})
         feed = EventStream(self._server, self._log, self._poller, tenant, run)

@@ -19,8 +19,8 @@ from agentrt.serving.observability.engines import EngineCall, EnginesView
 class Activity(StrEnum):
     """The activity of a program: a state of the process table or of the run.
 
-    A program is waiting if all its open calls wait in queues. Between calls it runs its own code,
-    or waits for the next call of its client.
+    A program is waiting if it has open calls and none of them runs. Between calls it runs its own
+    code, or waits for the next call of its client.
     """
 
     RUNNING = ProgramState.RUNNING

@@ -69,23 +69,24 @@ def add_runs(
 
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
-        """List the programs that this server runs."""
+        """List the served ``@program`` functions, of which clients can start runs."""
         served = [_describe(name, program) for name, program in server.native.items()]
         return JSONResponse({"object": "list", "data": served})
 
     @router.get("/programs/{name}", response_model=None)
     async def retrieve_program(name: str) -> Response:
-        """Return what a program is: its description, the schema of its input, and its routes."""
+        """Return a program's description, the schema of its input, and its routes."""
         return JSONResponse(_describe(name, _program(server, name)))
 
     @router.post("/programs/{name}/runs", response_model=None)
     async def start_run(request: Request, name: str, body: RunRequest) -> Response:
-        """Start a run of a program, and answer with its result when it has ended.
+        """Start a run of a program, and answer with the run's result when the run has ended.
 
         With ``stream``, the answer is a stream of events: a ``node`` event when a node of the run
         begins, changes or ends, a ``question`` event when a question to a human opens or closes,
-        and at the end the ``run`` event. With ``wait`` false, the answer is the state of the run at
-        its beginning. A client that disconnects while it waits or streams cancels the run.
+        and at the end a ``run`` event with the result. With ``wait`` false, the answer is the state
+        of the run at its beginning. A client that disconnects while it waits or streams cancels the
+        run.
         """
         program = _program(server, name)
         accepted = accept_input(program, body.input)
@@ -95,7 +96,7 @@ def add_runs(
 
     @router.get("/programs/{name}/runs/{run_id}", response_model=None)
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
-        """Return the state of a run, and its result when it has ended."""
+        """Return the state of a run, and the run's result when the run has ended."""
         tenant = tenant_of(request)
         return JSONResponse(await _describe_any(server, runs, parking, tenant, name, run_id))
 
@@ -233,8 +234,8 @@ def describe_run(served_run: ServedRun) -> dict[str, Any]:
 
 
 def _state(run: Run) -> str:
-    """Return the state of a run. A running run that only waits for a human has a state of its
-    own.
+    """Return the state of a run: "waiting for a human" if the run is running, but does nothing
+    except wait for a human, and else the name of its `RunState`.
     """
     doing = state_of(run.row, 0.0, math.inf) if run.state is RunState.RUNNING else None
     return str(doing if doing is ProgramState.WAITING_FOR_HUMAN else run.state)
@@ -243,7 +244,9 @@ def _state(run: Run) -> str:
 async def _events(
     served_run: ServedRun, box: asyncio.Queue[Event | QuestionView]
 ) -> AsyncGenerator[dict[str, str], None]:
-    """Yield server-sent events: nodes as they change, questions, and the run at its end."""
+    """Yield server-sent events: nodes and questions as they change, and the run at its end. If the
+    stream is closed before this end, cancel the run.
+    """
     try:
         while not isinstance(event := await box.get(), RunEnded):
             if isinstance(event, QuestionView):
@@ -282,8 +285,8 @@ _LISTED = 1000
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Yield the router of clients' runs and of served programs; at the end, end all clients'
-    runs.
+    """Yield the router of clients' runs and of served programs. At the end, park the runs that can
+    be parked, and cancel or end all other runs.
     """
     runs = ProgramRuns(server)
     router = APIRouter(prefix="/v1", route_class=OpenAIRoute)
@@ -401,7 +404,7 @@ def _add_client_runs(router: APIRouter, server: Server) -> None:
     @router.get(_PATH + "/{run_id}", response_model=None)
     @router.get(_FORMER_PATH + "/{run_id}", response_model=None, deprecated=True)
     async def retrieve_client_run(request: Request, run_id: str) -> Response:
-        """Return the state of a run, and what it has cost so far."""
+        """Return the state of a run, and the seconds and tokens that it has used so far."""
         return answer(request, describe(request, get(request, run_id)))
 
     @router.delete(_PATH + "/{run_id}", response_model=None)
@@ -422,8 +425,8 @@ class ReleaseRequest(Strict):
 def _add_release(router: APIRouter, server: Server) -> None:
     @router.post("/programs/release", response_model=None)
     async def release_program(request: Request, body: ReleaseRequest) -> Response:
-        """End the program that a client's calls name. ``released`` is false if that program has
-        ended already or is unknown.
+        """End the program ``program_id``, the name that a client sends with its calls. The answer
+        has ``released`` false if that program has ended already or is unknown.
         """
         program = server.programs.get(tenant_of(request), body.program_id)
         if program is not None:
@@ -432,7 +435,7 @@ def _add_release(router: APIRouter, server: Server) -> None:
 
 
 def _describe_program(program: ClientProgram, now: float) -> dict[str, Any]:
-    """Describe a client's program and what it has cost so far. Times are in seconds."""
+    """Describe a client's program, and the seconds and tokens that it has used so far."""
     report = program.run.report(now)
     return {
         "run": program.run.id,

@@ -36,18 +36,20 @@ class ClientProgram:
     """A program of a client.
 
     - ``name``: the client's name for the program, or None if the client sends no name.
-    - ``deadline_at``, ``seen_at``: the deadline and the end of the last request (seconds of the
-      runtime's clock).
-    - ``frontier``: the nodes that a new call depends on, unless its client names them.
+    - ``deadline_at``: the time of the program's deadline (seconds of the runtime's clock), or None.
+    - ``seen_at``: the time at which the last request ended, or at which the program began.
+    - ``frontier``: the ended nodes that a new call depends on, unless the client names the nodes,
+      the call continues a chat, or a sub-agent makes the call.
     - ``ends``: the nodes of calls, by the client's names for the calls.
-    - ``left``: the program's entries in the tenant's conversations, with their hashes.
+    - ``left``: the hashes at which the tenant's conversations have entries of the program, each
+      with its entry.
     - ``gaps``: the client's tools that run now. Each key is the scope of the call that requested
       the tools, and each value has a scope and a node for every tool.
     - ``tools``: the names of the tools of all requests so far, with their positions.
     - ``branches``: the nodes that a sub-agent's next call depends on, by the sub-agent's name.
       Under None are the nodes of calls outside of sub-agents. Empty until a sub-agent makes a call.
     - ``is_explicit``: the client began the program explicitly, and has to end it.
-    - ``is_last``: the program ends with its open requests.
+    - ``is_last``: the program ends when its open requests have ended.
     - ``open``, ``requests``: the numbers of open requests and of all requests so far.
     """
 
@@ -68,7 +70,9 @@ class ClientProgram:
     seen_at: float = 0.0
 
     def join_branch(self, entry: RequestEntry) -> None:
-        """Make later calls of the request's agent depend on the calls of a request that ended."""
+        """Make later calls of an agent depend on the calls of ``entry``, a request of this agent
+        that has ended. The agent is a sub-agent, or the program itself (None).
+        """
         branch = self.branches.setdefault(entry.agent, Frontier())
         for scope in entry.scopes:
             branch.join(scope.frontier)
@@ -77,7 +81,8 @@ class ClientProgram:
         """Return tools in the order of the program's earlier requests, with new tools at the end.
 
         Clients that sort their tools would put a new tool before tools that are in the prefix
-        cache. Returns the same object if the tools are in this order already.
+        cache. Returns ``tools`` itself if the tools are in this order already, or if the program
+        has had more than `MOST_TOOLS` tools.
         """
         places, last = self.tools, -1
         is_sorted = True
@@ -96,7 +101,7 @@ class ClientProgram:
 def _is_over(program: ClientProgram, *, is_cut: bool) -> bool:
     """Return whether a program ends now that its last open request has ended.
 
-    ``is_cut`` says that the client disconnected before any part of the reply.
+    ``is_cut`` says that the client disconnected before it got any part of the reply.
     """
     is_empty = not (program.is_explicit or len(program.run.dag))
     is_only = program.name is None and program.requests == 1
@@ -127,9 +132,9 @@ class RequestEntry:
     """A request of a client's program.
 
     ``after`` are the nodes that the request's next call depends on; they include the calls of the
-    same request that have ended. ``hashes`` are the hashes of the request's chat, ``node`` and
-    ``call`` are the client's names, and ``agent`` is the sub-agent that makes the request.
-    ``scopes`` are the scopes of the request's calls so far.
+    same request that have ended. ``node`` and ``call`` are the client's names for the node function
+    and for the call, and ``agent`` is the sub-agent that makes the request. ``hashes`` are the
+    hashes of the request's chat. ``scopes`` are the scopes of the request's calls so far.
     """
 
     program: ClientProgram
@@ -157,9 +162,9 @@ class RequestEntry:
 class _TenantPrograms:
     """One tenant's programs.
 
-    ``single`` are idle programs that have made a single request and have no tool running, oldest
-    first. ``nameless`` are idle programs without a name, longest idle first. ``named`` are the
-    programs with a name, by name.
+    ``single`` are the idle programs that have made a single request and have no tool running.
+    ``nameless`` are the idle programs without a name. In both, the program that has been idle for
+    the longest time is first. ``named`` are the programs with a name, by name.
     """
 
     all: set[ClientProgram] = field(default_factory=set)
@@ -240,9 +245,10 @@ class ClientPrograms:
         running until the chat continues, unless the client names its calls: then the client also
         names the nodes between the calls.
 
-        ``is_cut`` says that the client disconnected before any part of a reply. If the program has
-        no name and no other request, the program ends, because a retry of the client begins a new
-        program. A program also ends if it has made no call, or if this was its last request.
+        ``is_cut`` says that the client disconnected before it got any part of a reply. If the
+        program has no name and has had no other request, the program ends, because a retry of the
+        client begins a new program. A program without open requests also ends if the client has
+        marked a request as its last, or if it has made no call and was not begun explicitly.
         """
         program = entry.program
         program.open -= 1
@@ -314,11 +320,16 @@ class ClientPrograms:
     def _make_room(self, tenant: str, own: _TenantPrograms, most: int, by_hand: bool) -> None:
         """End an idle program to make room for a new program.
 
-        The first of these programs that exists is ended: the oldest program that has made a single
-        request; the program without a name that has been idle for the longest time; a program with
-        a name that has been idle for longer than `_silence` allows. Unless the client begins the
-        new program explicitly (``by_hand``), an explicitly begun program without calls may be
-        ended, too. Raises `BusyError` if no program can be ended.
+        Of these kinds, in this order, the first kind that has a program is chosen, and the program
+        that has been idle for the longest time is ended:
+
+        1. programs that have made a single request and have no tool running
+        2. programs without a name
+        3. programs with a name that have been idle for longer than `_silence` allows
+        4. programs that were begun explicitly and have made no request, unless the new program is
+           also begun explicitly (``by_hand``)
+
+        Raises `BusyError` if there is no such program.
         """
         for first in (own.single, own.nameless):  # usual under load, and needs no search
             if first:
@@ -347,7 +358,8 @@ class ClientPrograms:
 
     def _check(self, program: ClientProgram) -> None:
         if program.deadline_at is not None and self._runtime.now() >= program.deadline_at:
-            raise ApiError(408, "the program has passed its deadline", code="deadline_exceeded")
+            text = f"run {program.run.id} has passed its deadline; begin a new run"
+            raise ApiError(408, text, code="deadline_exceeded")
         if len(program.run.dag) >= MOST_CALLS:
             raise ApiError(
                 400,
@@ -359,9 +371,11 @@ class ClientPrograms:
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
         """Return the nodes that a call depends on.
 
-        These are the calls that the client names as parents, else the end of the continued chat,
-        else all calls of the program that have ended. The first call of a sub-agent depends on the
-        calls of its parent only.
+        These are the calls that the client names as parents; unknown names are left out. If the
+        client names no known parent, they are the last call of the chat that the call continues.
+        If the call continues no chat, they are all ended calls of the program, or for a sub-agent
+        the sub-agent's own ended calls. Before a sub-agent has such calls, its call depends on the
+        calls of the agent that started it.
         """
         if claim.parents is not None:
             known = [program.ends[name] for name in claim.parents if name in program.ends]

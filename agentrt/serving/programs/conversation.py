@@ -56,7 +56,9 @@ def _arguments(arguments: Any) -> Any:
 
 
 class Conversations(Generic[T]):
-    """Values stored at the beginnings of chats, by the hash of each beginning."""
+    """Stores values under the hashes of beginnings of chats. At most ``most`` values are stored;
+    the least recently used values are removed first.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._left: OrderedDict[bytes, T] = OrderedDict()
@@ -66,8 +68,9 @@ class Conversations(Generic[T]):
         return len(self._left)
 
     def find(self, hashes: Sequence[bytes]) -> T | None:
-        """Return the value at the longest stored beginning of a chat. The whole chat, with its last
-        message, does not count as a beginning.
+        """Return the value of the longest stored beginning of a chat, or None. ``hashes`` has a
+        hash for each beginning (`chain`). The whole chat, with its last message, does not count as
+        a beginning.
         """
         for at in reversed(hashes[:-1]):
             value = self._left.get(at)

@@ -21,7 +21,9 @@ _OR_NOTHING = BeforeValidator(lambda value: {} if value is None else value)
 
 
 class _AgentContext(BaseModel):
-    """Dynamo's ``agent_context``. The older of its two forms has trajectories in a session."""
+    """Dynamo's ``agent_context``. It has two forms; in the older form, a session has
+    trajectories.
+    """
 
     session_id: Name | None = None
     parent_session_id: Name | None = None
@@ -33,13 +35,15 @@ class _AgentContext(BaseModel):
 
     @property
     def program(self) -> str | None:
-        """The program's name. A sub-agent belongs to its parent's program."""
+        """The program's name, or None. A sub-agent belongs to its parent's program."""
         session = self.parent_session_id or self.session_id
         return session or self.parent_trajectory_id or self.trajectory_id
 
     @property
     def is_last(self) -> bool:
-        """Whether the program ends. The end of a sub-agent does not end its parent's program."""
+        """Whether the program ends with this request. The end of a sub-agent does not end its
+        parent's program.
+        """
         parent = self.parent_session_id or self.parent_trajectory_id
         return bool(self.session_final or self.trajectory_final) and not parent
 
@@ -65,7 +69,7 @@ class _SessionParams(BaseModel):
 
 
 class Hints(BaseModel):
-    """The fields of a body that name its session.
+    """The fields of a request's body that name the request's session.
 
     ``session_id`` comes from clients of vLLM and SGLang, ``program_id`` from ThunderAgent's,
     ``nvext`` from Dynamo's, and ``session_params`` from SGLang's.
@@ -106,7 +110,9 @@ NONE = Hints()
 
 
 def read_hints(fields: Mapping[str, Any]) -> Hints:
-    """Return the hints of a body. Raises `ApiError`, with the field's name, if one is invalid."""
+    """Return the hints of a request's body. Raises `ApiError`, with the field's name, for an
+    invalid field.
+    """
     if FIELDS.isdisjoint(fields):
         return NONE
     try:

@@ -1,8 +1,8 @@
 """Read from the headers of a request which program the request belongs to, and where in the
 program's graph.
 
-If the headers do not name a program, the program is recognised by the request's conversation
-(`agentrt.serving.programs.conversation`).
+If neither the headers nor the body name a program, the program is recognised by the request's
+conversation (`agentrt.serving.programs.conversation`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SESSION_HEADERS = (
     "x-claude-code-session-id",  # Claude Code
     "x-session-affinity",  # OpenCode
     "session-id",  # Codex
-    "session_id",  # Codex, before
+    "session_id",  # older versions of Codex
     "x-dynamo-session-id",  # Dynamo
     "x-smg-routing-key",  # SGLang's gateway
 )
@@ -56,12 +56,12 @@ _LONGEST_TYPE = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claims of a client about a request. A field is None if the client does not set it.
+    """The claims of a client about a request. A field that the client does not set has its default.
 
-    ``call`` is the client's name for the call, and ``parents`` are the names of the calls that it
-    depends on. ``deadline_s`` is in seconds from the program's first call. ``is_last`` says that
-    the program ends with this request. ``agent`` is the sub-agent that makes the call, and
-    ``parent_agent`` the sub-agent that started it.
+    ``call`` is the client's name for the call, and ``parents`` are the names of the calls that this
+    call depends on. ``deadline_s`` is in seconds from the program's beginning. ``is_last`` says
+    that the program ends with this request. ``agent`` is the sub-agent that makes the call, and
+    ``parent_agent`` the sub-agent that started ``agent``.
     """
 
     program: str | None = None

@@ -90,9 +90,8 @@ def left_run(journal: Journal, row: RecordedProgram) -> LeftRun:
 async def ended_run(
     journal: Journal | None, tenant: str, name: str, run_id: str
 ) -> dict[str, Any] | None:
-    """Describe a run that ended on an earlier server; None for an unknown run.
-
-    ``tenant`` and ``name``, the program's name, must be those of the run.
+    """Describe an ended run from the journal. Return None for an unknown run, and for a run of
+    another tenant than ``tenant`` or of another program than ``name``.
     """
     known = None if journal is None else await journal.ended_program(run_id)
     if known is None or (known[0].tenant, known[0].type) != (tenant, name):

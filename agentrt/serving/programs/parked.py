@@ -72,7 +72,9 @@ class Parking:
         self._server.questions.sources.remove(self)
 
     async def sweep(self) -> None:
-        """Park runs that have waited long, and resume parked runs whose time has come."""
+        """Park runs that have waited long, and resume parked runs whose time has come. A draining
+        server resumes no runs.
+        """
         draining = self._server.draining
         self._park_all(_AT_A_STOP_S if draining else self._server.park_s)
         if draining or (self._clock.now() < self._next and not self._parks):
@@ -107,9 +109,8 @@ class Parking:
             self._park(run)
 
     def _can_park(self, run: Run, after_s: float) -> bool:
-        """Return whether a run has waited for ``after_s`` seconds and will wait as long again.
-
-        Only runs that wait for nothing but humans and times can be parked.
+        """Return whether a run can be parked: it has waited for ``after_s`` seconds, and waits only
+        for humans, and for times that are at least as many seconds away.
         """
         record = run.record
         if record is None or not record.rests or run.parked:
@@ -141,7 +142,11 @@ class Parking:
     # -- and back ----------------------------------------------------------------------
 
     async def _revived(self, program_id: str) -> ServedRun | None:
-        """Resume a parked run and return it; None if the run has ended."""
+        """Resume a parked run and return it; None if the run has ended. A run that is in memory
+        already is only returned.
+
+        Raises `QuestionClosedError` if this server does not serve the run's program.
+        """
         if (leaving := self._leaving.get(program_id)) is not None:
             await asyncio.wait([leaving])
         async with self._one_at_a_time:
@@ -177,8 +182,8 @@ class Parking:
         return rows[0] if rows else None
 
     async def _left(self, row: RecordedProgram) -> LeftRun | None:
-        """Return how a parked run is resumed. A run that cannot be resumed, or that has passed its
-        deadline, ends.
+        """Return how a parked run is resumed. If the run cannot be resumed or has passed its
+        deadline, end the run and return None.
         """
         try:
             left = left_run(self._journal, row)
@@ -198,7 +203,7 @@ class Parking:
     # -- for clients -------------------------------------------------------------------
 
     async def describe(self, tenant: str, name: str, run_id: str) -> dict[str, Any] | None:
-        """Describe a parked run for clients; None for an unknown or not parked run."""
+        """Describe a run for clients; None if the tenant has no such run that is parked."""
         row = None if self._runs.has(run_id) else await self._parked(run_id)
         if row is None or (row.tenant, row.type) != (tenant, name):
             return None
@@ -218,7 +223,9 @@ class Parking:
         }
 
     async def cancel(self, tenant: str, name: str, run_id: str) -> bool:
-        """End a parked run without resuming it. Return False for an unknown or not parked run."""
+        """End a parked run without resuming it. Return False if the tenant has no such run that is
+        parked.
+        """
         async with self._one_at_a_time:
             row = None if self._runs.has(run_id) else await self._parked(run_id)
             if row is None or (row.tenant, row.type) != (tenant, name):
@@ -248,7 +255,7 @@ class Parking:
         parked_question = await self._waits.question(question_id)
         # The program may have been resumed while the journal was read.
         if (back := self._reopening.get(question_id)) is not None:
-            # Report it as open: the resumed program decides whether the answer is too late.
+            # The question counts as open: the resumed program decides if an answer is too late.
             view = replace(_question_view(back[0], self._clock), state="open")
         elif parked_question is None or question_id in self._runtime.questions.closed:
             return await self._server.questions.of_programs.find(viewer, question_id)

@@ -1,4 +1,6 @@
-"""The runs of served ``@program`` functions that clients have started."""
+"""The runs of programs that clients or events have started: of served ``@program`` functions, of
+submitted programs, and of graphs as tools of the MCP server.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ _KEPT = 1000
 _KEPT_S = 3600.0
 """Seconds for which the result of an ended run can be retrieved."""
 _AHEAD = 1024
-"""Maximum number of events that wait for a slow reader. The reader misses further node events, but
-not the end.
+"""Maximum number of events that wait for a slow reader. The reader misses further events, except
+the end of the run.
 """
 
 
 @dataclass(slots=True, eq=False)
 class ServedRun:
-    """A run that a client started.
+    """A run of a program that a client or an event started.
 
     ``seen`` converts a question of the run into the form that clients see. ``open`` are the run's
     open questions, by id. ``late`` is the timer of the deadline, and ``is_late`` says that the run
@@ -65,8 +67,8 @@ class ServedRun:
         return box
 
     def publish(self, event: Event | QuestionView) -> None:
-        """Put an event into all watchers' queues. A full queue misses the event, unless the event
-        is the run's end.
+        """Put an event into all watchers' queues. A full queue misses the event; but if the event
+        is the run's end, the queue's oldest event is dropped instead.
         """
         for box in self.watchers:
             if not box.full() or isinstance(event, RunEnded):
@@ -82,7 +84,7 @@ the run's state at its beginning.
 
 
 class ProgramRuns:
-    """The runs that clients started, including recently ended runs."""
+    """The runs that clients and events started, including recently ended runs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -103,7 +105,8 @@ class ProgramRuns:
         """Start a run of a program.
 
         ``event`` is the event that triggered the run, if any. ``durable`` says how the run is
-        recorded, if not as its ``body`` says. Raises `BusyError` if the tenant is at a limit.
+        recorded in the journal. If it is None, a run of a served program is recorded as ``body``
+        says, and any other run is not recorded. Raises `BusyError` if the tenant is at a limit.
         """
         tenants, live = self._server.tenants, self._server.live
         most = tenants.limits(tenant).programs
@@ -140,7 +143,7 @@ class ProgramRuns:
         served_run = self._runs[run.id] = ServedRun(run, tenant, seen)
         assert run.task is not None
         self._server.live[tenant] += 1
-        # The client may not wait for the run, but a server that drains does.
+        # A draining server waits for the run, even if no client does.
         self._server.under_way.add(run.task)
         run.task.add_done_callback(functools.partial(self._over, tenant, run))
         if event is not None:
@@ -212,7 +215,9 @@ class ProgramRuns:
                 del self._runs[run_id]
 
     async def close(self) -> None:
-        """Cancel all runs. The next server resumes the runs that are in the journal."""
+        """Cancel all runs. The next server resumes the runs that are in the journal and whose
+        clients did not wait for the result.
+        """
         if self._is_listening:
             self._runtime.registry.unlisten(self._on_event)
             self._runtime.questions.unlisten(self._on_question)
@@ -235,8 +240,9 @@ class ProgramRuns:
         served_run.run.cancel()
 
     def _listen(self) -> None:
-        """Listen to events, from the first run on. The events of all programs come here, so earlier
-        listening would slow the calls of a server's clients even if nobody starts a run.
+        """Start to listen to events when the first run starts. The events of all programs come
+        here, so listening earlier would slow the calls of client programs even if nobody starts a
+        run.
         """
         if not self._is_listening:
             self._is_listening = True

@@ -61,7 +61,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
 
     @router.post("/questions/{question_id}", response_model=None)
     async def answer_question(request: Request, question_id: str) -> Response:
-        """Answer with ``{"answer": …}``, or with the answer itself as the body's JSON.
+        """Answer a question. The body is ``{"answer": …}``, or the answer itself as JSON.
 
         Only the first answer counts; a later answer gets status 409. An answer that does not match
         the question's schema gets status 422, and the question stays open.

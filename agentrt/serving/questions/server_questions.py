@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 _MOST = 1000
-"""Maximum number of questions in a list."""
+"""Maximum number of questions that `ServerQuestions.listed` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """A selection of questions: of a run or a thread (None: all), the newest ``limit``."""
+    """A selection of questions: the questions of ``run`` and of ``thread`` (None: of all runs or
+    threads), and of these the newest ``limit``.
+    """
 
     run: str | None = None
     thread: str | None = None
@@ -89,7 +91,9 @@ class QuestionSource(Protocol):
         """Return the open questions that the viewer may see, newest first."""
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
-        """Return an open or closed question; None if the viewer may see no such question here."""
+        """Return an open or closed question; None if this source has no such question that the
+        viewer may see.
+        """
 
     async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
         """Answer a question. Return additional fields for the HTTP response to the answer.
@@ -143,8 +147,8 @@ class ProgramQuestions:
 class ServerQuestions:
     """All questions of a server.
 
-    ``changes`` counts questions that opened or closed, and ``watchers`` are called after each such
-    change. The server's other APIs add their ``sources``, and call `changed`.
+    ``changes`` counts how often a question opened or closed, and ``watchers`` are called after each
+    such change. The server's other APIs add their ``sources``, and call `changed`.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -161,7 +165,9 @@ class ServerQuestions:
             watcher()
 
     async def listed(self) -> list[dict[str, Any]]:
-        """Return the open questions of all tenants as JSON for clients."""
+        """Return the open questions of all tenants as JSON for clients, newest first, at most
+        `_MOST`.
+        """
         return [
             question.to_json()
             for question in await self.open(Viewer(), QuestionFilter(limit=_MOST))

@@ -1,4 +1,4 @@
-"""The calls of a sandboxed program, made on the program's real context.
+"""Makes the calls that a sandboxed program requests, outside the sandbox.
 
 The program refers to token contexts by number, and never gets the contexts themselves.
 """
@@ -19,8 +19,8 @@ from agentrt.serving.frontend.bounds import check_bounds
 from agentrt.serving.submit.limits import TokenBudget
 
 _MOST_IDS = 4_000_000
-"""Maximum number of token ids in all of a program's contexts. A fork shares its token ids with its
-original, so the shared ids are counted once.
+"""Maximum number of token ids that a program may add to all of its contexts together. A fork shares
+the token ids of its original, so the shared ids are counted once.
 """
 _MOST_LIKELY = 64
 _OPTIONS = (
@@ -33,7 +33,9 @@ _HUMAN_OPTIONS = ("choices", "schema", "timeout", "default")
 
 
 class HostCalls:
-    """The operations that a submitted program may request. The sandbox can reach nothing else."""
+    """The operations that a submitted program may request. The program can reach nothing else
+    outside its sandbox.
+    """
 
     def __init__(self, ctx: Context, tokens: TokenBudget) -> None:
         self._ctx = ctx
@@ -58,7 +60,7 @@ class HostCalls:
         """Run an asynchronous operation, and return its result as plain data.
 
         ``target`` is the number of a token context. Raises `ConfigError` for an unknown operation,
-        and all errors of the context.
+        and the errors of the operation itself.
         """
         if operation not in self._known:
             raise ConfigError(f"a submitted program has no operation {operation!r}")
@@ -95,7 +97,7 @@ class HostCalls:
             raise ConfigError(f"n must be from 1 to {_MOST_CHOICES}, got {choices!r}")
         if "tools" in chosen:
             chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
-        # extra_body could set fields that are checked here, such as a second token limit.
+        # extra_body could override fields that are checked here, such as the token limit.
         if chosen.pop("extra_body", None):
             raise ConfigError(
                 "a submitted program's llm() does not accept extra_body; leave it out"
@@ -135,7 +137,7 @@ class HostCalls:
         self._ids += ids
         if self._ids > _MOST_IDS:
             raise ConfigError(
-                f"the contexts of a submitted program may hold {_MOST_IDS} tokens at most"
+                f"a submitted program may add {_MOST_IDS} tokens at most to its contexts"
             )
 
     async def _context(self, target: int, content: Any, **options: Any) -> int:
@@ -159,8 +161,9 @@ class HostCalls:
     async def _fill(self, target: int, content: Any) -> None:
         context = self._of(target)
         _check_content(content)
+        before = len(context)
         await context.fill(content)
-        self._count(len(context))
+        self._count(len(context) - before)
 
     async def _text(self, target: int) -> str:
         return await self._of(target).text()
@@ -169,11 +172,13 @@ class HostCalls:
         context = self._of(target)
         chosen = checked("generate", options, _OPTIONS)
         if not 0 <= (chosen.get("logprobs") or 0) <= _MOST_LIKELY:
-            raise ConfigError(f"logprobs must be from 0 to {_MOST_LIKELY}")
+            raise ConfigError(
+                f"logprobs must be from 0 to {_MOST_LIKELY}, got {chosen['logprobs']!r}"
+            )
         if chosen.get("constrain") is not None:
             chosen["constrain"] = constraint(chosen["constrain"])
         wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", 256)))
-        used = wanted
+        used, before = wanted, len(context)
         try:
             done = await context.generate(wanted, **chosen)
             used = done.report.uncached_tokens + done.report.output_tokens
@@ -182,7 +187,7 @@ class HostCalls:
             raise
         finally:
             self._tokens.settle(wanted, used)
-        self._count(len(context))
+        self._count(len(context) - before)
         return {
             "text": done.text,
             "token_ids": list(done.token_ids),
@@ -194,7 +199,7 @@ class HostCalls:
         chosen = checked("score", options, ("top",))
         context, used = self._of(target), self._tokens.reserve(1)
         if not 0 <= chosen.get("top", 0) <= _MOST_LIKELY:
-            raise ConfigError(f"top must be from 0 to {_MOST_LIKELY}")
+            raise ConfigError(f"top must be from 0 to {_MOST_LIKELY}, got {chosen['top']!r}")
         try:
             scores = await context.score(content, **chosen)
             used += scores.report.uncached_tokens
@@ -266,7 +271,10 @@ _DEEPEST = 16
 
 
 def check_size(value: Any) -> None:
-    """Raise `ConfigError` for arguments of more than 1 MiB, without reading all of them."""
+    """Raise `ConfigError` for arguments of more than 1 MiB, without reading all of them.
+
+    A text counts as its number of characters, and every other value as 8 bytes.
+    """
     left, parts = _MOST_SAID, [value]
     while parts:
         part = parts.pop()
@@ -312,12 +320,15 @@ def constraint(named: Any) -> Constraint:
 def check_simple(schema: Any, depth: int = 0) -> None:
     """Raise `ConfigError` for a schema that could make the check of an answer slow.
 
-    Such schemas have patterns or references, or are deeply nested.
+    Such schemas have patterns or references, or are deeply nested. So only the keywords of
+    `_SIMPLE` and `_DEEPEST` nested levels are allowed.
     """
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        raise ConfigError(f"a schema is an object, {_DEEPEST} levels deep at most")
+        raise ConfigError(
+            f"a question's schema must be an object with at most {_DEEPEST} nested levels"
+        )
     if depth == 0:
         check_bounded({"structured_outputs": {"json": schema}})
     if unknown := set(schema) - _SIMPLE:

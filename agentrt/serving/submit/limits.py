@@ -28,12 +28,15 @@ class TokenBudget:
     def reserve(self, wanted: int, times: int = 1) -> int:
         """Reserve ``wanted`` tokens for each of ``times`` choices, or as many as are left.
 
-        Returns the tokens per choice. Raises `SubmittedProgramError` if no tokens are left.
+        Returns the tokens per choice. Raises `SubmittedProgramError` if fewer tokens are left than
+        choices.
         """
         tokens = min(wanted, self._left // times)
         if tokens < 1:
-            text = f"the program has used all of its {self._limit} tokens"
-            raise SubmittedProgramError(text)
+            raise SubmittedProgramError(
+                f"the program has {max(self._left, 0)} of its {self._limit} tokens left, and this "
+                f"call needs at least {times}"
+            )
         self._left -= tokens * times
         return tokens
 

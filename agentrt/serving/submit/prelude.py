@@ -1,9 +1,9 @@
 """The names that a submitted program can use. This module runs in the sandbox, before the program.
 
 It is written in the subset of Python that the sandbox's interpreter knows: no decorators of
-methods, no base classes, and few special methods. All data leaves the sandbox through ``_ask`` or
-``_do``, as plain data. The host checks each of these calls for what the program may do; this module
-checks nothing.
+methods, no base classes, and few special methods. All data leaves the sandbox through calls of
+``_ask`` or ``_do``, as plain data. The host checks whether the program may make such a call; this
+module checks nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ToolCall:
 
 
 class Reply:
-    """The reply of a model call. In a prompt it stands for its text.
+    """The reply of a model call. In a prompt, a reply stands for its text.
 
     ``message`` is the reply as a message of a chat.
     """
@@ -50,7 +50,8 @@ class Reply:
 
 
 class Completion:
-    """A text that a model has generated in a token context. In a prompt it stands for its text.
+    """A text that a model has generated in a token context. In a prompt, a completion stands for
+    its text.
 
     ``logprobs`` has, for each position, pairs of token id and log probability.
     """
@@ -69,7 +70,9 @@ class Completion:
 
 
 def _plain(content: Any) -> Any:
-    """Return text or a chat as plain data, with replies replaced by their text."""
+    """Return ``content`` (a text, token ids or a chat) with replies and completions replaced by
+    their texts.
+    """
     if isinstance(content, (Reply, Completion)):
         return content.text
     if isinstance(content, (list, tuple)):

@@ -43,14 +43,16 @@ TURN_S = 0.5
 """Maximum number of seconds that a program may compute without waiting for a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
-"""A turn is paused after this many calls or seconds, so that other programs get a turn."""
+"""A turn is paused after this many calls or seconds, so that other programs of the tenant get a
+turn.
+"""
 
 
 class Steps:
     """The turns of one program in the processes of its tenant.
 
-    The program's calls are asyncio tasks that the program's own task starts, so that they appear in
-    its graph like the calls of a served program.
+    The program's calls are asyncio tasks that the program's own task starts, so that the calls
+    appear in the program's graph like the calls of a served program.
     """
 
     def __init__(self, workers: Workers, host: HostCalls, limits: Limits) -> None:
@@ -62,7 +64,9 @@ class Steps:
         self._calls: dict[int, asyncio.Task[Any]] = {}
 
     async def run(self, prelude: str, code: str, inputs: Mapping[str, Any]) -> Any:
-        """Run ``code`` after ``prelude``, and return the value of its last expression."""
+        """Run ``prelude`` and then ``code``, and return the value of the last expression of
+        ``code``.
+        """
         try:
             at = await self._turn(lambda: self._begin(prelude, code, inputs))
             while not isinstance(at, MontyComplete):
@@ -78,7 +82,9 @@ class Steps:
                 await self._workers.in_thread(lambda: self._workers.leave_here(session))
 
     async def _turn(self, go_on: Callable[[], Any]) -> Any:
-        """Run a turn of the program, and start the calls that it requested."""
+        """Run a turn of the program, start the calls that the program requested, and return where
+        the program has stopped.
+        """
         at = await self._workers.turn(lambda: self._computed(go_on()))
         for call_id, args in self._requests:
             self._calls[call_id] = asyncio.create_task(self._host.ask(*args))
@@ -86,7 +92,9 @@ class Steps:
         return at
 
     async def _next(self, at: Any) -> Callable[[], Any]:
-        """Wait for the program's next input, and return the function that continues it."""
+        """Wait for the answers that the program needs next, and return a function that continues
+        the program. ``at`` is where the program has stopped.
+        """
         if isinstance(at, FutureSnapshot):
             answers = await _settled(self._calls, at.pending_call_ids)
             return lambda: at.resume(answers)
@@ -106,7 +114,9 @@ class Steps:
         )
 
     def _computed(self, at: Any) -> Any:
-        """Run the program until it waits, pauses, or needs the event loop's thread."""
+        """Run the program until it ends, waits for calls, is paused, or needs the event loop's
+        thread. ``at`` is where the program stopped before; return where the program stops.
+        """
         began = time.monotonic()
         while not isinstance(at, MontyComplete | FutureSnapshot):
             if _wants(at, "_do") or self._paused(began):
@@ -145,8 +155,8 @@ def _wants(at: Any, name: str) -> bool:
 
 
 async def _settled(calls: dict[int, asyncio.Task[Any]], waited: list[int]) -> dict[int, Any]:
-    """Wait until one of the calls has ended, and return the answers of all calls that have
-    ended.
+    """Wait until one of the ``waited`` calls has ended. Remove all of these calls that have ended
+    from ``calls``, and return their outcomes, by the ids of the calls.
     """
     await asyncio.wait([calls[call_id] for call_id in waited], return_when=asyncio.FIRST_COMPLETED)
     return {
@@ -168,7 +178,11 @@ def _unknown(at: FunctionSnapshot) -> Any:
 
 
 def _raised(error: Exception) -> Any:
-    """Convert the error of a call to an exception that the program can catch."""
+    """Convert the error of a call to an exception that the program can catch.
+
+    Raises ``error`` itself if it is not an `AgentrtError`, `TimeoutError`, `TypeError` or
+    `ValueError`.
+    """
     if isinstance(error, TimeoutError):
         return {"exc_type": "TimeoutError", "message": str(error)}
     known = isinstance(error, UsageError)
@@ -227,7 +241,7 @@ class Sandbox:
                     steps = Steps(workers, host, limits)
                     return await steps.run(_PRELUDE, source + _START, inputs)
         except MontyCrashedError as error:
-            text = "the program did not stop at its limits, and its process was killed"
+            text = "the program's process crashed, or was killed at a limit of the program"
             raise SubmittedProgramError(text) from error
         except MontyError as error:
             raise _fault(error, limits, source.count("\n") + 1) from error
@@ -236,7 +250,9 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _of(self, tenant: str) -> Iterator[Workers]:
-        """Yield the tenant's processes, which stay for a while after the tenant's last program."""
+        """Yield the tenant's processes, which stay for `LINGER_S` seconds after the tenant's last
+        program has ended.
+        """
         workers = self._workers.get(tenant)
         if workers is None:
             workers = self._workers[tenant] = Workers(self._threads)
@@ -267,11 +283,11 @@ def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramEr
     trace = error.display().replace(_SOURCE_FILE, "program.py")
     trace = trace.replace(_PRELUDE_FILE, "context.py")
     if "suspension limit" in message:
-        message = f"the program made more than {limits.submitted_calls} calls"
+        message = f"the program made more than {limits.submitted_calls} calls, its maximum"
     elif "turn time limit" in message:
-        message = f"the program computed for {TURN_S:g} s without a call"
+        message = f"the program computed for {TURN_S:g} s without a call, its maximum"
     elif "feed time limit" in message:
-        message = f"the program computed for {limits.submitted_seconds} s in all"
+        message = f"the program computed for {limits.submitted_seconds} s in all, its maximum"
     return SubmittedProgramError(message, lines[-1] if lines else None, trace)
 
 
@@ -310,7 +326,9 @@ class TenantTurns:
         self.share = Bucket(_BURST_S, _SHARE * (os.cpu_count() or 1), clock())
 
     async def take(self, in_thread: InThread[T], function: Callable[[], T]) -> T:
-        """Call ``function`` by means of ``in_thread`` when the tenant may have a turn."""
+        """Call ``function`` by means of ``in_thread`` when the tenant may have a turn, and return
+        the result of ``function``.
+        """
         async with self._lock:
             await asyncio.sleep(self.share.wait_s(0.0, self._clock()))
             took = 0.0
@@ -368,7 +386,7 @@ class Workers:
             raise
 
     def enter_here(self, limits: ResourceLimits) -> MontySession:
-        """Return a session with a new interpreter."""
+        """Return a session with a new interpreter in one of the tenant's processes."""
         if not self._open:
             self._pool.__enter__()
             self._open = True

@@ -99,7 +99,9 @@ class AdmissionController(ForwardingExecutor):
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
 
     async def _entered(self, call: Call, prompt: int) -> tuple[Ticket, float]:
-        """Wait until a call is admitted. Return its ticket and the seconds that it waited."""
+        """Wait until a call is admitted. Return the call's ticket, and the seconds that the call
+        waited.
+        """
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
         rank = self._policy.tenant_queue_rank(call.identity.path_s, call.identity.service_s)
         if IS_BATCH.get():

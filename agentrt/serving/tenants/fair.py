@@ -4,7 +4,7 @@ among the calls of one tenant.
 This is the algorithm of virtual token counters (VTC, Sheng et al., OSDI 2024) with weights. The
 next call comes from the waiting tenant that was served least in relation to its weight. When a
 tenant becomes active again, its counter is raised to the counter of the least served active tenant,
-so that idle time does not earn service. The code has no side effects; the caller passes the time
+so that idle time does not earn service. The code reads no clock; the caller passes the time
 (seconds).
 """
 
@@ -25,7 +25,7 @@ KEPT_OF = 8
 RECENT_S = 10.0
 """Seconds after its last call for which a tenant is expected to make another call."""
 STARVATION_S = 20.0
-"""Seconds after which calls of its own tenant no longer overtake a waiting call."""
+"""Seconds of waiting after which a call is no longer overtaken by calls of the same tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class FairQueue:
 
     ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
     for tenants without an admitted call, so that a new tenant need not wait until calls of other
-    tenants end. While a tenant has more admitted calls than another recently active tenant, its
-    next call is admitted only if one batch, less its reserved slots, is not yet full. So the other
-    tenant's next call can run at once.
+    tenants end. While a tenant has more admitted calls than another recently active tenant, the
+    next call of the first tenant is admitted only while the number of all admitted calls is below
+    the number of unreserved slots of one batch. So the other tenant's next call can run at once.
 
     `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
     call that was cancelled while it waited.
@@ -185,7 +185,8 @@ class FairQueue:
 
     def _forget(self, state: _TenantQueue, ticket: Ticket) -> None:
         del state.waiting[ticket.number]
-        # Tickets that left from the middle stay in the heap: rebuild it when they are many.
+        # Tickets that left from the middle stay in the heap. Rebuild the heap if it has many of
+        # them.
         if len(state.ranked) > 2 * len(state.waiting) + 16:
             state.ranked = [(t.rank, t.number) for t in state.waiting.values()]
             heapq.heapify(state.ranked)
@@ -197,7 +198,9 @@ class FairQueue:
         return self._floor
 
     def _forget_idle(self) -> None:
-        """Forget idle tenants whose counter is no higher than the counter of a new tenant."""
+        """Forget idle tenants whose counter is no higher than the counter of a new tenant, except
+        tenants that are expected to call soon.
+        """
         floor = self._least_counter()
         every = self._tenants.items()
         for name in [n for n, t in every if t.served <= floor and not self._is_recent(t)]:

@@ -39,7 +39,7 @@ class _Key(BaseModel):
 
 
 class _TenantEntry(BaseModel):
-    """A tenant in the file. All fields besides these are limits."""
+    """A tenant in the file. All fields other than ``keys`` and ``operator`` are limits."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -133,9 +133,9 @@ class KeyRing:
 def new_key(path: Path, tenant: str) -> str:
     """Add a new key for ``tenant`` to the file, and return the key.
 
-    The file is created if it does not exist. It has only the key's hash, so the returned key cannot
-    be read again. Raises `ConfigError` for an invalid name, or a file that cannot be read or
-    written.
+    The file is created if it does not exist. The file gets only a hash of the key, so the returned
+    key cannot be read again. Raises `ConfigError` for an invalid name, or a file that cannot be
+    read or written.
     """
     _check_name(tenant, "agentrt keys new")
     document = _read(path) if path.exists() else {"tenants": {}}
@@ -145,7 +145,10 @@ def new_key(path: Path, tenant: str) -> str:
     try:
         _write(path, json.dumps(document, indent=2) + "\n")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{path} cannot be written: {reason}; name a file that this user can write"
+        ) from error
     return f"agentrt_{name}_{secret}"
 
 

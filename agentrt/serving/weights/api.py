@@ -66,8 +66,8 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         return JSONResponse(state())
 
     async def pause(mode: PauseMode = "abort", clear_cache: bool = True) -> JSONResponse:
-        """Pause generation, and answer when no call runs. ``clear_cache`` has no effect: blocks of
-        old weights are never read.
+        """Pause generation, and answer when no call runs. ``clear_cache`` has no effect, because no
+        call gets cached blocks of other weights.
         """
         with _as_answers():
             await runtime.pause_generation(mode)

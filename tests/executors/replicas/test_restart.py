@@ -34,7 +34,7 @@ async def test_a_drained_replica_finishes_its_calls_and_takes_none(opened: Open)
     await draining
     assert [len(mortal.calls) for _, mortal in cast.made] == [1, 4]
     assert replicas.replicas[0].state is ReplicaState.DRAINING
-    assert notices == ["replica-0 takes no new calls: 1 calls to finish"]
+    assert notices == ["replica-0 takes no new calls, and finishes its calls in progress: 1"]
 
 
 async def test_restart_puts_a_new_engine_in_the_place(opened: Open) -> None:

@@ -165,7 +165,7 @@ def test_what_the_core_gave_up_is_told_as_the_clients_mistake() -> None:
     call = Call(Identity("p/0", "p", "t"), CallSpec(max_tokens=1))
     held = SimpleNamespace(structured_outputs=object())
     ended = SimpleNamespace(finish_reason="error")
-    with pytest.raises(CallRejectedError, match="too slow for each token"):
+    with pytest.raises(CallRejectedError, match="takes too long for each token"):
         check_compiled(call, held, ended)
     check_compiled(call, SimpleNamespace(structured_outputs=None), ended)
     check_compiled(call, held, SimpleNamespace(finish_reason="stop"))

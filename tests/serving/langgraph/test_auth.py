@@ -258,8 +258,8 @@ def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
     ("auth", "message"),
     [
         ("./hooks.py:auth", "must have the form"),
-        ({"path": "hooks.py"}, "no such file"),
-        ({"path": "./nowhere.py:auth"}, "no such file"),
+        ({"path": "hooks.py"}, "does not name an existing file"),
+        ({"path": "./nowhere.py:auth"}, "does not name an existing file"),
         ({"path": "./hooks.py:KEYS"}, "is not a langgraph_sdk.Auth"),
         ({"path": "./hooks.py:auth", "openapi": {}}, "openapi are not supported"),
     ],

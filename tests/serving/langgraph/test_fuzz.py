@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 
 from tests.serving.langgraph.runs.test_runs import IN
 
@@ -143,6 +144,22 @@ async def test_bad_bodies_are_refused_with_a_sentence(http: httpx.AsyncClient) -
 
 
 _JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"metadata": ', "the body is not valid JSON: "),
+        (b'{"metadata": {"a": "\\u0000"}}', "the body cannot be stored: a text contains a NUL"),
+        (b'{"metadata": {"a": "\\ud800"}}', "the body cannot be stored: "),
+    ],
+)
+async def test_json_that_cannot_be_stored_is_not_called_invalid(
+    http: httpx.AsyncClient, body: bytes, message: str
+) -> None:
+    answer = await http.post("/threads", content=body, headers=_JSON)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(message)
 
 
 async def test_every_field_that_is_not_supported_is_named(http: httpx.AsyncClient) -> None:

@@ -217,7 +217,7 @@ async def test_who_does_not_hear_is_tried_again_and_then_left(
             assert listening.heard.empty()
         assert rests == sorted(rests)
         assert not server.under_way
-    assert caplog.text.count("was not called") == 3
+    assert caplog.text.count("the call of its webhook failed") == 3
 
 
 # -- where --------------------------------------------------------------------------------

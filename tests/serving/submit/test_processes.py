@@ -17,7 +17,7 @@ async def test_a_program_without_an_end_is_stopped_and_leaves_no_process() -> No
     async with open_server(submit=True) as local:
         run = await send(local, SPINS)
         assert (await send(local, CALLS))["state"] == "done"
-    assert run["error"]["message"] == "the program computed for 0.5 s without a call"
+    assert run["error"]["message"] == "the program computed for 0.5 s without a call, its maximum"
     assert not processes()
 
 

@@ -116,6 +116,21 @@ async def main(ctx):
     assert [(node.name, node.parents) for node in nodes] == [("generate", ())] * 2
 
 
+async def test_a_token_counts_once_towards_the_maximum_of_all_contexts() -> None:
+    """A long context may grow by many small pieces, and its forks share its tokens."""
+    source = """
+async def main(ctx):
+    context = await ctx.context("many words " * 50000)
+    for i in range(50):
+        fork = context.fork()
+        await fork.fill(" more")
+    return len(context.token_ids()) * 50 > 4_000_000
+"""
+    async with open_server(submit=True) as local:
+        run = await send(local, source)
+    assert (run["error"], run["result"]) == (None, True)
+
+
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
@@ -301,7 +316,8 @@ async def main(ctx):
     async with open_server(script, submit=True, limits=Limits(submitted_tokens=5)) as local:
         run = await send(local, source)
     assert asked == [2, 2, 1]
-    assert run["result"].count("the program has used all of its 5 tokens") == 7
+    refused = "the program has 0 of its 5 tokens left, and this call needs at least 1"
+    assert run["result"].count(refused) == 7
 
 
 async def test_one_tenant_cannot_have_all_programs() -> None:

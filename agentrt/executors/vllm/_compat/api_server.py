@@ -49,7 +49,8 @@ def make_arg_parser(parser: Any) -> Any:
 async def make_app(
     client: Any, args: Namespace, tasks: tuple[Any, ...], *, alone: bool = False
 ) -> FastAPI:
-    """Return vLLM's application on an engine client, with its state initialized.
+    """Return vLLM's HTTP application, with its state initialized. It makes its calls through
+    ``client``, an engine client.
 
     The application runs behind agentrt's server, so middleware that is not needed there is removed.
     With ``alone``, no middleware is removed, as in `vllm serve`.
@@ -250,7 +251,7 @@ def make_renderer(vllm_config: Any) -> tuple[Any, Any]:
 
 def chat_template_of(config: Any, user_template: str | None) -> str | None:
     """Return the chat template of a model: ``user_template``, or else the template of its
-    tokenizer.
+    tokenizer; None if there is none.
 
     ``user_template`` is a file or the template itself, as ``--chat-template`` takes it.
     """

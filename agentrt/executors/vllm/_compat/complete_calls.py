@@ -71,7 +71,7 @@ def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
 
 
 class _Streamed:
-    """The calls that were streamed so far, and whether any ``text`` was."""
+    """The calls that were streamed so far, and whether any ``text`` was streamed."""
 
     def __init__(self) -> None:
         self.text = False
@@ -99,7 +99,8 @@ class _Streamed:
     ) -> list[DeltaToolCall]:
         """Return deltas for the calls of the ``whole`` output that were not streamed.
 
-        Empty unless the whole output begins with the streamed calls.
+        The result is empty if the first calls of the whole output have other names than the
+        streamed calls.
         """
         count = len(self.calls)
         if [call.name for call in whole[:count]] != [call.name for call in self.calls]:

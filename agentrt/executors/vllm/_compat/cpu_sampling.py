@@ -39,7 +39,8 @@ def _repeated(
 ) -> Any:
     """Return a tensor of ``num_tokens`` numbers: each number of ``x`` as often as its request has
     drafts. The drafts of a request end before its number in ``cu_num_tokens``. Numbers that are
-    ``replace_from`` become ``replace_to``. vLLM's own names, since vLLM may pass them by name.
+    ``replace_from`` become ``replace_to``. The parameters have vLLM's names, because vLLM may pass
+    them by name.
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     repeated = x.repeat_interleave(counts, output_size=num_tokens)

@@ -1,4 +1,5 @@
-"""Makes vLLM's parsers read the same from a whole output and from its stream, wherever it ends.
+"""Makes vLLM's parsers read the same from a whole output and from its stream, even if the output
+was cut off.
 
 Most of vLLM's parsers lose calls, names or arguments when several tokens arrive at once. Such
 parsers get one token at a time (`token_texts`). Some parsers stream wrong calls even then; their
@@ -268,7 +269,9 @@ class _Alike(_Base):
         return self._without_blanks(delta, finished=finished)
 
     def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
-        """Return whether tokens are read one at a time: (during the reasoning, after it)."""
+        """Prepare the parser for the stream of a request. Return whether its tokens are read one at
+        a time: a pair, for the tokens of the reasoning and for the tokens after it.
+        """
         if not self.is_delegating:
             return False, False
         self._holds_blanks = bool(request.tools)
@@ -309,7 +312,9 @@ class _Alike(_Base):
         return after or self._reasoning_parser is not None, after
 
     def _passes_text(self, request: Any) -> bool:
-        """Whether vLLM reads no calls for a request, so that its streams are unchanged text."""
+        """Return whether vLLM reads no calls for a request, so that its streams are unchanged
+        text.
+        """
         return not request.tools and (self._tool_parser is None or request.tool_choice == "none")
 
     def _needs_tokens(self, text: str, ids: list[int]) -> bool:
@@ -330,7 +335,7 @@ class _Alike(_Base):
     def _read_joined(
         self, text: str, ids: list[int], request: Any, prompt: list[int] | None, *, finished: bool
     ) -> Any:
-        """Read several tokens, one at a time for as long as the parser needs it."""
+        """Read several tokens, one at a time for as long as the parser needs this."""
         assert self._texts is not None
         assert self._by_token is not None
         joined, pieces = Joined(), deque(self._texts.split(text, ids))
@@ -365,8 +370,8 @@ class _Alike(_Base):
         return joined.delta
 
     def _named(self, calls: Sequence[DeltaToolCall]) -> list[DeltaToolCall]:
-        """Hold a call back until its name has arrived: clients cannot read a call without a
-        name.
+        """Return the pieces of the calls whose names have arrived. The pieces of a call are held
+        back until its name has arrived, because clients cannot read a call without a name.
         """
         named = []
         for piece in calls:
@@ -382,7 +387,7 @@ class _Alike(_Base):
 
     def _without_blanks(self, delta: Any, *, finished: bool) -> Any:
         """Hold leading blanks back until other text follows. If only calls follow, the blanks are
-        dropped.
+        dropped; if nothing follows, they are added at the end.
         """
         if delta is not None:
             self._has_calls |= bool(delta.tool_calls)

@@ -55,8 +55,8 @@ def _finish(engine: Any) -> Any:
 def _read_to_end(
     engine: Any, read: Any, events: list[SemanticEvent], finished: bool = False
 ) -> Any:
-    """Do the same as ``read``. At the end of a stream, also add the remaining part of arguments
-    that were cut off.
+    """Return the delta that ``read`` returns for ``events``. At the end of a stream, also add the
+    remaining part of arguments that were cut off.
     """
     delta = read(events, finished=finished)
     slot = engine._tool_slots[-1] if engine._tool_slots else None

@@ -20,7 +20,7 @@ _VALIDATED, _FEWER = "_agentrt_validated", "_agentrt_fewer"
 _REMEMBERED = 256
 AT_ONCE = max(1, ((os.cpu_count() or 1) + 1) // 2)
 """Number of grammars that a core compiles at the same time, not counting slow grammars. This is
-also the maximum number of the library's threads for each grammar.
+also the maximum number of threads that the grammar library starts for each grammar.
 """
 
 
@@ -146,7 +146,9 @@ def prepare(scheduler: Any) -> None:
 
 
 def _start_fewer() -> None:
-    """Limit the library's threads for each grammar to half of the machine's cores."""
+    """Limit the threads that the grammar library xgrammar starts for each grammar to half of the
+    machine's cores.
+    """
     from vllm.v1.structured_output import backend_xgrammar
 
     backend = backend_xgrammar.XgrammarBackend

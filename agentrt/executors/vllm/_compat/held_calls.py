@@ -190,8 +190,8 @@ class TextReasoning(ReasoningParser):
 
 
 def reading_text(parser: type[Any]) -> type[Any]:
-    """Return a subclass of ``parser`` that uses `TextReasoning` if its own parser is in
-    `THOUGHTS`.
+    """Return a subclass of ``parser`` that uses `TextReasoning`, if the reasoning parser of
+    ``parser`` is in `THOUGHTS`. Otherwise return ``parser`` itself.
     """
     thought = _thought_of(parser)
     return (
@@ -202,8 +202,8 @@ def reading_text(parser: type[Any]) -> type[Any]:
 def holding(parser: type[Any], ends: frozenset[int]) -> type[Any]:
     """Return a subclass of ``parser`` that holds a stream's calls back.
 
-    Its tool parser must be in `MARKS`. ``ends`` are the token ids with which the model itself ends
-    an output.
+    The tool parser of ``parser`` must be in `MARKS`. ``ends`` are the token ids with which the
+    model itself ends an output.
     """
     thought = _thought_of(parser)
     fields = {
@@ -319,7 +319,9 @@ class _Holds(_Base):
         try:
             extracted = reader.extract_tool_calls(body, self._in_chat_form(request))
         except Exception as error:
-            _LOG.warning("%s cannot read a tool call: %s", type(reader).__name__, error)
+            _LOG.warning(
+                "vLLM's parser %s cannot read a tool call: %s", type(reader).__name__, error
+            )
             return [], None
         calls = [call.function for call in extracted.tool_calls]
         for call, tool_call in zip(calls, extracted.tool_calls, strict=True):
@@ -344,7 +346,9 @@ class _Holds(_Base):
                     add_call(calls, call)
         except Exception as error:
             _LOG.warning(
-                "%s cannot read a tool call that was cut off: %s", type(reader).__name__, error
+                "vLLM's parser %s cannot read a tool call that was cut off: %s",
+                type(reader).__name__,
+                error,
             )
         return [calls[index] for index in sorted(calls) if calls[index].name]
 
@@ -413,7 +417,9 @@ class InChatForm:
 
 
 def chat_tools(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Convert tools of any API to the form of chat completions, which some parsers expect."""
+    """Convert tools of any API to the form of chat completions, which some parsers expect. Tools
+    that are not functions are left out.
+    """
     if tools is None:
         return None
     return [

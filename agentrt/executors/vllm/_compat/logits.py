@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 
 def runner_of(config: VllmConfig) -> str:
-    """Return which model runner an engine has, ``V1`` or ``V2``. Their interfaces differ."""
+    """Return which of vLLM's model runners an engine has, ``V1`` or ``V2``. The two have different
+    interfaces for logits processors.
+    """
     return "V2" if config.use_v2_model_runner else "V1"
 
 

@@ -109,10 +109,11 @@ def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBl
 
 
 def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
-    """Return how many of the ``free`` KV-cache blocks a waiting request needs for all its tokens.
+    """Return how many of the ``free`` KV-cache blocks a waiting request needs for all its tokens
+    and its next token.
 
-    The result leaves out blocks of the request's cached prefix that running requests use. The
-    prefix is looked up only if the request would not fit otherwise.
+    If this number is more than ``free``, the request's cached prefix is looked up, and the blocks
+    of the prefix that running requests use are left out of the result.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)
@@ -142,7 +143,8 @@ def running_needs(scheduler: Scheduler) -> tuple[int, int]:
     """Return what all running requests need: (tokens of the next step, free blocks).
 
     The blocks are for all tokens that the requests have now, including prompt tokens that are
-    computed in later steps.
+    computed in later steps. The block that a request with a single new token may need is not
+    counted.
     """
     most = scheduler.scheduler_config.long_prefill_token_threshold or sys.maxsize
     tokens = blocks = 0
@@ -165,7 +167,8 @@ def holds_blocks(scheduler: Scheduler, request: Request) -> bool:
 
 
 def put_holders_first(scheduler: Scheduler) -> None:
-    """Put the waiting requests that hold KV-cache blocks into an order in which one can start.
+    """Put the waiting requests that hold KV-cache blocks into an order in which a request can
+    start.
 
     vLLM starts these requests before all others, in the order in which they were queued, and stops
     at the first that does not fit. Their blocks become free only after they have run. So if nothing

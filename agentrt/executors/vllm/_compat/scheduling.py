@@ -28,7 +28,9 @@ def loading(scheduler: Scheduler) -> list[Request]:
 
 
 def load_ended(scheduler: Scheduler, request: Request) -> bool | None:
-    """Return whether a request's load has succeeded or failed; None if it is still in flight."""
+    """Return True if a request's load has succeeded, False if the load has failed, and None if it
+    is still in flight.
+    """
     if request.request_id in scheduler.failed_recving_kv_req_ids:
         return False
     waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -85,7 +87,9 @@ def draining(scheduler: Scheduler) -> bool:
 
 
 def begun_waiting(scheduler: Scheduler) -> list[Request]:
-    """Return the waiting requests that have begun before, and can run again."""
+    """Return the waiting requests that were preempted, and can run again. Requests that hold
+    KV-cache blocks are left out.
+    """
     loaded = {request.request_id for request in scheduler.kv_holding_waiting}
     return [
         request

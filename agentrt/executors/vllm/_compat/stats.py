@@ -16,7 +16,9 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 _REGISTERING = Lock()
-"""Held during registration, since several engines may start at once, each in a thread."""
+"""A lock that is held while metrics are registered, since several engines may start at once, each
+in a thread.
+"""
 _PREFIX = "vllm:"
 
 

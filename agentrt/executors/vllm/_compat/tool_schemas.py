@@ -28,7 +28,9 @@ takes some 15 ms of the event loop, once for each schema.
 """
 _VERDICTS: OrderedDict[tuple[type[Any], bytes], str] = OrderedDict()
 _HEAD = re.compile(r"^.*?\[[^]]*\] \S+\.cc:\d+: ", re.DOTALL)
-"""The time and the source line that are in the compiler's messages, and the words before them."""
+"""A pattern for the beginning of the grammar compiler's messages, up to the time and the source
+line.
+"""
 _MOST_LOGGED = 1024
 _logged: set[tuple[str, str]] = set()
 _DEEPEST = 16
@@ -38,7 +40,8 @@ _Base: Any = object  # stands for the parser class that is mixed in behind ours
 
 
 def leave_odd_schemas_out(state: Any, config: Any, tokenizer: Any) -> None:
-    """Make all APIs in ``state``, the state of vLLM's application, accept tools with odd schemas.
+    """Make all APIs in ``state``, the state of vLLM's application, accept tools whose schemas the
+    grammar compiler refuses.
 
     ``config`` is vLLM's configuration. The caller of such a request is told by `Caller.left_out`.
     """
@@ -59,7 +62,8 @@ def leave_odd_schemas_out(state: Any, config: Any, tokenizer: Any) -> None:
 
 
 class _Lenient(_Base):
-    """A mix-in before a parser class that leaves out what its constraint cannot express.
+    """A mix-in for a parser class. It leaves out the schemas that the parser's constraint cannot
+    express.
 
     ``check`` raises vLLM's error for a constraint that the engine would refuse.
     """
@@ -131,12 +135,12 @@ class _Constraint:
         return cls(getattr(request, "structured_outputs", None), **formats)
 
     def is_same(self, other: _Constraint) -> bool:
-        """Whether the fields are the very same values."""
+        """Return whether the fields of both constraints are the very same objects."""
         mine, others = self._formats, other._formats
         return self._outputs is other._outputs and all(mine[n] is others[n] for n in mine)
 
     def set_in(self, request: Any) -> None:
-        """Set the fields in ``request``; fields that this constraint has not become None."""
+        """Set the fields in ``request``. Fields that this constraint does not have become None."""
         request.structured_outputs = self._outputs
         for name in ("response_format", "text"):
             if hasattr(request, name):

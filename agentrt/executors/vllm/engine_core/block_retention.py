@@ -32,9 +32,9 @@ from agentrt.scheduler.retention import EvictionOrder, Retention
 class BlockRetention:
     """Protects programs' free blocks by a retention ``policy``, and notes what calls have computed.
 
-    ``queue`` is the queue with protected blocks. ``queue`` is None with retention ``lru``
-    (``policy`` None) and without prefix caching. ``host`` is the policy of host memory; None
-    without offloading.
+    ``queue`` is the queue with protected blocks. It is None with retention ``lru`` (``policy``
+    None) and without prefix caching. ``host`` is the policy of host memory. It is None if ``queue``
+    is None, and without offloading.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BlockRetention:
         self.queue.mark(blocks, row.cached, lambda: self._owners.shared(row.type))
 
     def _finished(self, call: QueuedCall) -> None:
-        """When a call ends, note which blocks it has computed. The key is the client's call id."""
+        """Note which blocks an ended call has computed, under the call id that the client sent."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))

@@ -77,7 +77,7 @@ class CallNotes:
     # -- what happens ------------------------------------------------------------------
 
     def hear(self, event: CallEvent) -> None:
-        """Note an event in its call."""
+        """Add a note of an event to the notes of the event's call."""
         match event:
             case CallArrived(call, now):
                 ahead = self._ahead()

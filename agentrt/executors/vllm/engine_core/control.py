@@ -125,7 +125,8 @@ def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
     """Change the settings. Raises `ConfigError` if calls are unfinished."""
     if scheduler.requests:
         raise ConfigError(
-            f"{len(scheduler.requests)} calls are unfinished; change settings when they have ended"
+            f"{len(scheduler.requests)} calls are unfinished; change the settings when these calls "
+            "have ended"
         )
     scheduler.history.save()
     scheduler.use(SchedulerConfig.from_dict(settings))

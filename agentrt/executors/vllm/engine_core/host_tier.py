@@ -1,9 +1,9 @@
-"""The eviction policy for the host memory to which vLLM offloads its KV cache. Its order is that
-of the retention policy.
+"""The eviction policy for the host memory to which vLLM offloads its KV cache. Blocks are evicted
+in the order of the retention policy.
 
 vLLM's `OffloadingConnector` copies blocks to host memory as they are computed, and asks a cache
-policy which of them to evict. vLLM loads the policy by name. `options` sets the policy of this
-module if retention is ``ttl`` or ``cost``.
+policy which of the copies to evict. vLLM loads the policy by name. `options` sets the policy of
+this module if retention is ``ttl`` or ``cost``.
 """
 
 from __future__ import annotations

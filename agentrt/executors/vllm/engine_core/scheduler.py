@@ -404,7 +404,7 @@ class ProgramScheduler(AsyncScheduler):
         self.reset_encoder_cache()
         if not separates_salts(self):
             self.reset_connector_cache()
-        self._cache_emptied()  # calls no longer find the blocks in it
+        self._cache_emptied()  # calls no longer find the blocks that are in the cache
 
     @override
     def _connector_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:

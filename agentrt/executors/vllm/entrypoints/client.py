@@ -158,7 +158,10 @@ def as_ours(error: Exception) -> CallRejectedError:
     text = str(error.args[0]) if error.args else str(error)
     parameter, value = getattr(error, "parameter", None), getattr(error, "value", None)
     if (parameter, value) == ("max_tokens", 0):  # vLLM lowers it to what the prompt leaves
-        return PromptTooLongError("the prompt fills the model's context, or max_tokens is 0")
+        return PromptTooLongError(
+            "the prompt fills the model's context, or max_tokens is 0; shorten the prompt, or set "
+            "max_tokens to at least 1"
+        )
     too_long = parameter in ("input_tokens", "input_text")
     return PromptTooLongError(text) if too_long else CallRejectedError(text)
 

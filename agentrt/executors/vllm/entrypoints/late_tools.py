@@ -107,7 +107,7 @@ def _shown(tool: Mapping[str, Any]) -> str:
 
 
 def _says_when(tool: Any) -> bool:
-    """Whether a tool says when it is shown: at once or later."""
+    """Return whether a tool says when it is shown: at once or later."""
     function = tool.get("function") if isinstance(tool, dict) else None
     return isinstance(function, dict) and function.get(_LATER) is not None
 
@@ -145,7 +145,7 @@ def _is_same_result(before: Any, message: Message) -> bool:
 
 
 def _without_boundary(content: Any) -> Any:
-    """Return the content of a message without the lines that mean nothing."""
+    """Return the content of a message without the lines `_BOUNDARY`, which have no meaning."""
     if isinstance(content, str) and _BOUNDARY in content:
         lines = [line for line in content.split("\n") if line.strip() != _BOUNDARY]
         return "\n".join(lines).strip()

@@ -1,4 +1,5 @@
-"""Renders and tokenizes long chats and prompts in their own thread, so that short chats never wait.
+"""Renders and tokenizes long chats and prompts in their own thread, so that short chats need not
+wait for them.
 
 vLLM's renderer has a single thread, and reads messages in the event loop. Here long chats and
 prompts get another thread, in which tenants take turns. A prompt with too many characters for the

@@ -50,14 +50,16 @@ async def open_frontend(
 
 
 class FrontendsByModel(Frontend):
-    """The front ends of several models. A request that names no model goes to the first."""
+    """The front ends of several models. A request that names no model goes to the first front
+    end.
+    """
 
     def __init__(self, fronts: Sequence[VLLMFrontend]) -> None:
         self.fronts = tuple(fronts)
 
     def of(self, model: str | None) -> VLLMFrontend:
-        """Return the front end that serves ``model``; None means the first. Raises
-        `NotServedError`.
+        """Return the front end that serves ``model``; None means the first model. Raises
+        `NotServedError` if no front end serves it.
         """
         for front in self.fronts:
             try:

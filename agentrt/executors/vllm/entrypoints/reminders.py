@@ -55,10 +55,10 @@ class Template:
     only_system: bool
 
     def role_at_place(self, role: str) -> str | None:
-        """Return the role with which the template renders a system or developer message at its
-        place.
+        """Return the role with which the template renders a message of ``role``, which is system or
+        developer, at the message's place. A developer message may get the role system.
 
-        None if it renders neither role at its place.
+        The result is None if the template renders the message with neither role at its place.
         """
         if role == "developer" and self.developer:
             return role
@@ -113,7 +113,7 @@ def _rendered_by(
 
 
 def probed(render: Callable[[Sequence[Message]], str]) -> Template:
-    """Find out what a template does. ``render`` renders messages with it."""
+    """Return what a template does with messages. ``render`` renders messages with the template."""
     with quiet_templates():
         begun = _rendered(render, [_SYSTEM, _turn("user", _USER[0])])
         developing = [{**_SYSTEM, "role": "developer"}, _turn("user", _USER[0])]
@@ -254,7 +254,9 @@ def marked(content: Any) -> Any:
 
 
 def _joined(contents: Iterable[Any]) -> Any:
-    """Join the contents of several messages: a text, or a list of parts if some are no text."""
+    """Join the contents of several messages. The result is a text, or a list of parts if some parts
+    are not text.
+    """
     present = [content for content in contents if content]
     parts = [part for content in present for part in _parts(content)]
     if all(map(_is_text, parts)):

@@ -81,7 +81,9 @@ def _spec(model: str, prompt: Any, params: Any, options: Mapping[str, Any]) -> C
 async def _several(
     caller: Caller, model: str, prompt: Any, params: Any, options: Mapping[str, Any]
 ) -> AsyncGenerator[Chunk, None]:
-    """Make ``params.n`` calls at the same time, and merge their outputs into one request's."""
+    """Make ``params.n`` calls at the same time, and merge their outputs into the outputs of one
+    request.
+    """
     queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
     async def feed(index: int, sibling: Caller) -> None:

@@ -163,7 +163,9 @@ def _result(message: Json, names: Mapping[str, str]) -> Any:
 
 
 def _joined(contents: Sequence[Any], between: str) -> Any:
-    """Join the contents of messages: a text, or a list of parts if some are images or audio."""
+    """Join the contents of messages. The result is a text, or a list of parts if some parts are
+    images or audio.
+    """
     parts = [part for content in contents for part in _parts(content)]
     if all(part.get("type", "text") == "text" for part in parts):
         return between.join("\n".join(p["text"] for p in _parts(content)) for content in contents)

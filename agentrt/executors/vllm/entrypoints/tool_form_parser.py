@@ -56,7 +56,9 @@ class ToolFormParser(ToolParser):
         self._reader = OutputReader()
 
     def adjust_request(self, request: Any) -> Any:
-        """Constrain the output to the form. A constraint of the answer becomes part of the form."""
+        """Constrain the output to the tool form. A constraint of the answer becomes a part of the
+        form.
+        """
         if isinstance(request.structured_outputs, _Form):
             return request
         form = _form_of(request)
@@ -112,8 +114,8 @@ class ToolFormParser(ToolParser):
 
 
 def explain_tools(renderer: Any) -> Any:
-    """Change one of vLLM's renderers so that it shows tools and calls in the form, and return
-    it.
+    """Change one of vLLM's renderers so that it shows tools and calls in the tool form, and return
+    the renderer.
     """
     whole, awaited = renderer.render_messages, renderer.render_messages_async
 

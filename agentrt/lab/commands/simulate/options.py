@@ -33,7 +33,7 @@ from agentrt.scheduler import SchedulerConfig
 
 def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     kind = NumberRange(min=0, min_open=not zero)
-    return click.option(name, type=kind, default=1.0, metavar="X", help=f"Multiplies the {about}.")
+    return click.option(name, type=kind, default=1.0, metavar="X", help=f"Factor for the {about}.")
 
 
 _POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
@@ -57,7 +57,7 @@ machine_options: Option = together(
     step_time_option(),
     jobs_option,
 )
-"""The options of a single simulated engine."""
+"""The options of a simulated engine, and ``--jobs``."""
 fleet_options: Option = together(
     count_option(
         "--replicas",
@@ -127,7 +127,10 @@ def read_machine(options: Mapping[str, Any]) -> Machine:
 
 
 def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of engines and the router, for commands with a single value of each."""
+    """Return the fields ``replicas`` and ``router`` of a `Machine`; an empty dict for a command
+    whose option ``--replicas`` is a list. Raises `ConfigError` for a router without several
+    replicas.
+    """
     replicas, router = options.get("replicas", 1), options.get("router")
     if not isinstance(replicas, int):
         return {}
@@ -161,7 +164,7 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
 
 def read_loads(texts: Sequence[str]) -> list[Pressure]:
     """Parse loads such as ``0.9``, and mean loads in bursts such as ``b0.8``. Raises
-    `ConfigError`.
+    `ConfigError` for any other text.
     """
     return [Pressure.parse(text) for text in texts]
 

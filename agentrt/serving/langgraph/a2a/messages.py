@@ -190,7 +190,9 @@ def piece_of(event: str, data: bytes) -> list[Part]:
 
 
 def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of a task's status: the open questions, or the error."""
+    """Return the parts of the message in a task's status: the open questions if the task waits, the
+    error if the task has failed, and else an empty list.
+    """
     if state == _INPUT_REQUIRED:
         return [_part(interrupt.get("value")) for interrupt in values.get(INTERRUPT, ())]
     if state == _FAILED and isinstance(error := values.get(_ERROR), dict):
@@ -278,7 +280,7 @@ class KnownTasks:
 
     async def find(self, context: ServerCallContext, key: str) -> TaskRecord:
         """Return the task with the id ``key``. Raises `TaskNotFoundError` if the task does not
-        exist, belongs to another assistant, or may not be seen by the caller.
+        exist, belongs to another assistant, or is hidden from the caller.
         """
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:
@@ -305,7 +307,8 @@ class KnownTasks:
         self, context: ServerCallContext, thread: UUID, wanted: ListTasksRequest
     ) -> list[str]:
         """Return the ids of a thread's tasks that belong to the request's assistant and meet the
-        conditions, the newest first.
+        conditions ``wanted``, the newest first. Only the thread's newest `_MOST_RUNS` runs are
+        searched.
         """
         caller = caller_of(context)
         of_thread = await self._state.thread(caller, thread, "read")

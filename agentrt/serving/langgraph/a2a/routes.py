@@ -80,8 +80,8 @@ class AgentRoutes(Routes):
     async def card(
         self, request: Request, caller: CallerDep, assistant_id: str | None = None
     ) -> JSON:
-        """Return an agent's card. The agent's name may be left out if the server has a single
-        graph.
+        """Return an agent's card. The path need not name the agent if the server has a single graph
+        or program.
         """
         await self._dispatcher()  # imports the SDK
         from a2a.server.request_handlers.response_helpers import agent_card_to_dict
@@ -89,8 +89,8 @@ class AgentRoutes(Routes):
         served = self._state.server.served
         if assistant_id is None and len(served) != 1:
             raise invalid(
-                f"the server has {len(served)} graphs, so the path must name an assistant; "
-                f"NAME in /a2a/NAME is one of {', '.join(served)}"
+                f"the server has {len(served)} graphs and programs, so the path must name one of "
+                f"them, as in /a2a/NAME{_CARD}; the names are {', '.join(served) or 'none'}"
             )
         name = assistant_id or next(iter(served))
         assistant = await self._state.assistants.runnable(caller, name)
@@ -122,10 +122,12 @@ class AgentRoutes(Routes):
 
 
 async def _is_whole(request: Request) -> bool:
-    """Return whether the answer to a request is sent in one piece, and not as a stream."""
+    """Return whether a request calls one of the methods that may wait for a run's end
+    (`_WHOLE`).
+    """
     try:
         body = await request.json()
-    except ValueError:  # which the SDK reports
+    except ValueError:  # a body that is not JSON, which the SDK reports
         return False
     return isinstance(body, dict) and body.get("method") in _WHOLE
 
@@ -139,7 +141,7 @@ async def _kept_alive(
             yield b"\n"
             await asyncio.wait([answering], timeout=interval_s)
         yield bytes(answering.result().body)
-    finally:  # the client may have disconnected; its task goes on
+    finally:  # the client may have disconnected; the A2A task goes on without the client
         answering.cancel()
 
 

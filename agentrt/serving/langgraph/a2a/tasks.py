@@ -163,7 +163,7 @@ class Tasks(RequestHandler):
     async def _start(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> tuple[str, LiveRun]:
-        """Start the run of a message, and return the id of its task and the run."""
+        """Start the run of a message. Return the id of the message's task, and the run."""
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
         fields: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
@@ -209,8 +209,8 @@ class Tasks(RequestHandler):
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int
     ) -> AsyncIterator[Event]:
-        """Yield the events of a task's stream until its run ends. ``after`` is the number of the
-        run's event after which the stream begins.
+        """Yield the events of a task's stream until the task's run ends. ``after`` is the number of
+        the run's event after which the stream begins.
         """
         thread, run = live.record.thread_id, live.record.run_id
         yield (await self._known.find(context, key)).as_task(0)
@@ -242,7 +242,9 @@ class Tasks(RequestHandler):
 
 
 def _history(params: Any) -> int | None:
-    """Return the maximum number of messages that the client requests; None means all."""
+    """Return the maximum number of messages that the client requests; None means as many as the
+    server allows.
+    """
     return max(0, params.history_length) if params.HasField("history_length") else None
 
 

@@ -31,8 +31,10 @@ _PLACE = ("thread_id", "checkpoint_id")
 
 
 def in_both(config: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[Object, Object]:
-    """Return the config with the keys that only the context has, and the context with the keys that
-    only the config has.
+    """Return ``config`` and ``context``, each with the keys of the other added to its own keys.
+
+    The config's keys are those of its ``configurable``. Keys that name a thread or a checkpoint are
+    not added, and neither are keys of the context that only the server may set.
     """
     own = config.get("configurable") or {}
     of_context = {k: value for k, value in context.items() if is_free(k) and k not in _PLACE}
@@ -46,7 +48,8 @@ def merged(
     config: Mapping[str, Any], context: Mapping[str, Any] | None, assistant: Mapping[str, Any]
 ) -> tuple[Object, Object]:
     """Return the config and the context of a run, merged with the config and context of its
-    assistant.
+    assistant. The values of the run replace the values of the assistant; tags are added to the
+    assistant's tags.
     """
     base, base_context = in_both(assistant["config"], assistant["context"])
     own, own_context = in_both(config, context or {})
@@ -66,8 +69,9 @@ CONFIGS = "LANGGRAPH_CONFIG"
 
 
 def graph_configs(text: str | None) -> dict[str, Object]:
-    """Return the configs of default assistants, by their graphs, from the ``text`` of the
-    environment variable. Raises `ConfigError` for an invalid text.
+    """Return the configs of default assistants, by the names of their graphs, from ``text``, the
+    value of the environment variable `CONFIGS` (None: not set). Raises `ConfigError` for an invalid
+    text.
     """
     if not text:
         return {}
@@ -109,7 +113,9 @@ def _names(schema: type) -> set[str] | None:
 
 
 def run_config(record: RunRecord) -> RunnableConfig:
-    """Return the config of a run's graph. The server's own keys override the keys of clients."""
+    """Return the config of a run's graph. The server's own keys override the keys of clients,
+    except ``user_id``, which a client may set.
+    """
     config: Object = dict(record.kwargs.get("config") or {})
     about = {
         "run_id": record.run_id,

@@ -1,4 +1,5 @@
-"""The graphs of the server, each with the server's checkpointer and its tenant's store.
+"""The graphs of the server, which are opened with the server's checkpointer and the store of the
+caller's tenant.
 
 A factory with parameters may make a different graph for each run, so it is called for each run, and
 for each request for the graph's schemas or a thread's state. All other graphs are made once.
@@ -49,8 +50,8 @@ _INPUT = "input"
 
 
 def as_graph(program: Program, runtime: Runtime, clock: SteadyClock) -> Graph:
-    """Turn ``program`` into a graph of LangGraph's functional API. Its questions expire by
-    ``clock``.
+    """Turn ``program`` into a graph of LangGraph's functional API. The program's questions expire
+    by ``clock``.
     """
 
     async def run(input: dict[str, Any]) -> Any:
@@ -167,8 +168,8 @@ async def question(payload: Any) -> Any:
 
 
 class TokenStream:
-    """Sends the tokens of a program's calls to the message streams of its node's ``config``, as
-    LangGraph does for chat models.
+    """Sends the tokens of a program's calls to the message streams that the node's ``config`` has,
+    as LangGraph does for chat models.
     """
 
     def __init__(self, config: RunnableConfig) -> None:
@@ -209,7 +210,7 @@ class Graphs:
     """The graphs of the server, by the ``graph_id`` that clients use.
 
     ``fixed`` are the graphs that are made once. ``factories`` make a graph for each use. ``native``
-    are the native programs.
+    are the native programs, whose graphs are among the ``fixed`` graphs.
     """
 
     fixed: Mapping[str, Graph]
@@ -226,8 +227,8 @@ class Graphs:
 
     @asynccontextmanager
     async def opened(self, name: str, tenant: str, access: Access) -> AsyncIterator[Graph]:
-        """Open the graph ``name`` with the store of ``tenant``. The graph closes when the ``with``
-        block ends.
+        """Open the graph ``name`` with the store of ``tenant``. A graph that a factory makes for
+        this use closes when the ``with`` block ends.
 
         Raises 404 if the graph is not served, and `ProgramLoadError` if the graph cannot be made.
         """
@@ -265,8 +266,8 @@ class Graphs:
 
 @asynccontextmanager
 async def open_graphs(server: Server, storage: Storage) -> AsyncIterator[Graphs]:
-    """Open all graphs and programs that ``server`` serves. Raises `ProgramLoadError` for a graph
-    that cannot be made.
+    """Open all graphs and programs that ``server`` serves, except factories with parameters, which
+    make a graph for each use. Raises `ProgramLoadError` for a graph that cannot be made.
     """
     fixed: dict[str, Graph] = {}
     factories: dict[str, ServedGraph] = {}
@@ -327,8 +328,8 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
 
 
 def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
-    """Return the JSON schemas of a graph; a type without a schema has None. The config's
-    ``configurable`` has the same schema as the context.
+    """Return the JSON schemas of a graph; None stands for a schema that cannot be made. The
+    config's ``configurable`` has the same schema as the context.
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {
@@ -346,7 +347,7 @@ def input_schema_of(graph: Any) -> dict[str, Any] | None:
 
 
 def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the schema that ``make`` returns, or None if pydantic cannot make it."""
+    """Return the schema that ``make`` returns, or None if ``make`` raises."""
     try:
         return make()
     except Exception:  # a type of the user may raise anything

@@ -162,8 +162,8 @@ class Assistants(Routes):
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Delete an assistant with its versions and crons. With ``delete_threads``, delete its
-        threads, too.
+        """Delete an assistant with its versions and crons. With ``delete_threads``, also delete
+        those of its threads that the caller may delete.
         """
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)
@@ -218,7 +218,9 @@ class Assistants(Routes):
         namespace: str | None = None,
         recurse: bool = False,
     ) -> JSON:
-        """Return the schemas of the subgraphs, or of the subgraph with this namespace."""
+        """Return the schemas of the subgraphs of an assistant's graph, or only the schemas of the
+        subgraph ``namespace``.
+        """
         async with self._graph(caller, assistant_id) as (_, graph):
             return JSON(subgraphs_of(graph, namespace, recurse))
 
@@ -273,7 +275,8 @@ class Assistants(Routes):
         """Return the assistant with the id ``name``, or the default assistant of the graph
         ``name``.
 
-        Raises 404 if the assistant does not exist or the filter ``only`` hides it.
+        Raises 404 if the assistant does not exist or the filter ``only`` hides it, and 422 if
+        ``name`` is neither an id nor a graph's name.
         """
         key = self._id_of(name)
         await self._add_defaults(tenant)
@@ -368,7 +371,9 @@ class Assistants(Routes):
             yield assistant["graph_id"], graph
 
     async def _add_defaults(self, tenant: str) -> None:
-        """Insert the default assistants of all graphs for a tenant, if they are missing."""
+        """Insert the default assistants of all graphs for a tenant, if they are missing. Default
+        assistants that no client has changed get the present configs and descriptions.
+        """
         if tenant in self._known_tenants:
             return
         if len(tenant) > LONGEST_TENANT:
@@ -393,7 +398,7 @@ class Assistants(Routes):
                         config,
                         description,
                     ):
-                        # No client has changed it, but what the server knows of the graph has.
+                        # Only the server's config or description of the graph has changed.
                         for table in (assistants, versions):
                             mine = (table.c.tenant == tenant, table.c.assistant_id == key)
                             await connection.execute(
@@ -441,9 +446,9 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config and the context of a changed assistant.
 
-    A new config replaces the old config, and its ``configurable`` replaces the old context. A new
-    context replaces the old context and the old config's ``configurable``. Then `in_both` adds the
-    keys of each to the other.
+    A new config replaces the old config, and its ``configurable``, if it has one, replaces the old
+    context. A new context replaces the old context and the old config's ``configurable``. Then
+    `in_both` adds the keys of each to the other.
     """
     config, context = old["config"], old["context"]
     if body.config is not None:

@@ -96,7 +96,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """The tenant of a request and, if there are hooks, its user."""
+    """The tenant of a request, and the request's user if there is an authenticate hook."""
 
     tenant: str
     user: User | None
@@ -131,7 +131,7 @@ class Requester:
         context = AuthContext(
             permissions=user.permissions,
             user=user,
-            resource=cast("Any", resource),  # literals of the SDK, which routes pass by name
+            resource=cast("Any", resource),  # the SDK has literals as types, and routes pass texts
             action=cast("Any", action),
         )
         try:
@@ -215,8 +215,8 @@ CallerDep = Annotated[Requester, Depends(_caller)]
 
 
 def hook_fault(hook: str, fault: str) -> HTTPException:
-    """Log and return the error for a hook whose result cannot be used. ``hook`` is its name, such
-    as ``threads.read``, and ``fault`` completes a sentence that begins with the hook.
+    """Log and return the error for a hook whose result cannot be used. ``hook`` is the name of the
+    hook, such as ``threads.read``, and ``fault`` completes a sentence that begins with the hook.
     """
     _log.error("the authorization hook for %s %s", hook, fault)
     return HTTPException(500, f"the authorization hook for {hook} {fault}")
@@ -285,7 +285,10 @@ def load_auth(project: Path) -> Auth | None:
     file, colon, variable = section["path"].rpartition(":")
     path = project.parent / file
     if not (file and colon and variable and path.is_file()):
-        raise ProgramLoadError(f"{project}: auth {section['path']!r}: no such file; use {_FORM}")
+        raise ProgramLoadError(
+            f"{project}: auth {section['path']!r} does not name an existing file and a variable; "
+            f"use {_FORM}"
+        )
     auth = getattr(_import(path), variable, None)
     if not isinstance(auth, Auth):
         raise ProgramLoadError(f"{path}: {variable!r} is not a langgraph_sdk.Auth object")

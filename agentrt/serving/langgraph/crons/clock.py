@@ -50,14 +50,14 @@ class CronClock:
         await self.start_due(self._crons.clock())
 
     async def start_due(self, now: float) -> bool:
-        """Start a run of each cron that is due at ``now`` (seconds since 1970). Returns False if
-        the queue had no room for a run.
+        """Start a run of each cron that is due at ``now`` (seconds since 1970), unless a run of the
+        cron still waits. Returns False if a run could not start now and will be tried again.
         """
         started = [await self._start(key, now) for key in await self.due(now)]
         return all(started)
 
     async def due(self, now: float) -> list[str]:
-        """Return the ids of the crons that are due, in the order of their times."""
+        """Return the ids of the crons that are due at ``now``, in the order of their times."""
         c = crons.c
         query = sa.select(c.cron_id).where(c.enabled, c.next_run_date <= now)
         return [row[0] for row in await self._database.rows(query.order_by(c.next_run_date))]
@@ -104,8 +104,8 @@ class CronClock:
 
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
-    """Return the update that sets a cron's next time, and that changes no row if another server has
-    set this time already.
+    """Return the update that sets a cron's next time, which is NULL if the schedule has no later
+    time. The update changes no row if another server has set the next time already.
     """
     following = None
     with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time

@@ -300,7 +300,7 @@ class Crons(Routes):
         value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
         value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
         only = await caller.authorize("crons", "search", value)
-        # A user sees the crons of the threads that the user sees.
+        # Of the crons of threads, a user sees those whose threads the user sees.
         of_thread = await caller.authorize("threads", "search", {"metadata": {}})
         if assistant is not None:
             row = await self._state.assistants.find(caller.tenant, assistant)

@@ -222,7 +222,9 @@ FIRST_SAFE = "3.1.1"
 
 
 def check_store_version(package: str) -> None:
-    """Raise `ConfigError` if the installed version returns items of other namespaces."""
+    """Raise `ConfigError` if the installed version of ``package`` returns items of other
+    namespaces.
+    """
     installed = version(package)
     if Version(installed) < Version(FIRST_SAFE):
         raise ConfigError(

@@ -27,8 +27,9 @@ _UNDONE = "the transaction was undone because another transaction of its group f
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """A connection for reads. It passes calls to its thread only if they may wait for the disk,
-    because each way to the thread and back costs an iteration of the event loop.
+    """A connection for reads, or the connection by which `CommitGroups` writes. It passes calls to
+    its thread only if they may wait for the disk, because each way to the thread and back costs an
+    iteration of the event loop.
 
     While ``direct`` is True, it executes statements in the event loop's thread. This is meant for
     statements about single rows.
@@ -243,8 +244,8 @@ class WritingConnection:
     connection that SQLAlchemy and LangGraph's checkpointer use.
 
     A transaction begins with ``BEGIN IMMEDIATE`` or `begin`. `commit` returns before the
-    transaction is stored, so wait for its ``group`` afterwards. While ``direct`` is True,
-    statements without large values are executed in the event loop's thread.
+    transaction is stored, so wait for ``group`` afterwards (`CommitGroup.stored`). While ``direct``
+    is True, statements without large values are executed in the event loop's thread.
     """
 
     def __init__(self, groups: CommitGroups, connection: SqliteConnection) -> None:
@@ -309,7 +310,7 @@ class WritingConnection:
 
 class TransactionTurns:
     """A replacement for the lock of LangGraph's checkpointer. Each ``with`` block is a transaction
-    of ``connection``, and is stored at the block's end.
+    of ``connection``, which is stored at the block's end, or undone if the block raises.
     """
 
     def __init__(self, connection: WritingConnection) -> None:

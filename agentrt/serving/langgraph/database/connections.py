@@ -42,7 +42,8 @@ _STEPS = 10_000
 """Number of steps of SQLite's virtual machine between two checks of a read's deadline."""
 _CACHE_KIB = 16 * 1024
 """Size of a connection's cache for reads of SQLite. Searches read whole tables: with SQLite's
-default of 2 MiB, half of a search of 3,000 threads would be reading pages from the file again.
+default of 2 MiB, a search of 3,000 threads would spend half of its time reading pages from the file
+again.
 """
 _BUSY_S = 30.0
 """Seconds that SQLite waits for another connection's write."""
@@ -379,7 +380,7 @@ async def open_database(
         yield database
         with contextlib.suppress(
             SQLAlchemyError, OSError
-        ):  # the clock then continues as after a kill
+        ):  # without this last reading, the clock continues as after a kill
             await database.keep_clock(0.0)
 
 
@@ -451,7 +452,9 @@ async def reserved(address: Address) -> AsyncIterator[None]:
 
 
 async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
-    """Lock a file next to the database. The lock ends with this process."""
+    """Lock a file next to the database. The lock is released when ``stack`` closes or this process
+    ends. Raises `ConfigError` if another process holds the lock.
+    """
     for _ in range(_LOCK_TRIES):
         try:
             stack.enter_context(lock_beside(path))

@@ -24,7 +24,9 @@ from agentrt.serving.langgraph.database.tables import response_items, responses
 from agentrt.serving.langgraph.outages import first_line
 
 _MOST_DELETED = 16
-"""Maximum number of responses that one save deletes because the tenant has too many responses."""
+"""Maximum number of expired responses that one save deletes, and of responses that it deletes
+because the tenant has too many.
+"""
 _MOST_ITEMS = 1000
 """Maximum number of items of a response whose ids are stored."""
 _LONGEST_ID = 255
@@ -44,7 +46,9 @@ class KeptResponses:
         self._saving: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def save(self, tenant: str, finished: Finished) -> None:
-        """Start to save a response in the background. A failure is logged."""
+        """Start to save a response in the background. A failure is logged. A response whose id the
+        database cannot store is not saved.
+        """
         if not _is_id(finished.response_id):
             return
         task = asyncio.create_task(self._save(tenant, finished), name="save a response")
@@ -111,7 +115,7 @@ class KeptResponses:
         Raises `ApiError` if the database cannot be written.
         """
         saves = [save for (owner, _), save in self._saving.items() if owner == tenant]
-        if saves:  # of the response, or of one that continues from it
+        if saves:  # they may save this response, or a response that continues from it
             await asyncio.wait(saves)
         if not _is_id(response_id):
             return
@@ -209,7 +213,11 @@ def _item_rows(tenant: str, finished: Finished) -> list[dict[str, Any]]:
 
 
 async def _make_room(connection: AsyncConnection, tenant: str, new: str, now: float) -> None:
-    """Delete the tenant's expired responses, and its oldest responses while it has too many."""
+    """Delete the tenant's expired responses, and its oldest responses while it has too many.
+
+    Deletes at most `_MOST_DELETED` responses of each kind, and neither the response ``new`` nor a
+    response that a later response continues.
+    """
     of_tenant = responses.c.tenant == tenant
     later = responses.alias("later")
     goes_on = sa.exists().where(

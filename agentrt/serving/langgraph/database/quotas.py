@@ -82,7 +82,7 @@ class Quotas:
 
 def within(prefix: sa.Column[str], root: str) -> sa.ColumnElement[bool]:
     """Return the condition that a row of the store is in a namespace that begins with the label
-    ``root``. It does not use LIKE, because LIKE ignores case in SQLite.
+    ``root``. The condition does not use LIKE, because LIKE ignores case in SQLite.
     """
     beneath = f"{root}."
     return sa.or_(prefix == root, sa.func.substr(prefix, 1, len(beneath)) == beneath)

@@ -44,9 +44,9 @@ _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "gra
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as a client requested it. ``kwargs`` is the request's body; times are in seconds since
-    1970, and ``start_at`` is a time of the database's clock. ``number`` rises in the order of
-    arrival.
+    """A run as a client requested it. ``kwargs`` is the request's body, merged with the config and
+    the context of the assistant. Times are in seconds since 1970, and ``start_at`` is a time of the
+    database's clock. ``number`` rises in the order of arrival.
 
     ``origin`` describes the thread before the run's first start
     (`agentrt.serving.langgraph.runs.recovery`). ``attempt`` counts the starts so far.
@@ -231,7 +231,7 @@ class Runs:
         return row
 
     async def get(self, tenant: str, thread: UUID, run: UUID) -> sa.Row[Any]:
-        """Return a run's row. Raises 404 if it does not exist."""
+        """Return a run's row. Raises 404 if the thread has no such run."""
         this = matching(runs, tenant, {"run_id": str(run), "thread_id": str(thread)})
         row = await self._database.first(sa.select(runs).where(*this))
         if row is None:
@@ -248,7 +248,7 @@ class Runs:
         select: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Return a page of a thread's runs, the newest first, with the columns that ``select``
-        names.
+        names; None means all columns that clients get.
         """
         these = matching(runs, tenant, {"thread_id": str(thread), "status": status})
         names = [name for name in select or runs.c.keys() if name not in _INTERNAL]
@@ -324,9 +324,9 @@ class Runs:
     def end(self, run_id: str, status: str, result: bytes, reason: str | None) -> sa.Update:
         """Return the update that stores the end of a run, with the ``result`` that clients get.
 
-        `Threads.update_state` executes it in the same transaction as the update of the thread, so
-        that both are stored or neither, even if the server is killed. The update also removes the
-        run's origin, which is not needed any more.
+        `Threads.update_state` executes this update in the same transaction as the update of the
+        thread, so that both are stored or neither, even if the server is killed. The update also
+        removes the run's origin, which is not needed any more.
         """
         return _changed(
             run_id, status=status, result=result.decode(), cancel_reason=reason, origin=None

@@ -54,7 +54,7 @@ _REMEMBERED = 10_000
 
 
 class RevokedRuns:
-    """The runs that must not write checkpoints any more. For use on a single event loop."""
+    """The runs that must not write checkpoints any more. Use this object on one event loop only."""
 
     def __init__(self) -> None:
         self._revoked: OrderedDict[str, None] = OrderedDict()
@@ -300,7 +300,7 @@ async def _in_postgres(
 
 
 async def _limit_statements(connection: Any) -> None:
-    """Make PostgreSQL stop a statement that waits too long, for example for a lock, as
-    SQLite does.
+    """Make PostgreSQL stop each statement after `_BUSY_S` seconds, for example a statement that
+    waits for a lock. SQLite waits as long for its lock.
     """
     await connection.execute(f"SET statement_timeout = {round(_BUSY_S * 1000)}")

@@ -1,8 +1,9 @@
 """The tables of the LangGraph API, and conditions on the contents of their JSON columns.
 
 The same database has the tables of LangGraph's own checkpointer and store. Times are times of day,
-in seconds since 1970. Columns that clients search have the type JSON. JSON that is only returned is
-stored as text, which may hold values that a database's JSON type refuses.
+in seconds since 1970, except where a comment names the database's clock. Columns that clients
+search have the type JSON. JSON that is only returned is stored as text, which may hold values that
+a database's JSON type refuses.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ def matching(
 def selected(
     table: sa.Table, names: Collection[str], parsed: Collection[str]
 ) -> list[sa.ColumnElement[Any]]:
-    """Return the columns with these ``names``. JSON columns are read as text, except those in
+    """Return the columns with these ``names``. JSON columns are read as text, except the columns in
     ``parsed``.
     """
     columns: list[sa.ColumnElement[Any]] = []

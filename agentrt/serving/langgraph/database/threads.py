@@ -288,7 +288,8 @@ async def sweep(database: Database, now: float) -> int:
     """Delete the expired threads whose strategy is ``delete``. Of other expired threads, delete all
     checkpoints except the latest.
 
-    Returns the number of expired threads. ``now`` is in seconds since 1970.
+    Returns the number of threads that it has handled, at most `_AT_ONCE`. ``now`` is in seconds
+    since 1970.
     """
     swept = 0
     for row in await database.rows(_over(now).limit(_AT_ONCE)):
@@ -302,7 +303,9 @@ async def sweep(database: Database, now: float) -> int:
 
 
 def _over(now: float) -> sa.Select[Any]:
-    """Return a query for the expired threads that are not in use."""
+    """Return a query for the expired threads that are not in use, and that no sweep has handled
+    since their last change.
+    """
     c = lifetimes.c
     return (
         sa.select(threads.c.thread_id, c.strategy)

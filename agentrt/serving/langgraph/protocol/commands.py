@@ -39,7 +39,9 @@ _ABSENT = {
 }
 _MOST_RUNS = 1000
 _Done = tuple[Object, int]
-"""The result of a command, and the number of the thread's last event before the command."""
+"""The result of a command, and the number of the thread's last event before the command. The number
+is 0 for a command that starts no run.
+"""
 
 
 class Answer(Body):
@@ -179,15 +181,16 @@ class ProtocolCommands:
     async def _is_answer(self, caller: Requester, thread: UUID, body: ProtocolRunBody) -> bool:
         """Return whether the input of ``run.start`` answers questions.
 
-        The thread's status does not say so: a thread that stopped at a breakpoint or was cancelled
-        is interrupted without a question, and a thread whose last answer failed still has its
-        questions. A running run may be about to ask, and its client knows the question before the
-        run has ended.
+        The thread's status does not show this: a thread that stopped at a breakpoint or was
+        cancelled is interrupted without a question, and a thread whose last answer failed still has
+        its questions. A running run may be about to ask, and its client knows the question before
+        the run has ended. So if the input would be enqueued behind a running run, wait for that
+        run's end, but not longer than `RunQueue.settled` does.
         """
         if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
             return False
         try:
-            await self._state.thread(caller, thread, "read")  # before a wait
+            await self._state.thread(caller, thread, "read")  # refuses before a wait
             if body.multitask_strategy == "enqueue" and not await self._starts.settled(thread):
                 return False
             row = await self._state.thread(caller, thread, "read")
@@ -233,8 +236,8 @@ class ProtocolCommands:
         return _started(started)
 
     async def _fork(self, caller: Requester, thread: UUID, params: Object) -> _Done:
-        """Carry out ``state.fork``: start a run from a checkpoint, with the assistant of the last
-        run.
+        """Carry out ``state.fork``: start a run from a checkpoint, with the assistant and the
+        context of the thread's last run.
         """
         fork = Fork.model_validate(in_snake_case(params))
         at = Checkpoint(checkpoint_id=fork.checkpoint_id)

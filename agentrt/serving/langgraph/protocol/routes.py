@@ -161,9 +161,9 @@ class ProtocolRoutes(Routes):
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of the runs that have begun, and add the runs' ids to ``done``.
 
-        If a run's stream has been deleted, yield only its questions that are still open. A
-        client that ``watches`` for questions gets neither answered questions nor the ends of runs
-        that were followed by others.
+        If a run's stream has been deleted, yield only the events of its questions that are still
+        open. A client that ``watches`` for questions gets no answered questions. If it also reads
+        from the beginning (``since`` is 0), it does not get the ends of runs before the last run.
         """
         number, after = place_of(since)
         oldest = time.time() - REPLAY_S  # the events of runs that ended earlier are deleted
@@ -198,7 +198,8 @@ class ProtocolRoutes(Routes):
         """Return whether an event of a run that has ended still describes its thread.
 
         A question counts if it is open, and this is the last event that asks it (``last_events``,
-        by the questions' ids). The end of a run counts if it is the ``last`` run.
+        by the questions' ids). If ``since`` is 0, the end of a run counts only if the run is the
+        ``last`` run, and no other run of the thread has started meanwhile. All other events count.
         """
         if not event.data.startswith(_OUTDATED):
             return True

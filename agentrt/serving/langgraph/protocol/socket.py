@@ -37,8 +37,8 @@ Put = Callable[[bytes], Awaitable[None]]
 
 
 class ProtocolSocket:
-    """A client's connection to a thread. ``app`` is the whole server, which answers its
-    requests.
+    """A client's connection to a thread. ``app`` is the whole server, which answers the requests of
+    the connection.
     """
 
     def __init__(self, socket: WebSocket, app: ASGIApp) -> None:
@@ -65,8 +65,8 @@ class ProtocolSocket:
             await self._end_subscriptions()
 
     async def drain(self) -> None:
-        """Close the connection if it has no subscriptions, because the server stops. Otherwise it
-        is closed when the last subscription ends.
+        """Close the connection if it has no subscriptions, because the server stops. Otherwise, the
+        connection is closed when its last subscription ends.
         """
         if not self._subscriptions:
             await self._close(_GOING_AWAY, "the server is stopping")
@@ -191,7 +191,7 @@ class ProtocolSocket:
         except (WebSocketDisconnect, TimeoutError):
             raise
         except Exception:  # a bug; the client gets status 500
-            _log.exception("%s over a WebSocket failed", path)
+            _log.exception("a request to %s over a WebSocket failed", path)
         return status, b"".join(parts)
 
     async def _success(self, key: int, result: dict[str, Any]) -> None:

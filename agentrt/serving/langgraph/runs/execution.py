@@ -86,7 +86,7 @@ async def _back_off(live: LiveRun, seconds: float) -> None:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Log a warning, once in a process."""
+    """Log a warning, unless this process has logged the same text already."""
     _log.warning(text)
 
 
@@ -155,7 +155,9 @@ class Execution:
     # -- the start ---------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Store the thread's origin, and that the run is running, and begin the run's stream."""
+        """Store the run's origin (the state of its thread before the run) and the status
+        ``running``, and begin the run's stream.
+        """
         record = self._record
         self._entry = await recovery.entry(self._state.storage, record)
         origin = await recovery.origin_of(self._state.storage, record)
@@ -171,7 +173,7 @@ class Execution:
         """Make the program that runs ``graph``, and streams its events into the run's log."""
         record, stream, log = self._record, self._stream, self._live.log
         config, options = run_config(record), self._options(graph)
-        if self._entry.resumes:  # from the thread's latest checkpoint, past the requested one
+        if self._entry.resumes:  # from the thread's latest checkpoint, not the requested one
             config["configurable"].pop("checkpoint_id", None)
         else:
             config = merge_configs(config, recovery.at_checkpoint(record.kwargs))

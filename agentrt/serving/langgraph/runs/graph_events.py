@@ -5,7 +5,7 @@
     values, updates, custom, tasks, checkpoints, debug    as in LangGraph
     messages-tuple    LangGraph's mode "messages": a token's chunk and its metadata
     messages          messages as they grow: messages/metadata, messages/partial, messages/complete
-    events            LangChain's events, without the events of the graph itself
+    events            LangChain's events, without the graph's own "on_chain_stream"
 
 The name of an event of a subgraph ends with "|" and the subgraph's namespace.
 
@@ -76,8 +76,8 @@ class ProtocolAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come, except the events of
-        `end`.
+        """Run ``graph`` on ``input``, and yield the graph's events as they come, except the events
+        of `end`.
         """
         if answered := _answered(input):
             yield PROTOCOL, _event("input.answered", {"interrupt_ids": answered})
@@ -98,6 +98,7 @@ class ProtocolAdapter:
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
         """Return the events of the questions that the graph asks, and of the end of the root graph.
+        If the run failed, return only the latter.
 
         These events are sent after the run's end is stored, because a client may answer a question
         at once. ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
@@ -223,7 +224,9 @@ def _tool_message(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _message_in(output: Any, call: str) -> ToolMessage | None:
-    """Return the message in a tool's result: the result itself, or a part of a command's update."""
+    """Return the message in a tool's result: the result itself, or the part of a command's update
+    that answers the tool call ``call``. Return None if there is no such message.
+    """
     if isinstance(output, ToolMessage):
         return output
     if isinstance(output, Command):
@@ -306,7 +309,8 @@ def _known(channels: list[str]) -> list[str]:
 
 class EventsBody(Body):
     """The events of a thread that a client requests: the channels of the events, the namespaces
-    that contain them, and the number (``since``) after which they begin.
+    that contain the events, and the event number (``since``) after which the stream begins.
+    ``depth`` is how many levels inside these namespaces an event may be; None means any level.
     """
 
     channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]
@@ -362,7 +366,9 @@ class StreamAdapter:
         self._interrupts: dict[str, Any] = {}
 
     def _langgraph_modes(self) -> list[str]:
-        """Return LangGraph's names of the modes, and always the mode ``values``."""
+        """Return LangGraph's names of the modes without ``events``, and always the mode
+        ``values``.
+        """
         names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
         return sorted((names | {"values"}) - {"events"})
 
@@ -373,7 +379,7 @@ class StreamAdapter:
     async def parts(
         self, graph: Graph, input: Any, config: RunnableConfig, options: dict[str, Any]
     ) -> AsyncIterator[Part]:
-        """Run ``graph`` on ``input``, and yield its events as they come."""
+        """Run ``graph`` on ``input``, and yield the graph's events as they come."""
         options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
         if "events" in self._modes:
             async for event in graph.astream_events(input, config, version="v2", **options):
@@ -389,7 +395,7 @@ class StreamAdapter:
 
     def _events_of(self, chunk: Any) -> Iterator[Part]:
         """Yield the events of a chunk of LangGraph's stream. With subgraphs, a chunk begins with
-        its namespace.
+        the namespace of the graph that has sent it.
         """
         namespace, mode, data = chunk if self._subgraphs else ((), *chunk)
         if mode == "values" and not namespace:

@@ -74,7 +74,9 @@ class RunQueue:
             raise later(429, f"the server has {MAX_RUNS} unfinished runs already; try again later")
         if self._count(tenant) + runs > most:
             raise BusyError(
-                f"tenant {tenant!r} may have {most} live programs; end one first", _FULL_RETRY_S
+                f"tenant {tenant!r} has {self._count(tenant)} live programs, and may have at most "
+                f"{most}; end a program first",
+                _FULL_RETRY_S,
             )
         entering = Counter({tenant: runs})
         self._entering += entering
@@ -84,8 +86,8 @@ class RunQueue:
             self._entering -= entering  # drops tenants at zero
 
     async def enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
-        """Store a new run and queue it, after stopping the thread's other runs if its multitask
-        strategy is ``interrupt`` or ``rollback``. Its thread must pass the filter ``only``.
+        """Store a new run, and queue it. If the new run's multitask strategy is ``interrupt`` or
+        ``rollback``, stop the thread's other active runs. The thread must pass the filter ``only``.
 
         Raises as `Runs.enter` does.
         """
@@ -144,7 +146,9 @@ class RunQueue:
         return True
 
     def canceller(self, live: LiveRun | None, enabled: bool) -> OnLeave:
-        """Return a callback for a client that disconnects. It cancels the run if ``enabled``."""
+        """Return a callback for a client that disconnects. If ``enabled``, the callback cancels the
+        run.
+        """
 
         def on_leave() -> None:
             if enabled and live is not None and not live.done.is_set():

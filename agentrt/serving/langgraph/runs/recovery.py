@@ -1,6 +1,6 @@
 """Finds the state of a thread before a run, for a rollback, and where a run resumes after a crash.
 
-Before its first attempt, each run stores that state as its thread's origin. A run adds checkpoints
+Before its first attempt, each run stores that state as the run's origin. A run adds checkpoints
 to the graph and to its subgraphs, and its tasks add pending writes to earlier checkpoints. The ids
 of all these checkpoints rise with time, so an id separates the checkpoints before the run from the
 checkpoints of the run. A pending write is a row that belongs to a checkpoint. The rows with a
@@ -67,7 +67,7 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
 
 
 async def roll_back(database: Database, thread: str, origin: Origin) -> None:
-    """Undo all changes to a thread since its ``origin``."""
+    """Undo all changes to a thread since ``origin``."""
     async with database.writing() as connection:
         await delete_after(connection, database, thread, origin.latest)
         now = await writes_since(connection, database, thread, origin.since)

@@ -160,8 +160,8 @@ class RunRoutes(Routes):
     ) -> Response:
         """Stop a run. The action ``rollback`` also undoes the run's changes and deletes the run.
 
-        If the run has not begun, it has ended when this request returns. If it has begun, ``wait``
-        waits for its end.
+        If the run has not begun, it has ended when the response is sent. If the run has begun,
+        ``wait`` says whether the response waits for the run's end.
         """
         row = await self._row(caller, thread_id, run_id, "update", _cancelled(action, [run_id]))
         live = self._queue.get(str(run_id))

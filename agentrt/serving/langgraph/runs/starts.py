@@ -115,7 +115,7 @@ class StartRoutes(Routes):
         *,
         claim: sa.Update | None = None,
     ) -> tuple[Row[Any], LiveRun]:
-        """Start a run in ``thread``, or in a new thread if that is None.
+        """Start a run in ``thread``, or in a new thread if ``thread`` is None.
 
         ``answers`` is the id of the interrupt that the run answers, which must be open. ``claim``
         is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the hooks do not
@@ -175,7 +175,7 @@ async def _new_run(
     assistant: Mapping[str, Any],
     clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """Return the run to create, after asking the hooks, and the hooks' filter for its thread. The
+    """Ask the hooks, and return the run to create and the hooks' filter for the run's thread. The
     run's start time is a time of ``clock``.
     """
     run_id = uuid4()
@@ -267,12 +267,16 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
-    """Raise 422 if the body names another thread than the path."""
+    """Raise 422 if the body names another thread than the path, or names a checkpoint of a run
+    without a thread.
+    """
     named = [body.config.configurable.get("thread_id")]
     if body.checkpoint is not None:
         named.append(body.checkpoint.thread_id)
     if thread is None and (body.checkpoint or body.checkpoint_id):
-        raise invalid("checkpoint: a run without a thread has no checkpoints; start it in a thread")
+        raise invalid(
+            "checkpoint: a run without a thread has no checkpoints; start the run in a thread"
+        )
     for thread_id in named:
         if thread_id is not None and str(thread_id) != str(thread):
             raise invalid(f"thread_id {str(thread_id)!r} is not the thread of the path")
@@ -285,4 +289,6 @@ def _check_command(body: RunBody, thread: UUID | None) -> None:
     if command.resume is None and command.update is None and not command.goto:
         raise invalid("command: set resume, update or goto")
     if thread is None:
-        raise invalid("command: a run without a thread has nothing to resume; start it in a thread")
+        raise invalid(
+            "command: a run without a thread has nothing to resume; start the run in a thread"
+        )

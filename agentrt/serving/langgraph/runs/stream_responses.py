@@ -43,8 +43,9 @@ def event_stream(
     modes: Collection[str] | None = None,
     on_leave: OnLeave = _ignore,
 ) -> EventSourceResponse:
-    """Return a response that streams events as they come; with ``modes``, only events of these
-    stream modes. ``numbered`` sends the events' ids.
+    """Return a response that streams events as they come, except events of the streaming protocol.
+    With ``modes``, only events of these stream modes and errors are sent. ``numbered`` says whether
+    the events are sent with their numbers as ids.
     """
 
     async def parts() -> AsyncIterator[ServerSentEvent]:
@@ -78,7 +79,7 @@ def as_sse(event: StreamEvent, *, numbered: bool) -> ServerSentEvent:
 
 
 def mode_of(event: str) -> str:
-    """Return the stream mode of an event's name."""
+    """Return the stream mode to which an event with the name ``event`` belongs."""
     name, _, _ = event.partition("|")
     mode, slash, _ = name.partition("/")
     return "messages-tuple" if mode == "messages" and not slash else mode
@@ -91,7 +92,7 @@ def result_response(
     *,
     keep_alive_s: float,
 ) -> StreamingResponse:
-    """Return a response with the run's result at its end.
+    """Return a response whose body is the run's result, sent when the run ends.
 
     The headers are sent at once, so that a client whose connection breaks knows where to continue.
     Until the run's end, a newline every ``keep_alive_s`` seconds keeps the connection open; 0 sends
@@ -115,7 +116,7 @@ def result_response(
 
 
 def _result_of(live: LiveRun) -> bytes:
-    """Return the run's result. Raises `ConnectionAbortedError` if the run has not ended. That
+    """Return the run's result. Raises `ConnectionAbortedError` if the run has not ended. The error
     breaks the connection, so that the client continues at the next server, which resumes the run.
     """
     if live.result is None:

@@ -23,7 +23,8 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
 """Maximum number of events of a run's stream in memory, and their maximum size in bytes. A listener
-that falls further behind is disconnected.
+that falls further behind reads the stored events of a resumable run; for any other run, it gets a
+`FellBehindError`.
 """
 MAX_STORED = 100_000
 """Maximum number of stored events of a resumable run; older events are deleted."""

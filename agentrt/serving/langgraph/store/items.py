@@ -48,8 +48,8 @@ class TenantStore(BaseStore):
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
-        """Return a page of the items that a search finds and whose values the function ``only``
-        accepts.
+        """Return a page of the items that match a search and whose values the function ``only``
+        accepts; None accepts all values.
         """
         page = _Page(op, only)
         while (search := page.next()) is not None:
@@ -142,7 +142,9 @@ class _Page:
         )
 
     def take(self, items: Any) -> None:
-        """Add the items that the last search has found."""
+        """Add ``items``, the result of the last search, as far as they match the filter and belong
+        to the page.
+        """
         allowed = [item for item in items if self._allows(item.value)]
         self.items += allowed[self._skip : self._skip + self._op.limit - len(self.items)]
         self._skip = max(0, self._skip - len(allowed))
@@ -180,7 +182,7 @@ def _is_simple(key: str, wanted: Any) -> bool:
 
 def _narrowed(key: str, wanted: Any) -> Any:
     """Return the value that each matching item has under ``key``, so that the store can select by
-    it; None if there is no such value.
+    this value. Return None if the store must not select by ``key``.
     """
     text = wanted.get("$eq") if isinstance(wanted, dict) else wanted
     is_sure = _is_simple(key, text) and (isinstance(text, str) or text is wanted)

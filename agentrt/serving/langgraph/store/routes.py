@@ -34,7 +34,9 @@ from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.store.items import TenantStore, root_of
 
 MAX_TTL = 100 * 365 * 24 * 60
-"""Maximum lifetime of an item, in minutes. An item without a lifetime has no limit."""
+"""Maximum lifetime of an item, in minutes. An item without a lifetime gets the server's default
+lifetime, if the server has a default.
+"""
 
 _NamespaceLabel = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.]+$")]
 Namespace = Annotated[list[_NamespaceLabel], Field(max_length=32)]
@@ -145,7 +147,7 @@ class StoreRoutes(Routes):
 
     @route("PUT", "/store/items", 204)
     async def put(self, body: ItemPut, caller: CallerDep) -> Response:
-        """Write an item. It replaces an existing item with the same key."""
+        """Write an item. It replaces an existing item with the same namespace and key."""
         requested: Object = {"namespace": tuple(body.namespace), "key": body.key}
         requested |= {"value": body.value, "index": body.index, "ttl": body.ttl}
         op, only = await _authorized(caller, "put", requested, Put)

@@ -101,8 +101,8 @@ class ThreadQuestions:
         return {"thread": question.thread, "run": run}
 
     async def expire(self) -> None:
-        """Resume the threads whose questions have expired, without an answer, and note the
-        deadlines of the other questions.
+        """Resume the threads whose questions have expired, with `EXPIRED` in place of an answer,
+        and note the deadlines of the other questions.
         """
         deadlines = self._state.deadlines
         deadlines.forget()
@@ -143,8 +143,9 @@ class ThreadQuestions:
     async def _resume(self, question: QuestionView, value: Any, caller: Requester | None) -> str:
         """Start a run that resumes a thread with an answer, and return the run's id.
 
-        The run has the assistant, the config and the context of the thread's last run. Without a
-        caller, it also has that run's user. Raises `QuestionClosedError` if the question is closed.
+        The new run has the assistant, the config and the context of the thread's last run. Without
+        a caller, the new run also has the last run's user. Raises `QuestionClosedError` if the
+        question is closed.
         """
         assert question.thread is not None
         interrupt_id = question.id.partition("-")[2]

@@ -125,7 +125,9 @@ class ThreadRoutes(Routes):
         caller: CallerDep,
         prefer: Annotated[str | None, Header()] = None,
     ) -> Response:
-        """Merge the metadata of a thread, and set its lifetime."""
+        """Merge metadata into a thread's metadata, and set the thread's lifetime if the body has a
+        lifetime.
+        """
         value: dict[str, Any] = {"thread_id": thread_id, "metadata": dict(body.metadata)}
         only = await caller.authorize("threads", "update", value)
         metadata = caller.metadata_after("threads.update", value)
@@ -227,8 +229,8 @@ def _matching(
 def _shown(
     thread: dict[str, Any], body: bodies.ThreadSearch, parsed: Collection[str]
 ) -> dict[str, Any]:
-    """Return the fields of a thread that a search selects. JSON fields are texts, except those in
-    ``parsed``.
+    """Return the fields of a thread that a search selects. In ``thread``, JSON fields are texts,
+    except the fields in ``parsed``.
     """
     for name in _JSON - {*parsed}:
         if thread.get(name) is not None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import Query
+from fastapi import HTTPException, Query
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
@@ -165,7 +165,7 @@ class StateRoutes(Routes):
                 try:
                     state = await last_state(opened[1], config, subgraphs=subgraphs)
                 except ValueError as error:  # no such subgraph
-                    raise not_found("checkpoint_ns", f"{error}") from error
+                    raise HTTPException(404, f"checkpoint_ns: {error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return state_json(state, str(thread_id), select)
