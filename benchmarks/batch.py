@@ -56,7 +56,7 @@ from agentrt.lab.runs.contenders import (
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
-from agentrt.scheduler.config import LONGEST_REMAINING
+from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
 from benchmarks.harness import Column, Figures, Results, run_shown, show
 from benchmarks.memory.cells import (
@@ -83,7 +83,9 @@ LEARNED, KNOWN = (f"{name}+cost+memory" for name in (LONGEST_REMAINING, Lrpt.nam
 """The policies that run the longest remaining program first: by learned lengths and, as a bound, by
 known lengths.
 """
-CONTENDERS = (STOCK, BEST_CAP, THUNDER, DEFAULT, LEARNED, KNOWN)
+BATCH = f"{BATCH_SCHEDULER.policy}+{BATCH_SCHEDULER.retention}+{BATCH_SCHEDULER.admission}"
+"""The settings that a batch gives its own engine."""
+CONTENDERS = (STOCK, BEST_CAP, THUNDER, BATCH, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
 _FACTOR = NumberRange(min=0, min_open=True)
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]

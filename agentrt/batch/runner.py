@@ -51,6 +51,7 @@ from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.tokens import TokenLog
+from agentrt.scheduler.config import BATCH_SCHEDULER, SchedulerConfig
 
 DEFAULT_LIVE = 256
 """Default for the maximum number of programs of a batch that are live at the same time. How many of
@@ -738,6 +739,7 @@ async def batch(
         runtime=runtime,
         executor=executor,
         model=model,
+        scheduler=BATCH_SCHEDULER,
         out=out,
         retry=retry,
         scores=scores,
@@ -760,6 +762,7 @@ async def opened_batch(
     runtime: Runtime | None = None,
     executor: Executor | None = None,
     model: str | None = None,
+    scheduler: SchedulerConfig | None = None,
     out: str | Path | None = None,
     retry: Retry | None = None,
     scores: Sequence[Score] = (),
@@ -768,7 +771,8 @@ async def opened_batch(
     seed: int = 0,
 ) -> AsyncIterator[Batch]:
     """Open a batch with its files, its engine and its journal. The arguments are those of `batch`,
-    and ``total`` is the number of results if it is known.
+    ``total`` is the number of results if it is known, and ``scheduler`` has the settings of an
+    engine that is opened here.
     """
     for each in scores:
         if not isinstance(each, Score):
@@ -791,7 +795,7 @@ async def opened_batch(
         target = await stack.enter_async_context(opening)
         if runtime is None:
             journal = await _journal_beside(stack, path, target)
-            runtime = Runtime(executor or _engine(model), seed=seed, journal=journal)
+            runtime = Runtime(executor or _engine(model, scheduler), seed=seed, journal=journal)
             await stack.enter_async_context(runtime)
         yield Batch(
             target, runtime, settings, scores=scores, out=file, tokens=token_file, total=total
@@ -812,11 +816,11 @@ async def _journal_beside(
     return await stack.enter_async_context(opened)
 
 
-def _engine(model: str | None) -> Executor:
+def _engine(model: str | None, scheduler: SchedulerConfig | None) -> Executor:
     from agentrt.executors.vllm.engine import VLLMEngine
     from agentrt.executors.vllm.options import EngineOptions
 
-    return VLLMEngine(EngineOptions(model=model))
+    return VLLMEngine(EngineOptions(model=model, scheduler=scheduler or SchedulerConfig()))
 
 
 def check_inputs(inputs: object) -> None:

@@ -32,7 +32,7 @@ from agentrt.executors.vllm.footprint import check_memory, footprint
 from agentrt.executors.vllm.memory import free_memory
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.router import make_router
-from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.config import BATCH_SCHEDULER, SchedulerConfig
 from agentrt.scheduler.policies import check_settings, policy_class
 
 SLOWER = (
@@ -222,17 +222,23 @@ def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], E
 def engine_options(
     options: dict[str, Any], flags: tuple[str, ...], *, metrics: bool = False
 ) -> EngineOptions:
-    """Read the options of one engine, and check them as far as possible without starting it.
+    """Read the options of one engine, and check them as far as possible without starting it. The
+    engine of a batch (``--inputs``) has `BATCH_SCHEDULER`, unless the options name a policy.
 
     Raises `ConfigError`, `UsageError` and `ModelLoadError` for invalid values.
     """
-    policy = "fcfs" if options.get("kind") == "transformers" else options["policy"]
-    policy_class(policy)
+    if options.get("kind") == "transformers":
+        scheduler = SchedulerConfig("fcfs")
+    elif (policy := options["policy"]) is not None:
+        policy_class(policy)
+        scheduler = SchedulerConfig(policy)
+    else:
+        scheduler = SchedulerConfig() if options.get("inputs") is None else BATCH_SCHEDULER
     names = ("beta", "lane", "retention", "admission", "admission_cap", "ttft_target")
     settings = {name: options[name] for name in names if options[name] is not None}
     if options["quanta"] is not None:
         settings["quanta"] = read_quanta(options["quanta"])
-    scheduler = SchedulerConfig(policy, **settings)
+    scheduler = replace(scheduler, **settings)
     named = ("quanta", "beta", "lane", "admission_cap", "ttft_target")
     check_settings(scheduler, [name for name in named if options[name] is not None])
     if (history := options["history"]) is not None:

@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.scheduler.config import ADMISSIONS, DEFAULT_POLICY, MEMORY_POLICIES, RETENTIONS
+from agentrt.scheduler.config import (
+    ADMISSIONS,
+    BATCH_SCHEDULER,
+    DEFAULT_POLICY,
+    MEMORY_POLICIES,
+    RETENTIONS,
+)
 
 ARGUMENTS = "agentrt.arguments"
 """The key of a click context's ``meta`` under which a command's unchanged arguments are kept."""
@@ -256,8 +262,8 @@ scheduling_options = together(
         "NAME",
         "Scheduling policy, which orders the calls: adaptive; fcfs, which is stock vLLM's order; "
         "longest-remaining, for a batch whose last program should end early; or another policy "
-        "of docs/policies.md or of an installed package.",
-        default=DEFAULT_POLICY,
+        "of docs/policies.md or of an installed package.  "
+        f"[default: {DEFAULT_POLICY}; with 'agentrt run --inputs' {BATCH_SCHEDULER.policy}]",
     ),
     scheduling.text(
         "--quanta",

@@ -211,3 +211,9 @@ class SchedulerConfig:
             return cls(**settings)
         except TypeError as error:
             raise ConfigError(f"invalid scheduler setting: {error}") from error
+
+
+BATCH_SCHEDULER = SchedulerConfig("fcfs", retention="cost", admission="memory")
+"""The settings for a batch that has the engine to itself. Only the end of its last program counts,
+and a policy that prefers short programs delays the longest program (docs/results/batch.md).
+"""

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import command, invoke, write
+from agentrt.engines import EngineOptions
+from agentrt.scheduler.config import SchedulerConfig
+from tests.cli.conftest import Invoke, command, invoke, write
+from tests.cli.echo_engine import EchoEngine
 
 __all__ = ["command", "invoke", "write"]
 
@@ -26,6 +29,19 @@ def records(tmp_path: Path) -> Records:
         return path
 
     return put
+
+
+@pytest.fixture
+def schedulers(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> list[SchedulerConfig]:
+    """The settings of each engine that is made, as it is made. The engines echo."""
+    made: list[SchedulerConfig] = []
+
+    def make(options: EngineOptions) -> EchoEngine:
+        made.append(options.scheduler)
+        return EchoEngine(options)
+
+    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", make)
+    return made
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

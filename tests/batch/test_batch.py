@@ -28,6 +28,7 @@ from agentrt.errors import ConfigError, EngineDiedError, UsageError
 from agentrt.executors.base import Chunk
 from agentrt.program import Program
 from agentrt.request import Call
+from agentrt.scheduler.config import SchedulerConfig
 from tests.doubles.letters import LettersEngine
 from tests.doubles.scripted import ScriptedExecutor
 
@@ -62,6 +63,16 @@ async def test_each_input_has_a_result_with_what_it_cost() -> None:
     assert (tea.output_tokens, tea.prompt_tokens, tea.tokens) == (8, 8, 16)
     assert tea.cost == 24.0
     assert (bad.state, bad.result, bad.error) == ("failed", None, "ValueError: a bad question")
+
+
+async def test_an_engine_of_its_own_serves_calls_in_their_order(
+    schedulers: list[SchedulerConfig],
+) -> None:
+    (result,) = [each async for each in batch(twice, ["tea"])]
+    assert result.state == "done"
+    (scheduler,) = schedulers
+    settings = (scheduler.policy, scheduler.retention, scheduler.admission)
+    assert settings == ("fcfs", "cost", "memory")
 
 
 async def test_inputs_are_read_as_programs_begin() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.scheduler.config import SchedulerConfig
 from tests.batch.conftest import Records, lines
 from tests.cli.conftest import Run, Write, python
 
@@ -50,6 +51,31 @@ def test_from_a_file_to_a_table_of_scores(
     assert "all 3 results are in" in again.err
     assert "warming up" not in again.err  # no engine has been started
     assert len(lines(out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ((), ("fcfs", "cost", "memory")),
+        (("--retention", "lru"), ("fcfs", "lru", "memory")),
+        (("--admission", "off"), ("fcfs", "cost", "off")),
+        (("--policy", "adaptive"), ("adaptive", "cost", "memory")),
+        (("--policy", "fcfs"), ("fcfs", "lru", "off")),
+    ],
+)
+def test_the_engine_of_a_batch_serves_calls_in_their_order_unless_a_policy_is_named(
+    options: tuple[str, ...],
+    settings: tuple[str, str, str],
+    write: Write,
+    records: Records,
+    command: Run,
+    schedulers: list[SchedulerConfig],
+    tmp_path: Path,
+) -> None:
+    inputs = ("--input-field", "question", "--inputs", records(QUESTIONS[:1]))
+    assert command("run", write(ASK), *inputs, "--out", tmp_path / "r.jsonl", *options).code == 0
+    (scheduler,) = schedulers
+    assert (scheduler.policy, scheduler.retention, scheduler.admission) == settings
 
 
 def test_two_runs_are_compared_and_their_programs(

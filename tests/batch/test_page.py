@@ -42,7 +42,7 @@ def test_the_scores_and_the_loop_of_the_page(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentrt.batch.runner._engine", lambda model: ScriptedExecutor(say))
+    monkeypatch.setattr("agentrt.batch.runner._engine", lambda *options: ScriptedExecutor(say))
     _, scores, _, loop, _ = blocks("batches.md")
     (tmp_path / "capital.py").write_text(scores, "utf-8")
     (tmp_path / "loop_of_the_page.py").write_text(loop, "utf-8")
@@ -60,7 +60,7 @@ async def test_the_tokens_of_the_page(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     engine = LettersEngine(lambda prompt, call: "it is 42")
-    monkeypatch.setattr("agentrt.batch.runner._engine", lambda model: engine)
+    monkeypatch.setattr("agentrt.batch.runner._engine", lambda *options: engine)
     (tmp_path / "tokens_of_the_page.py").write_text(blocks("batches.md")[2], "utf-8")
     code = import_module("tokens_of_the_page")
     for _ in range(2):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.__main__ import call
 from benchmarks.batch import (
+    BATCH,
     KNOWN,
     LEARNED,
     Batch,
@@ -57,6 +59,15 @@ def test_a_batch_by_the_command_in_two_pieces(
         *(("ample", name) for name in ("stock", LEARNED, KNOWN)),
     }
     assert output.count("| bfcl") == 6
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["bfcl", "chat"])
+def test_with_ample_memory_the_engine_of_a_batch_decides_as_stock_does(name: str) -> None:
+    load = Batch(name, math.inf, 32, slots=4, live=16).load(0)
+    stock = figures(load, STOCK)
+    assert figures(load, BATCH) == stock
+    assert figures(load, DEFAULT) != stock  # calls wait, so that the order of calls matters
 
 
 @pytest.mark.engine

@@ -107,6 +107,7 @@ def test_without_the_tool_there_is_none(tmp_path: Path, monkeypatch: pytest.Monk
         ({"admission": "off"}, "adaptive", "cost", "off"),
         ({"policy": "fcfs"}, "fcfs", "lru", "off"),
         ({"policy": "atlas", "retention": "cost"}, "atlas", "cost", "off"),
+        ({"engine": "transformers", "inputs": "records.jsonl"}, "fcfs", "lru", "off"),
     ],
 )
 def test_retention_and_admission_go_with_the_policy_where_none_is_given(
