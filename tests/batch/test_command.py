@@ -381,7 +381,7 @@ def test_each_input_has_a_line_when_enough_have_ended(
         ran = command(*arguments, "--stop-when", "50%")
         assert (ran.code, len(lines(out))) == (0, 10), ran.err
         assert "5 runs did not start" in ran.err
-        assert "seconds per result: median 0.0" in ran.err
+        assert "seconds per result: median " in ran.err
         not_begun = [each for each in lines(out) if not each["attempt"]]
         assert [each["id"] for each in not_begun] == [str(n) for n in range(5, 10)]
         assert {(each["state"], each["over"], each["calls"]) for each in not_begun} == {
