@@ -433,8 +433,9 @@ class StepCost:
         that such a step usually takes.
         """
         usual_s = self.decode_s + max(tokens - calls, 0) * self.token_s
-        stalled = self.compared and self.decode_s and seconds > _OUTLYING * usual_s
-        return usual_s if stalled else seconds
+        if seconds > _OUTLYING * usual_s and self.decode_s and self.compared:
+            return usual_s
+        return seconds
 
     def _update(self) -> None:
         """Update both costs.
@@ -554,8 +555,9 @@ def _by_tokens(steps: Iterable[tuple[float, int]]) -> float:
     """Return the median of the costs per token of steps, weighted by tokens. A step is given by the
     seconds and the number of its tokens.
     """
-    costs = sorted((seconds / tokens, tokens) for seconds, tokens in steps)
-    left = sum(tokens for _, tokens in costs) / 2.0
+    # Lists, because a generator is called once for each step.
+    costs = sorted([(seconds / tokens, tokens) for seconds, tokens in steps])
+    left = sum([tokens for _, tokens in costs]) / 2.0
     for cost_s, tokens in costs:
         left -= tokens
         if left <= 0.0:

@@ -104,7 +104,7 @@ async def test_each_step_of_a_stream_is_its_callers() -> None:
     for _ in range(2):
         for stream in streams:
             await anext(stream)
-            with pytest.raises(AgentrtError, match="no program is set"):
+            with pytest.raises(AgentrtError, match="no caller is set"):
                 caller()
     assert seen == [first, second, first, second]
 

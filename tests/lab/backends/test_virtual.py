@@ -101,7 +101,9 @@ def test_an_engine_stands_still_for_who_is_soon_back(
 ) -> None:
     """Each of two agents fills a cache by itself; to compute one again takes half a second."""
     times = StepTimeModel(0.0, 1e-3, 1e-3, 0.0)
-    options = VirtualOptions(max_num_seqs=2, kv_blocks=41, max_model_len=640)
+    options = VirtualOptions(
+        max_num_seqs=2, kv_blocks=41, max_num_batched_tokens=128, max_model_len=640
+    )
     ours = SchedulerConfig("fcfs", admission="memory", retention="lru")
     first = CallShape(output_tokens=4, prompt_tokens=496)
     second = CallShape(4, 510, after=(0,), gap_s=gap_s, extends=0, tool="search")
