@@ -106,7 +106,11 @@ def at_equal_latency(
 
 
 def crossing(curve: Curve, limit: float) -> tuple[float, str]:
-    """Return the load at which a curve first rises above the limit, and its bound ("" if exact)."""
+    """Return the load at which a curve first rises above the limit, and "".
+
+    If the curve begins above the limit, return its first load and "<". If it never rises above the
+    limit, return its last load and ">=".
+    """
     if curve[0][1] > limit:
         return curve[0][0], "<"
     for (x0, y0), (x1, y1) in pairwise(curve):

@@ -228,6 +228,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "scheduler-table": ("scheduler", _scheduler_table),
     "front-calls": ("front", _front("calls", "cpu_ms_to_stock")),
     "front-functions": ("front", _front("calls", "called_to_stock")),
+    "front-tokens": ("front", _front("streams", "cpu_ms_to_stock")),
+    "front-functions-tokens": ("front", _front("streams", "called_to_stock")),
     "front-table": ("front", _front_table),
     **{f"{source}-commit": (source, None) for source in SOURCES},
 }

@@ -700,7 +700,9 @@ async def batch(
     is the number of the input, from 1.
 
     The batch runs on an open ``runtime``, on an ``executor``, or on an embedded engine for
-    ``model``; the default is a small model that fits this machine.
+    ``model``; the default is a small model that fits this machine. The embedded engine serves calls
+    in the order of their arrival (policy ``fcfs``), with retention ``cost`` and admission
+    ``memory``.
 
     With ``out``, each result is written as a line of this file before it is yielded, and a journal
     is kept next to the file. If the process was killed, the same call resumes the batch, and yields

@@ -71,7 +71,8 @@ def show(url: str, api_key: str | None) -> None:
 def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     """Load the weights in PATH, a folder of safetensors on the machine of the engines.
 
-    Programs and calls go on. If the weights cannot be loaded, all engines keep their old weights.
+    By default, programs and calls go on. If the weights cannot be loaded, all engines keep their
+    old weights.
     """
     body = {"path": path, **{name: value for name, value in options.items() if value is not None}}
     _print(ask_server(url, api_key, "POST", "update_weights", json=body, timeout=None))

@@ -135,7 +135,9 @@ def calling(caller: Caller) -> contextlib.AbstractContextManager[None]:
 
 
 async def stepped(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of a stream, with ``caller`` set while the stream computes each item."""
+    """Yield the items of a stream. ``caller`` is the caller of the calls that vLLM's code makes
+    while the stream computes an item.
+    """
     async with contextlib.aclosing(items):
         while True:
             with calling(caller):

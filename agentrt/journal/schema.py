@@ -66,8 +66,9 @@ class StartRow(NamedTuple):
     JSON, which `agentrt.journal.requests` reads; its column is called ``asked``. ``digest`` is a
     fingerprint of the whole request. ``during`` is the place of the streamed call that the code was
     reading, "" if it was reading none.
-    ``place`` is one more than the number of the last group of answers that was delivered before
-    the code reached the node (`agentrt.journal.order`); 0 in older journals.
+    ``place`` orders the node among the delivered answers. It is 1 plus the number of the last
+    *group* (the answers of one written batch, see `agentrt.journal.order`) that was delivered
+    before the code reached the node. It is 0 in older journals.
     """
 
     program: str

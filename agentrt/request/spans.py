@@ -1,9 +1,9 @@
 """Spans: how a call's time in an engine was spent, as consecutive periods, each with a reason.
 
 The engine core reports a span as a plain list, which can be sent and stored as JSON:
-``[reason, seconds, level, attained_s, tokens, by]``. Each item of ``by`` is
-``[program, level, attained_s]``. The first span begins when the call arrives at the engine, and
-each other span at the end of the previous span.
+``[reason, seconds, level, attained_s, tokens, by]``. ``by`` lists the programs that caused the
+span, each as ``[program, level, attained_s]``. The first span begins when the call arrives at the
+engine, and each other span at the end of the previous span.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ _UNNAMED = _GoesWithPolicy()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The settings of the scheduler. The default values are also the defaults of all commands.
+    """The settings of the scheduler. The default values are also the defaults of all commands,
+    except for the engine that a batch opens for itself, which has `BATCH_SCHEDULER`.
 
     ``policy`` is the name of the policy that ranks calls.
 
@@ -214,6 +215,7 @@ class SchedulerConfig:
 
 
 BATCH_SCHEDULER = SchedulerConfig("fcfs", retention="cost", admission="memory")
-"""The settings for a batch that has the engine to itself. Only the end of its last program counts,
-and a policy that prefers short programs delays the longest program (docs/results/batch.md).
+"""The settings of the engine that a batch opens for itself, unless the user names a policy. Only
+the end of the last program counts, and a policy that prefers short programs delays the longest
+program (docs/results/batch.md).
 """

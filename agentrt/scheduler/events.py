@@ -111,7 +111,9 @@ class StepFinished(NamedTuple):
 
 
 class InterruptStarted(NamedTuple):
-    """A program waits for the tool ``name`` (kind ``tool``) or for a human (kind ``human``)."""
+    """A program waits for the tool or the event ``name`` (kind ``tool``), or for a human (kind
+    ``human``).
+    """
 
     program: EngineProgram
     kind: str
@@ -120,7 +122,7 @@ class InterruptStarted(NamedTuple):
 
 
 class InterruptEnded(NamedTuple):
-    """A program's tool returned, or a human answered."""
+    """A program's tool returned, its event arrived, or a human answered."""
 
     program: EngineProgram
     kind: str

@@ -136,9 +136,10 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
 class EvictionOrder:
     """The owners of free blocks, in the order in which their blocks are evicted.
 
-    The place or the worth of most owners changes only with an event. The worth of the other owners
-    changes with time; these owners are all compared whenever a block must be evicted. To save time,
-    the place of an owner is computed only when a block must be evicted.
+    An owner has a place (`Retention.place`) or a worth (`Retention.worth`). For most owners, it
+    changes only with an event. The worth of the other owners changes with time, so if no owner has
+    a place, these owners are all compared for each eviction. To save time, the place of an owner is
+    computed only when a block must be evicted.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:

@@ -1,9 +1,9 @@
 """Which web pages may call the server, and by which host names the server may be called.
 
-A browser lets the pages of any site send requests to this machine. On a server without keys,
-nothing else distinguishes such a page from the user. So the server refuses requests with a foreign
-host name (DNS rebinding), and requests from pages of a foreign origin. On a server with keys, a
-page needs a key.
+A browser lets the pages of any site send requests to this machine. A server without keys cannot
+otherwise tell the requests of such a page from the user's own requests. So the server refuses
+requests with a foreign host name (DNS rebinding), and requests from pages of a foreign origin. On a
+server with keys, a page needs a key.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ the Hugging Face hub.
     default=Path(".clients"),
     show_default=True,
     metavar="FOLDER",
-    help="Folder with a virtual environment for each generator, which has the name of the "
-    "generator. vLLM's own generator needs no environment.",
+    help="Folder that has a virtual environment for each generator, named after the generator. "
+    "vLLM's own generator needs no environment.",
 )
 @repeat_option(3)
 @max_num_seqs_option(default=8)

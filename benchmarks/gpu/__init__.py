@@ -1,1 +1,1 @@
-"""A comparison of stock vLLM, vLLM's offload, a rival and agentrt's defaults on one GPU."""
+"""A comparison on one GPU: stock vLLM, vLLM's offload, ThunderAgent's rule, agentrt's defaults."""

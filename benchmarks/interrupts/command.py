@@ -1,7 +1,8 @@
-"""``benchmarks interrupts``: the cost of a tool call in a program, and of the bare library's call.
+"""``benchmarks interrupts``: the cost of a tool call in a program, beside the same call made only
+with the library of the transport (threads, processes, MCP, MQTT).
 
-Both sides call the same function in the same kind of place (`benchmarks.interrupts.transports`), in
-turns of a few calls, in one process.
+Both sides call the same function over the same transport (`benchmarks.interrupts.transports`). The
+sides take turns of `TURN` calls in one process.
 """
 
 from __future__ import annotations

@@ -228,7 +228,9 @@ def chosen(patterns: Sequence[str]) -> Iterator[tuple[Any, str]]:
 
 
 def run(plugin: Recorder | Trials) -> int:
-    """Run the tests of the copy with a plug-in, and return pytest's exit code."""
+    """Run the tests against the mutated copy of the code (`MUTANTS`), with a plug-in, and return
+    pytest's exit code.
+    """
     settings = config()
     vars(trampoline)["wrap_in_trampoline"] = plugin.functions.take
     os.chdir(MUTANTS)

@@ -33,7 +33,8 @@ _TYPED_LOADS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A workload with a number of programs (the horizon): its settings by load, and their results.
+    """One workload with one number of programs: a setting for each load, and the results of these
+    settings.
 
     ``by_type`` has the same runs by program type, if there are several types.
     """

@@ -79,8 +79,9 @@ class EngineOptions:
         model: A hub name or a folder; None means the built-in default model.
         max_num_seqs: Maximum number of calls in a batch; None leaves the choice to vLLM, or on a
             CPU to agentrt.
-        scheduler: The scheduler's settings, by default those of ``agentrt run``. If its ``history``
-            is None, what the engine learns is kept in a file for the model and the engine's size.
+        scheduler: The scheduler's settings, by default `SchedulerConfig()`, as in ``agentrt
+            serve``. If its ``history`` is None, what the engine learns is kept in a file for the
+            model and the engine's size.
             With several ``replicas``, their `ReplicaSet` keeps the file.
         flags: Command-line flags of `vllm serve`. They override the defaults for the machine.
         verbose: Whether vLLM logs its progress.

@@ -51,7 +51,8 @@ def account_of(replies: list[Reply]) -> dict[str, Any]:
 
 @contextmanager
 def caller_in(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[LiveEmitter, RunCaller]]:
-    """Provide the emitter and the caller for the calls of the code in ``scope``.
+    """Yield the emitter and the caller with which the code that runs in the program's ``scope``
+    makes its calls.
 
     If ``scope`` is None, the code is outside any program, and its calls get a program of their own.
     """

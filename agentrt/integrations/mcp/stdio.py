@@ -170,7 +170,7 @@ def _refused_answer(line: bytes, why: str) -> SessionMessage | None:
 
 
 def _refusal(number: int | str, why: str) -> SessionMessage:
-    """Return an answer to the request ``number`` that is an error."""
+    """Return an error as the answer to the request ``number``."""
     error = ErrorData(code=PARSE_ERROR, message=why)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error))
 

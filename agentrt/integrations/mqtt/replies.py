@@ -142,7 +142,8 @@ class _OpenQuestion:
 class ToolQuestions:
     """The questions of a worker's tools, which are sent to the callers of the jobs.
 
-    Replies may be lost, so a question is sent again with each later reply until it is answered.
+    Replies may be lost, so the open questions of a job are sent again whenever the state of the job
+    is sent (`Replies.tell`), for example when the caller repeats its request.
     """
 
     def __init__(self, say: SendQuestion) -> None:

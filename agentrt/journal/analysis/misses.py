@@ -99,7 +99,9 @@ class _Prompt(ABC):
 
     @abstractmethod
     def part(self, begin: int, end: int) -> str:
-        """Return a part of the prompt and its answer, as text for people."""
+        """Return the text, for people, from ``begin`` to ``end`` (in ``unit``) of the prompt
+        followed by its answer.
+        """
 
     @abstractmethod
     def again(self, earlier: Any, at: int) -> int:

@@ -37,13 +37,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def in_digits(spread: Spread, unit: str = "") -> str:
-    """Return a spread as text, with three significant digits for each value."""
+    """Return a spread as text. Each value is formatted by `digits`."""
     return f"{digits(spread.median)}{unit} ({digits(spread.least)}-{digits(spread.most)})"
 
 
 def digits(value: float) -> str:
-    """Return a number as text with three significant digits; from 100 on, with all digits before
-    the decimal point.
+    """Return a number as text with at most three significant digits; from 100 on, with all digits
+    before the decimal point.
     """
     if not math.isfinite(value):
         return str(value)

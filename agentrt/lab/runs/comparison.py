@@ -233,8 +233,8 @@ def replay(
     repeat: int = 0,
     learned: Any = None,
 ) -> tuple[Sequence[ProgramRun], Any]:
-    """Run the programs of ``run`` in virtual time, with the scheduling ``order``. Return the new
-    run, and the history that the scheduler has learned at its end.
+    """Run the programs of ``run`` in virtual time, under the scheduler's settings ``order``. Return
+    the new run, and the history that the scheduler has learned at its end.
 
     The scheduler starts with the history ``learned``. If ``repeat`` is not 0, it is the seed by
     which the arrival times of the programs are shuffled.

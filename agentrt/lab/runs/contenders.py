@@ -45,8 +45,8 @@ def how() -> str:
     rivals = ", ".join(rival.shown for rival in RIVALS.values())
     return (
         f"{', '.join(policy_names())}, with a retention or admission after a plus, as in "
-        f"fcfs+cost or adaptive+memory, or with +{HINTED} for size hints; {DEFAULT}, the policy of "
-        f"agentrt run and serve ({'+'.join(_named(_OURS).values())}); {', '.join(_STOCKS)}, which "
+        f"fcfs+cost or adaptive+memory, or with +{HINTED} for size hints; {DEFAULT}, the defaults "
+        f"of agentrt serve ({'+'.join(_named(_OURS).values())}); {', '.join(_STOCKS)}, which "
         f"are vLLM's own; {f'the rivals {rivals}; ' if rivals else ''}"
         f"or any of these with +{AMPLE} for {_TIMES_AMPLE} times the memory, or with +{OFFLOADED} "
         f"for vLLM's offload to host memory of {_HOST_SIZE:g} times the KV cache, +{OFFLOADED}:X "

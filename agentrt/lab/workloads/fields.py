@@ -206,7 +206,7 @@ def _unzipped(raw: bytes) -> bytes:
     with gzip.open(io.BytesIO(raw)) as file:
         text = file.read(_MOST + 1)
     if len(text) > _MOST:
-        raise ValueError(f"more than {_MOST // 1024**2} MiB")
+        raise ValueError(f"more than {_MOST // 1024**2} MiB after decompression")
     return text
 
 

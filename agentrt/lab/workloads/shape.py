@@ -147,7 +147,7 @@ class Cut:
             raise ConfigError(
                 f"program {program.program_id}: its first call, with {first.prompt_tokens} prompt "
                 f"and {first.output_tokens} output tokens, does not fit into {self.tokens} tokens; "
-                "scale contexts down, or raise --max-model-len"
+                "use a smaller --scale, or raise --max-model-len"
             )
         return program if len(calls) == len(program.calls) else replace(program, calls=tuple(calls))
 

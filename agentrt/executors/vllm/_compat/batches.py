@@ -39,8 +39,8 @@ class Batches:
         self._waiting: list[tuple[Message, bytes]] = []
 
     def post(self, message: Message, engine: bytes) -> Awaitable[None]:
-        """Queue a message for the batch of this pass. Raises `EngineDeadError` if the engine is
-        dead.
+        """Queue a message for the batch of the current pass of the event loop. Raises
+        `EngineDeadError` if the engine is dead.
 
         The returned future is already done: it does not wait until the message is sent.
         """

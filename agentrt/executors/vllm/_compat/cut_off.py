@@ -312,8 +312,8 @@ class _Alike(_Base):
         return after or self._reasoning_parser is not None, after
 
     def _passes_text(self, request: Any) -> bool:
-        """Return whether vLLM reads no calls for a request, so that its streams are unchanged
-        text.
+        """Return whether vLLM looks for no tool calls in the answer of a request, so that its
+        streams pass on the text unchanged.
         """
         return not request.tools and (self._tool_parser is None or request.tool_choice == "none")
 

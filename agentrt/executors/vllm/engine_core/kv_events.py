@@ -1,9 +1,10 @@
 """Reports which blocks an engine's prefix cache has, using vLLM's own KV events.
 
 vLLM reports after each step which blocks were stored and removed. If two blocks have the same
-content, vLLM reports both, so an event only marks a block's hash as changed. A *note* lists the
-changes since the last note; whether a changed hash is cached is looked up when the note is made.
-Notes are sent with the outputs of calls that end. A reader that misses a note asks for a snapshot.
+content, vLLM reports both, so after one of them is removed, the hash is still cached. Therefore an
+event only marks a block's hash as changed. A *note* lists the changes since the last note; whether
+a changed hash is cached is looked up when the note is made. Notes are sent with the outputs of
+calls that end. A reader that misses a note asks for a snapshot.
 `docs/adr/0008-kv-events-ride-on-outputs.md` has the reasons.
 """
 

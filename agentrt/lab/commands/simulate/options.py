@@ -38,7 +38,7 @@ def _scale(name: str, about: str, *, zero: bool = False) -> Option:
 
 _POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
 policies_option: Option = policy_option(
-    "Policies to compare. default is the policy of agentrt run; adaptive is the order of calls "
+    "Policies to compare. default is as in agentrt serve; adaptive is the order of calls "
     f"of default, without its retention and admission.  [default: {','.join(_POLICIES)}]",
 )
 ABOUT_TRACE = f"Recorded programs: {', '.join(KNOWN)}."

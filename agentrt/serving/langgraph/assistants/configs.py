@@ -69,9 +69,10 @@ CONFIGS = "LANGGRAPH_CONFIG"
 
 
 def graph_configs(text: str | None) -> dict[str, Object]:
-    """Return the configs of default assistants, by the names of their graphs, from ``text``, the
-    value of the environment variable `CONFIGS` (None: not set). Raises `ConfigError` for an invalid
-    text.
+    """Read the configs of default assistants, and return them by the names of their graphs.
+
+    ``text`` is the value of the environment variable LANGGRAPH_CONFIG; None if it is not set.
+    Raises `ConfigError` for an invalid text.
     """
     if not text:
         return {}

@@ -276,8 +276,8 @@ class RunQueue:
 
 
 def _context() -> Context:
-    """Return the context in which a run's code runs: the context of the request, for example its
-    trace, but outside any program, and with database reads counted as the server's own.
+    """Return a copy of the request's context (with its trace, for example) for a run's code. In
+    this copy, the code is outside any program, and its database reads count as the server's own.
     """
     with tracking.outside():
         context = copy_context()
