@@ -60,7 +60,9 @@ had to compute tokens again is served for this many times as long as that took b
 preempted for a slot again; otherwise, for as long as that took.
 """
 _MOST = 0.5
-"""Share of the tokens."""
+"""Preempted calls of an engine lose most of their tokens if the mean share that they lose is larger
+than this.
+"""
 _REFRESHED = 32
 """Number of outdated priorities that a step computes again (`CallQueue.refresh`). Computing all
 of them in one step would delay this step by 12 milliseconds with 1,000 waiting calls.

@@ -446,9 +446,9 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config and the context of a changed assistant.
 
-    A new config replaces the old config, and its ``configurable``, if it has one, replaces the old
-    context. A new context replaces the old context and the old config's ``configurable``. Then
-    `in_both` adds the keys of each to the other.
+    A new config replaces the old config. If the new config has a ``configurable``, it replaces
+    the old context. A new context replaces the old context and the old config's ``configurable``.
+    Then `in_both` adds the keys of each to the other.
     """
     config, context = old["config"], old["context"]
     if body.config is not None:
