@@ -140,6 +140,15 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @sqlite_only
+async def test_a_folder_that_cannot_be_made_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path) as server:
+        (tmp_path / "a.db.files").write_text("mine")
+        with pytest.raises(openai.InternalServerError, match="the server failed"):
+            await server.client.files.create(file=("a", b"x"), purpose="batch")
+        assert not (await server.client.files.list()).data
+
+
+@sqlite_only
 def test_one_server_at_a_time_has_the_files(tmp_path: Path) -> None:
     code = "import sys; from agentrt.files import *; "
     code += "file = lock_beside(Path(sys.argv[1])); print(flush=True); input()"
