@@ -175,7 +175,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
-    is_usage = response.status_code in (400, 404, 413, 422)
+    is_usage = response.status_code in (400, 403, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
 
 

@@ -92,6 +92,15 @@ def test_an_invalid_key_file_is_refused(path: Path, text: str, says: str) -> Non
         KeyRing(path)
 
 
+@pytest.mark.parametrize("tenant", ["3", '{"keys": 3}', '{"keys": {}}'])
+def test_no_key_is_added_to_an_invalid_file(path: Path, tenant: str) -> None:
+    text = f'{{"tenants": {{"a": {tenant}}}}}'
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="the file has the form"):
+        new_key(path, "a")
+    assert path.read_text() == text
+
+
 def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
     names = ("concurrency", "threads", "assistants", "crons", "store_mib")
     new_key(path, "a")

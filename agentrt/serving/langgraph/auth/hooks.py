@@ -199,10 +199,16 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
-    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook."""
+    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook, and
+    500 for a hook with unknown parameters or whose result is not a user.
+    """
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
-        user = User(await _call(hook, **_arguments(hook, await _facts(request))))
+        try:
+            user = User(await _call(hook, **_arguments(hook, await _facts(request))))
+        except ConfigError as error:
+            _log.error("%s", error)
+            raise HTTPException(500, str(error)) from error
     return Requester(tenant, user, auth)
 
 
