@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.options import RunOption
+from agentrt.cli.options import run_option
 from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
@@ -64,14 +64,7 @@ def questions() -> None:
 
 @click.command()
 @server_options
-@click.option(
-    "--run",
-    cls=RunOption,
-    group="Other",
-    former=["--program"],
-    metavar="ID",
-    help="List only the questions of this run.",
-)
+@run_option("List only the questions of this run.")
 @click.option("--thread", metavar="ID", help="List only the questions of this graph thread.")
 @click.option("--json", "as_json", is_flag=True, help="Print the questions as one JSON list.")
 def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
