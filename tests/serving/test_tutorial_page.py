@@ -49,7 +49,7 @@ def says(asked: Call) -> str | ToolCall:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The reader's folder with the saved files."""
     monkeypatch.setattr(
-        "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(says)
+        "agentrt.engines.VLLMEngine", lambda options: ScriptedExecutor(says)
     )
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.chdir(tmp_path)
