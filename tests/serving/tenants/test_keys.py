@@ -147,7 +147,7 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
         at = f"/v1/client-runs/{session}"
         assert (await local.client.get(at, headers=as_b)).status_code == 404
         assert (await local.client.delete(at, headers=as_b)).status_code == 404
-        said = {**as_b, "x-agentrt-program": session}
+        said = {**as_b, "x-agentrt-run": session}
         assert (await call("/v1/chat/completions", json=chat, headers=said)).status_code == 200
         mine = (await local.client.get(at, headers=as_a)).json()
         assert mine["calls"] == 0  # B's call was of a program of B's, of the same name
