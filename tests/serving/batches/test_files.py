@@ -89,7 +89,7 @@ async def test_tenants_see_their_own_files_only(tmp_path: Path) -> None:
                 "data": {"purpose": "batch", "expires_after[seconds]": "4000"},
                 "files": {"file": b""},
             },
-            "expires_after.anchor must be 'created_at', got None",
+            "expires_after.anchor must be 'created_at', but it is missing",
         ),
         (
             {
