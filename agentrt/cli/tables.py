@@ -256,8 +256,8 @@ def elastic_name(program_id: str) -> Elastic:
 
 
 def fit_name(program_id: str, cells: int) -> Text:
-    """Shorten an id to ``cells`` characters. The number at its end is always kept, with at least one
-    letter; another end after a dash is kept if there is room.
+    """Shorten an id to ``cells`` characters. A number at its end is always kept, and so is the
+    first letter. Another end after a dash is kept if there is room.
     """
     if cell_len(program_id) <= cells:
         return Text(program_id)
