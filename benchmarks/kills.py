@@ -18,9 +18,9 @@ from typing import Any
 import click
 from tokenizers import Tokenizer
 
+from agentrt import engines
 from agentrt.cli import app
 from agentrt.executors.base import Chunk
-from agentrt import engines
 from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.program import Program
 from agentrt.request import Call

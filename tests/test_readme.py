@@ -92,9 +92,7 @@ def test_the_agent_runs_on_the_embedded_engine(
         asked = call.spec.messages or ()
         return "Rain." if len(asked) > 1 else ToolCall("weather", {"city": "Paris"})
 
-    monkeypatch.setattr(
-        "agentrt.engines.VLLMEngine", lambda options: ScriptedExecutor(say)
-    )
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", lambda options: ScriptedExecutor(say))
     (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
     runpy.run_path(str(tmp_path / "agent.py"), run_name="__main__")
     close_all()
