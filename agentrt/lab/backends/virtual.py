@@ -145,8 +145,8 @@ class Virtual(Backend):
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the latency, in seconds, of a program that runs alone on an engine that has cached
-        all shared prefixes.
+        """Return the seconds from the arrival of a program to the end of its last call, if the
+        program runs alone on an engine that has cached all shared prefixes.
         """
         chunk = self._options.max_num_batched_tokens
 

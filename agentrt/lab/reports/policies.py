@@ -37,7 +37,7 @@ def as_values(
 
 
 def about_engine(machine: Machine) -> str:
-    """Describe the simulated engine in two sentences."""
+    """Describe the simulated engine."""
     return machine.in_words()
 
 
