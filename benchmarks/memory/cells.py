@@ -69,7 +69,8 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""The default workloads of ``python -m benchmarks memory``. chat is limited by the KV cache."""
+"""The default workloads of ``python -m benchmarks memory``. ``chat`` has a KV cache of fixed size.
+"""
 RECORDED = "recorded"
 HELD_OUT_WORKS: Mapping[str, Work] = {
     "long_coding": Work("long_coding", 20, 2.0, 0.3, tokens=20000),

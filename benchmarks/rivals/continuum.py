@@ -8,7 +8,7 @@ ends in a tool call, the context of the call is pinned for a time-to-live. The t
 tau with the largest P(tau) * (T * eta + prefill) - tau:
 
 - P(tau) is the share of this tool's calls that returned within tau. If few calls of the tool are
-  known, the calls of all tools count. If few calls of any tool are known, tau is `UNTIL_KNOWN_S`.
+  known, the calls of all tools count. If these are few, too, tau is `UNTIL_KNOWN_S`.
 - T is the mean time for which calls without a pinned context waited for a slot. A pin avoids this
   wait.
 - eta, the memoryfulness of programs, is -corr(k, N - k), where k is the number of calls that are
@@ -144,7 +144,7 @@ class ToolTtl(Retention):
 
 class PreviewTtl(ToolTtl):
     """The preview code's rule: a context is pinned for two seconds if the mean time of its tool is
-    at most two seconds.
+    unknown or at most two seconds.
     """
 
     @override
