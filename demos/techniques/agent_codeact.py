@@ -42,7 +42,7 @@ async def code_act(
     turns: int = 3,
     tokens: int = 64,
 ) -> TokenContext:
-    """What was written and seen, up to code that runs without an error."""
+    """Return the context with all code and its output, up to code that runs without an error."""
     context = await ctx.context(HOW.format(task=task))
     for _ in range(turns):
         await context.fill(f"{FENCE}python\n")

@@ -4,7 +4,7 @@
 
 The text is a tree of two levels: sections of equal length, each with a mark at its end that sees
 the whole section. Later tokens see the marks only, so a section costs a few tokens of memory.
-(After Tang et al., 2021, where the tree is a program's: https://arxiv.org/abs/2112.01184)
+(After Tang et al., 2021, with the syntax trees of programs: https://arxiv.org/abs/2112.01184)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECTIONS = (
 
 
 async def outline(ctx: Context, sections: Sequence[str]) -> tuple[TokenContext, Attention]:
-    """The sections as a context, and the attention by which it is a tree."""
+    """Return a context of all sections, and the attention that makes it a tree."""
     mark = (await ctx.context(MARK)).token_ids
     space = (await ctx.context("\n")).token_ids[:1]
     context = await ctx.context()

@@ -16,7 +16,7 @@ from agentrt import Context, program
 from agentrt.contexts import Completion, TokenContext
 
 Verify = Callable[[str], tuple[float, str]]
-"""How good an answer is, and what is wrong with it; "" for one that passes."""
+"""A function that returns an answer's score, and its fault; "" if the answer passes."""
 
 
 async def best_of(
