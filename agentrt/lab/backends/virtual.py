@@ -1,9 +1,10 @@
 """Virtual engines: vLLM's real scheduler in virtual time. If there are several engines, the real
 router spreads the calls.
 
-Each engine is a scheduler with its own KV cache, and publishes the changes of this cache as KV
-events. A step begins when the previous step has ended. Calls that arrive during a step are
-submitted before the next step, and the results of a step are known at its end.
+Each engine is a scheduler with its own KV cache. For a router that needs to know the caches, the
+engines publish the changes of their caches as KV events. A step begins when the previous step has
+ended. Calls that arrive during a step are submitted before the next step, and the results of a step
+are known at its end.
 """
 
 from __future__ import annotations
