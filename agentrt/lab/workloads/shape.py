@@ -30,7 +30,7 @@ class CallShape:
     ``prompt_ids`` are the token ids of the prompt, in parts, and ``output_ids`` are the token ids
     of the output. On a real engine, calls with different ``cache_salt`` share no cached blocks.
     Virtual engines ignore it; for them, the reader of journals gives such calls different token
-    ids.
+    ids, unless the token ids were recorded.
 
     ``max_tokens`` is the limit that the client sets. If it is above ``output_tokens``, the model
     stops before the limit; only virtual engines simulate this. On other engines, and with None, the
