@@ -299,8 +299,8 @@ def _shown(seconds: Sequence[float]) -> str:
 
 
 def verdict(predicted: Predicted) -> str:
-    """Return a text with the median error over all cells and for each rival, and the largest error
-    of the cells with offloading.
+    """Return a text with the median error over all cells and for each rival, and with the median
+    and the largest error of the cells with offloading.
     """
     off = errors(predicted)
     if not off:

@@ -131,7 +131,7 @@ class Turn:
     seconds: float = 0.0
 
     def figures(self) -> Figures:
-        """Return the number of served, failed and refused calls, and the latencies."""
+        """Return the numbers of served, failed and refused calls, the latencies, and the rate."""
         return {
             "calls": len(self.latencies),
             "errors": self.statuses.total() - self.statuses["200"] - self.statuses[_BUSY],

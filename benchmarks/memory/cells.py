@@ -245,7 +245,9 @@ time.
 
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
-    """Read the file from which ``recorded`` draws programs, with tokens multiplied by ``scale``."""
+    """Read the file from which ``recorded`` draws programs. Tokens are multiplied by ``scale``, and
+    gaps become multiples of the median time of a tool. Raises `ConfigError` if there is no file.
+    """
     scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
     source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
@@ -254,7 +256,9 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
-    """Draw ``count`` programs of a trace whose first call fits into ``tokens``."""
+    """Draw ``count`` programs of a trace whose first call fits into ``tokens``. Raises
+    `ConfigError` if there are fewer.
+    """
     firsts = [(program, program.calls[0]) for program in trace]
     fits = [
         program for program, call in firsts if call.prompt_tokens + call.output_tokens <= tokens

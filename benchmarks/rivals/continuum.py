@@ -106,9 +106,7 @@ class ToolTtl(Retention):
         self._eta = memoryfulness(self._turns)
 
     def _ends(self, blocks: CachedBlocks) -> float:
-        """Return the time at which a context's pin ends. The time is decided at the beginning of
-        the gap.
-        """
+        """Return the time at which a context's pin ends. The time is decided once for each gap."""
         since, until = self._until.get(blocks, (-1.0, 0.0))
         if since != blocks.since:
             until = blocks.since + self._ttl(blocks)
@@ -282,8 +280,8 @@ def _came_at(owner: CachedBlocks) -> float:
 
 
 class _Observer(Part):
-    """An observer that tells the rule how long calls wait, how long tools take, and how many turns
-    programs have.
+    """An observer that tells the rule how long calls without a pin wait, how long tools take, and
+    how many turns programs have.
     """
 
     def __init__(self, ttl: ToolTtl, scheduler: ContinuumScheduler) -> None:
