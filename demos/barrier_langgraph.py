@@ -29,7 +29,7 @@ class State(TypedDict):
 
 
 def step(model: BaseChatModel, name: str) -> Any:
-    """The node ``name``: one call, whose text goes into the notes."""
+    """Return the node ``name``: one call, whose text goes into the notes."""
 
     async def node(state: State) -> dict[str, Any]:
         notes = [state["notes"][need] for need in TASKS[name].needs]
@@ -41,7 +41,7 @@ def step(model: BaseChatModel, name: str) -> Any:
 
 
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The agent on any chat model."""
+    """Return the agent, on any chat model."""
     graph = StateGraph(State)
     for name, task in TASKS.items():
         graph.add_node(name, step(model, name))

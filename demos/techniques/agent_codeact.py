@@ -20,7 +20,7 @@ FENCE = "```"
 
 
 async def python(code: str) -> str:
-    """What a program prints, or the last line of its error."""
+    """Return what a program prints, or the last line of its error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-c", code, stdout=pipe, stderr=pipe

@@ -38,7 +38,7 @@ async def outline(ctx: Context, sections: Sequence[str]) -> tuple[TokenContext, 
 async def answer(
     ctx: Context, sections: Sequence[str], question: str, tokens: int = 24
 ) -> tuple[int, ...]:
-    """What the model answers after it has read the sections."""
+    """Return the token ids of the model's answer after it has read the sections."""
     context, attention = await outline(ctx, sections)
     await context.fill(question)
     return (await context.generate(tokens, attention=attention, ignore_eos=True)).token_ids

@@ -27,7 +27,7 @@ MODULES = {
 async def assemble(
     ctx: Context, names: Sequence[str], modules: Mapping[str, str]
 ) -> tuple[TokenContext, list[str]]:
-    """Return a context of these modules, and the first of them, which were already saved."""
+    """Return a context of these modules, and the first modules, which were already saved."""
     for known in range(len(names), -1, -1):
         try:
             context = await ctx.open("/".join(names[:known])) if known else await ctx.context()

@@ -26,7 +26,7 @@ def secret_of(key: int) -> int:
 
 
 def is_green(previous: Any, token: Any, secret: Any) -> Any:
-    """Whether ``token`` is favoured after ``previous``: of integers, or of tensors of them."""
+    """Whether ``token`` is favoured after ``previous``. Both may be integers or tensors."""
     factor = 1 + (previous * 1_103_515_245 + secret) % (_PRIME - 1)
     return (factor * token + previous * 69_069 + secret) % _PRIME < GREEN * _PRIME
 
