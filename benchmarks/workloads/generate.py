@@ -266,8 +266,8 @@ def generate(
 ) -> list[ProgramShape]:
     """Make ``n`` programs of one of the ``known`` workloads. All programs arrive at second 0.
 
-    Program i of a seed does not depend on ``n``. A workload of several types consists of blocks that
-    have each type once, in random order.
+    Program i of a seed does not depend on ``n``. A workload of several types consists of blocks
+    that have each type once, in random order.
 
     Raises `ConfigError` for an unknown name.
     """
