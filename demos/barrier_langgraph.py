@@ -3,8 +3,8 @@
     agentrt run demos/barrier_langgraph.py --input '{"topic": "tea", "notes": {}}'
 
 LangGraph runs its nodes in supersteps: `read` needs only `search`, but starts after `survey` as
-well, which began together with `search`. `barrier_agentrt.py` is the same agent without that;
-`docs/langgraph.md` compares them.
+well, which began together with `search`. `barrier_agentrt.py` is the same agent without
+supersteps; `docs/langgraph.md` compares both.
 """
 
 from __future__ import annotations
