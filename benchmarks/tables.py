@@ -22,7 +22,7 @@ _OF_ENGINE = {
 }
 _OF_FLEET = {
     "balance": ("balance", "the busiest engine's time over the mean"),
-    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
+    "steady_per_s": ("ended in time", "ended by the last arrival, programs per second"),
 }
 """Further fields of `Summary` for comparisons, each with the head of its column and a longer text
 with its unit. Some fields are unknown for some engines.

@@ -251,7 +251,7 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
     scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
     source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
-        raise ConfigError(f"--trace {trace!r}: there is no such file")
+        raise ConfigError(f"--trace {trace!r} is not a file; name a file with recorded programs")
     return source.trace()
 
 

@@ -195,7 +195,7 @@ def _to_fewest(series: Sequence[Series]) -> list[Column]:
     """Return columns that compare a number of replicas with the smallest number, for the same
     router (medians over seeds).
 
-    "Over linear" is the share of programs that end before the last arrival, divided by this share
+    "Over linear" is the share of programs that end by the last arrival, divided by this share
     with the fewest replicas.
     """
 
