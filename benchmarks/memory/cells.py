@@ -69,7 +69,8 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""The default workloads of ``python -m benchmarks memory``. ``chat`` has a KV cache of fixed size.
+"""The default workloads of ``python -m benchmarks memory``. ``chat`` has a KV cache of fixed
+size.
 """
 RECORDED = "recorded"
 HELD_OUT_WORKS: Mapping[str, Work] = {

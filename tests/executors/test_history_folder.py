@@ -1,4 +1,5 @@
-"""The file in which an engine keeps what it has learned, and what happens if no file is possible.
+"""The file in which an engine keeps what it has learned, and what happens if no file is
+possible.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ KEY = engine_key("lab/model", batch=16, device="gpu")
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return the folder of histories, which does not exist yet, of a user who has set no options.
+    """Return the folder of histories, which does not exist yet, of a user who has set no
+    options.
     """
     monkeypatch.delenv("AGENTRT_HISTORY")
     monkeypatch.setenv("AGENTRT_DATA", str(tmp_path / "data"))

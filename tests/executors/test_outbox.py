@@ -1,4 +1,5 @@
-"""Notes that are sent without waiting for them: an error of one note does not lose the next note.
+"""Notes that are sent without waiting for them: an error of one note does not lose the next
+note.
 """
 
 from __future__ import annotations

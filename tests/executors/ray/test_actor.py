@@ -20,7 +20,8 @@ from tests.executors.replicas.cast import TEXT, call_of
 
 
 class PeculiarError(AgentrtError):
-    """An error that cannot be made again from its ``args``, with which pickle makes errors again.
+    """An error that cannot be made again from its ``args``, with which pickle makes errors
+    again.
     """
 
     def __init__(self, who: str, what: str) -> None:
@@ -67,7 +68,8 @@ async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
 
 
 async def all_of(actor: EngineActor, calls: int) -> tuple[list[Output], int]:
-    """Return the outputs until ``calls`` calls have ended, and the number of answers that had them.
+    """Return the outputs until ``calls`` calls have ended, and the number of answers that had
+    them.
     """
     outputs: list[Output] = []
     batches = 0

@@ -1,4 +1,5 @@
-"""A rendered call on its way to an actor and back, without Ray: its prompt is sent once each way.
+"""A rendered call on its way to an actor and back, without Ray: its prompt is sent once each
+way.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened:
 
 
 class Slow(Mortal):
-    """An engine whose `close` takes until ``gone`` is set. ``closing`` is set when `close` begins.
+    """An engine whose `close` takes until ``gone`` is set. ``closing`` is set when `close`
+    begins.
     """
 
     def __init__(self) -> None:

@@ -132,7 +132,8 @@ async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
 async def test_engines_may_cut_their_pieces_as_they_like(
     engine: Dies, replicas: ReplicaSet, frontend: Frontend, widths: tuple[int, int]
 ) -> None:
-    """Two engines die before a third engine has finished. The pieces together are the same answer.
+    """Two engines die before a third engine has finished. The pieces together are the same
+    answer.
     """
     expected, before = whole(await streamed(frontend, engine, REQUEST)), reruns(replicas)
     first, second = widths

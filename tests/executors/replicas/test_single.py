@@ -1,4 +1,5 @@
-"""A single engine that is replaced when it dies: its calls take longer, and nothing else changes.
+"""A single engine that is replaced when it dies: its calls take longer, and nothing else
+changes.
 """
 
 from __future__ import annotations

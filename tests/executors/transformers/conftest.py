@@ -1,4 +1,5 @@
-"""Models of two layers with random weights: tests compare what they compute, and not their texts.
+"""Models of two layers with random weights: tests compare what they compute, and not their
+texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calls of token ids on a transformers model: their results, their shared caches, and their ends.
+"""Calls of token ids on a transformers model: their results, their shared caches, and their
+ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Requests sent to an engine core at once are read at once, but running calls do not wait for them.
+"""Requests sent to an engine core at once are read at once, but running calls do not wait for
+them.
 """
 
 from __future__ import annotations

@@ -361,7 +361,8 @@ def declared_methods() -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize(("owner", "name", "parameters"), declared_methods())
 def test_a_declared_method_is_the_one_of_vllm(owner: str, name: str, parameters: list[str]) -> None:
-    """If the declarations are right, mypy reports an override of a method that vLLM does not have.
+    """If the declarations are right, mypy reports an override of a method that vLLM does not
+    have.
     """
     real = {
         "AsyncScheduler": scheduling.AsyncScheduler,
@@ -404,7 +405,8 @@ def test_what_is_read_is_there(module: str, things: dict[str, Any]) -> None:
 
 
 def test_the_engine_process_is_found_where_it_was() -> None:
-    """These objects exist only in a running engine, so their classes are asked what they will have.
+    """These objects exist only in a running engine, so their classes are asked what they will
+    have.
     """
     resources = found("v1.engine.core_client:BackgroundResources")
     assert {"ctx", "engine_manager"} <= {field.name for field in fields(resources)}, changed(

@@ -115,7 +115,8 @@ def test_an_end_releases_at_once_and_a_session_stays() -> None:
 
 
 def test_a_prompt_by_another_adapter_is_another_prefix() -> None:
-    """A program's context identifies its blocks by all that they hash: tokens, adapter and images.
+    """A program's context identifies its blocks by all that they hash: tokens, adapter and
+    images.
     """
     e, reports = engine(), []
     for number, adapter in enumerate(["poet", "coder", "poet"]):

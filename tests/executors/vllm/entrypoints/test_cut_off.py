@@ -89,7 +89,8 @@ def joined(turn: int) -> Sequence[int]:
 
 
 def uneven(rng: random.Random, count: int) -> list[int]:
-    """Return where the pieces of a stream of ``count`` tokens begin, and the end of the last one.
+    """Return where the pieces of a stream of ``count`` tokens begin, and the end of the last
+    one.
     """
     starts = [0]
     while starts[-1] < count:
@@ -166,7 +167,8 @@ MARKS_OF_TEXT = [mark for mark in MARKS if mark != NAMESPACE]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_unusual_output_is_read_alike_whichever_tokens_come_together(family: str) -> None:
-    """Text after the calls, calls in two places, two thoughts or none, and pieces of unequal sizes.
+    """Text after the calls, calls in two places, two thoughts or none, and pieces of unequal
+    sizes.
     """
     rng, outputs = random.Random(family), FAMILIES[family]
     for said in (

@@ -147,7 +147,8 @@ async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEng
 
 @SHARED_LOOP
 async def test_choices_begin_one_after_the_other(ask: Ask, engine: ScriptedEngine) -> None:
-    """One choice begins in each pass of the event loop, so that other programs continue meanwhile.
+    """One choice begins in each pass of the event loop, so that other programs continue
+    meanwhile.
     """
     passes, begun = [0], list[int]()
 
@@ -322,7 +323,8 @@ SAME: list[tuple[str, dict[str, Any]]] = [
 
 
 def said(value: Any) -> Any:
-    """Return an answer without empty fields, and without those that are different for each request.
+    """Return an answer without empty fields, and without those that are different for each
+    request.
     """
     if isinstance(value, list):
         return [said(item) for item in value]
