@@ -2,7 +2,7 @@
 these errors.
 
 If such an error ends a command, the branch of the error decides the exit code: 2 for `UsageError`,
-70 for `InvariantError`, and 1 for all others.
+70 for `InvariantError`, and 1 for the others in this tree.
 
 AgentrtError
 ├── UsageError            a user's mistake: the input must be corrected
@@ -23,14 +23,14 @@ AgentrtError
 │   └── CallRejectedError   the engine rejected a single call (a bad schema, …)
 │       └── PromptTooLongError  a call's prompt leaves no room for an answer in the context
 ├── ToolError             a tool, a question or an event failed; the program can catch the error
-│   ├── UnknownToolError      no source offers a tool of this name
-│   ├── ToolArgumentsError    the arguments do not fit the tool's schema; the tool did not run
+│   ├── UnknownToolError      an unknown or ambiguous name of a tool or of a source of tools
+│   ├── ToolArgumentsError    arguments or an answer that cannot be used; the tool did not run
 │   ├── ToolFailedError       the tool raised in another process; the text has type and message
 │   ├── ToolResultError       the result is too large, not JSON, or does not fit the schema
 │   ├── ToolUnavailableError  the tool's process cannot be reached; the tool did not run
-│   ├── ToolLostError         the tool's process died; whether the tool ran is unknown
+│   ├── ToolLostError         the tool's process or result was lost; the tool may have run
 │   ├── InterruptExpiredError the deadline of the tool or question passed. Also a TimeoutError
-│   └── QuestionClosedError   a question was already answered, timed out or was withdrawn
+│   └── QuestionClosedError   a question is unknown, answered, timed out or withdrawn
 ├── DivergenceError       a resumed program made a request that differs from the recorded one
 ├── JournalWriteError     a journal cannot be written: its disk is full or gone
 ├── StaleWeightsError     a program that was ended because its weights were too old
@@ -160,11 +160,13 @@ class ToolError(AgentrtError):
 
 
 class UnknownToolError(ToolError):
-    """A name under which no source offers a tool."""
+    """An unknown or ambiguous name of a tool or of a source of tools."""
 
 
 class ToolArgumentsError(ToolError):
-    """Arguments that do not fit the tool's schema. The tool did not run."""
+    """Arguments of a tool or an answer to a question that cannot be used, for example because they
+    do not fit the schema. With such arguments, the tool did not run.
+    """
 
 
 class ToolFailedError(ToolError):
@@ -184,7 +186,9 @@ class ToolUnavailableError(ToolError):
 
 
 class ToolLostError(ToolError):
-    """A tool whose process died or was disconnected. Whether the tool ran is unknown."""
+    """A tool whose process died or was disconnected, or whose result was lost. The tool may have
+    run.
+    """
 
 
 class InterruptExpiredError(ToolError, TimeoutError):
@@ -192,7 +196,9 @@ class InterruptExpiredError(ToolError, TimeoutError):
 
 
 class QuestionClosedError(ToolError):
-    """A question to a human that was already answered, has timed out or was withdrawn."""
+    """A question to a human that is unknown, or that cannot be answered any more, for example
+    because it was already answered, has timed out or was withdrawn.
+    """
 
 
 class DivergenceError(AgentrtError):
