@@ -141,8 +141,8 @@ output_group = together(
 @journal_options
 @Options("Journal").count(
     "--journal-keep",
-    "Number of ended programs whose nodes stay in the journal; of older programs only the result "
-    "stays.  [default: all]",
+    "Number of successful programs whose nodes stay in the journal; of older successful programs "
+    "only the result stays.  [default: all]",
 )
 @engine_group
 @output_group
