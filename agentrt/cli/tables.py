@@ -185,7 +185,7 @@ class Shares(NamedTuple):
     """A program's wall time in seconds, split into four parts that add up to the wall time.
 
     If several things happen at the same time, the time counts for the first of these that applies:
-    a call is served, a call waits, a tool, a human or an event is awaited. ``other`` is the time
+    a call is served; a call waits; a tool, a human or an event is awaited. ``other`` is the time
     when none of these happened.
     """
 
