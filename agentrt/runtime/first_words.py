@@ -18,7 +18,7 @@ def first_words(value: Any) -> str:
     """Return the first words of an input, "" if it has no text.
 
     For a list of messages, these are the first words of the first user message; for an object, of
-    its first text field; for a number, its digits.
+    its messages or its first text field; for a number, its digits.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)
