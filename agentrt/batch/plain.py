@@ -31,8 +31,8 @@ def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value that JSON cannot represent to a value that JSON can represent. For the
-    argument ``default`` of `json.dumps`.
+    """Convert a value that JSON cannot represent to a value that JSON can represent. Pass this
+    function to `json.dumps` as ``default``.
     """
     try:
         return tidy(_plain(value))

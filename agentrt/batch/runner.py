@@ -104,8 +104,8 @@ class Samples:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A run of an item that has not ended. If it is being stopped, ``over`` is the limit that it
-    has exceeded, and ``refused`` the number of calls that it has begun since then.
+    """A live run of an item. If the run is being stopped, ``over`` is the limit that it has
+    exceeded, and ``refused`` the number of calls that it has begun since then.
     """
 
     item: Item
@@ -350,8 +350,8 @@ class Batch:
         work: AsyncGenerator[_SampleWork, None],
         done: asyncio.Queue[Result | None],
     ) -> None:
-        """Write and yield a result for each sample that was not begun, because enough others had
-        ended, so that each sample has a result. Samples with an earlier result keep it.
+        """Write and yield a result for each sample that was not begun because enough others had
+        ended. Samples with an earlier result keep it.
         """
         is_last = False
         while not is_last:
