@@ -59,7 +59,7 @@ inputs_options = together(
         "Use only records that fulfil this condition. Other operators: !=, <, <=, >, >=, and ~ for "
         "a regular expression. Repeat the option for further conditions.",
     ),
-    _batch.count("--limit", "Use only the first N of the records that --where selects."),
+    _batch.count("--limit", "Use only the first N records; --where is applied first."),
     _batch.count("--samples", "Run each input N times.  [default: 1]"),
     _batch.text(
         "--retry",
@@ -78,7 +78,7 @@ inputs_options = together(
     ),
     _batch.count(
         "--max-tokens-total",
-        "Stop a run once its calls have used N tokens of prompts and outputs together.",
+        "Stop a run that begins a call after its calls have used N tokens of prompts and outputs.",
     ),
     _batch.count("--max-calls", "Stop a run that begins more than N calls."),
     _batch.text(

@@ -79,7 +79,7 @@ human_options = together(
         "interrupt(). Repeat the option for the next question. The answer is text, or JSON if the "
         "question requires JSON. For a graph, ID= chooses among several open questions, and @FILE "
         "stands for the file's content. Questions without a prepared answer are asked on the "
-        "terminal, and with --dashboard on the dashboard, too.",
+        "terminal, and also on the dashboard (--dashboard) and at the broker (--broker).",
         former=("--interrupt-reply",),
     ),
     _program.seconds(
