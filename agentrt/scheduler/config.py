@@ -88,8 +88,8 @@ class SchedulerConfig:
     policy, so that ``fcfs`` alone schedules like stock vLLM. `dataclasses.replace` with another
     policy changes them, too.
 
-    ``stale_after_s`` is the number of seconds without any event after which a program has timed
-    out and is dropped from the engine's table.
+    ``stale_after_s`` is the number of seconds without any event after which a program that has no
+    call in the engine has timed out and is dropped from the engine's table.
     """
 
     policy: str = DEFAULT_POLICY

@@ -29,7 +29,7 @@ class CallQueue:
         self._waiting: PriorityQueue[QueuedCall] = PriorityQueue()
         self.outdated: dict[str, QueuedCall] = {}
         """The calls whose priorities are outdated, by id, in the order of their arrival. Some of
-        them may no longer wait.
+        these calls may be running.
         """
         self._priority: Callable[[QueuedCall], Priority] = lambda call: Priority(call.level)
         self._refreshes = 0

@@ -53,8 +53,8 @@ class EngineProgram(ProgramStats):
     growth: int = 0
     """The part of ``claim`` that is for future calls, in blocks."""
     counted: tuple[int, int] = (0, 0)
-    """What `WorkingSet` has added for this program to its sums over all residents: the blocks that
-    the program's calls need, and the program's growth.
+    """The blocks that `WorkingSet` has added for this program to its sums over all residents: the
+    blocks that the program needs now, and the program's growth.
     """
     last_turn_at: float | None = None
     """The time at which the program's last call ended."""
@@ -77,7 +77,8 @@ class CachedBlocks:
     tenant: str = "default"
     rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
     """The live programs that use the blocks. Only the blocks of a session can have several
-    programs. There are no programs if the session is idle or the blocks are ``shared``.
+    programs. There are no programs if the program has ended, the session is idle, or the blocks
+    are ``shared``.
     """
     session: tuple[str, str] | None = None
     """Tenant and name of the session."""
@@ -107,7 +108,7 @@ class CachedBlocks:
 
     @property
     def asking(self) -> bool:
-        """Whether one of the programs waits for a tool or a human."""
+        """Whether one of the programs waits for a tool, an event or a human."""
         return any(row.tools or row.humans for row in self.rows)
 
     @property

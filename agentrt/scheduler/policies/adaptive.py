@@ -208,7 +208,6 @@ class AgeingShare(Promoter):
     its promotion until it ends.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
-    This is why a promoted call's quantum is half a quantum of Q_1.
     """
 
     keeps: ClassVar[bool] = True
