@@ -122,10 +122,10 @@ class Notification(NamedTuple):
     """A notification of what a program does outside the engine.
 
     With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool or event called
-    ``name``, or for a human; with ``returned`` or ``answered``, this wait has ended. An engine can use these
-    notifications to keep the program's context in its cache for the next call. With ``dropped``,
-    the program will not use again what its call with the id ``name`` has computed, except the
-    first ``tokens`` tokens of the call.
+    ``name``, or for a human; with ``returned`` or ``answered``, this wait has ended. An engine can
+    use these notifications to keep the program's context in its cache for the next call. With
+    ``dropped``, the program will not use again what its call with the id ``name`` has computed,
+    except the first ``tokens`` tokens of the call.
     """
 
     program_id: str

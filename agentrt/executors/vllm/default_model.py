@@ -81,7 +81,7 @@ def embedded_source() -> Path:
 def models_folder() -> Path:
     """Return the folder for converted models, which may not exist yet.
 
-    Raises `ModelLoadError` if the user has no home folder.
+    Raises `ModelLoadError` if the folder is below the user's home folder, and the user has none.
     """
     try:
         return user_folder("cache", "AGENTRT_CACHE") / "models"
