@@ -63,10 +63,11 @@ class ReplicaSet(Executor):
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
-    models and sizes of the engines. Each engine starts with the statistics of the set, and learns
-    more from its own programs. The engines must not write a history file themselves, so the
-    `EngineOptions` of each engine must have ``history`` set to ``none``, or ``replicas`` greater
-    than 1. Raises `ConfigError` for a file that is not a history file.
+    models and sizes of the engines (`history_file`). If there is a file, each engine starts with
+    the statistics of the set, and learns more from its own programs. The engines must not write a
+    history file themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be
+    ``none``, or ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises
+    `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
