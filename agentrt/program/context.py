@@ -266,8 +266,8 @@ class Context:
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
-        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question or an
-        invalid timeout.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid schema, for
+        invalid choices, and for an invalid timeout.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
@@ -344,8 +344,8 @@ class Context:
         iterations before the last recorded state: its first call of the function returns this
         state. So the state must contain everything that the loop changes.
 
-        The function raises `UsageError` while another task of the program is open, and for a state
-        that a journal cannot record.
+        The function raises `UsageError` if it is called at two places of the code, while another
+        task of the program is open, or with a state that the journal cannot record.
         """
         return self._emitter.checkpoint()
 

@@ -88,8 +88,9 @@ class CallSpec:
 
     Schedulers and routers read the other fields. The runtime and the server set some of them after
     the call was rendered, such as ``seed`` and ``cache_salt``. ``max_tokens`` is the maximum number
-    of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
-    chooses one and records it, so that the call can be repeated with the same result.
+    of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None and
+    the temperature is above 0, the runtime chooses a seed and records it, so that the call can be
+    repeated with the same result.
     ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
     different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
     None means the first served model. With ``with_logprobs``, the engine's reply has
