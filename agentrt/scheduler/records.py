@@ -89,8 +89,8 @@ class CachedBlocks:
     blocks may never be used again.
     """
     gap: str | None = None
-    """What the program waits for outside the engine: a tool's name, or a constant of
-    `agentrt.scheduler.retention`; None if there is no gap.
+    """The kind of the current gap: the name of the tool or event that the program waits for, or a
+    constant of `agentrt.scheduler.retention`; None if there is no gap.
     """
     since: float = 0.0
     """The time at which the current gap began."""
