@@ -55,8 +55,8 @@ _EPSILON_S = 1e-9
 _LOOKED_AT = 64
 """Maximum number of waiting calls that a step considers for preemptions."""
 _KEPT = 3.0
-"""A call that had to compute tokens again is not preempted for a slot until it has been served for a
-multiple of the time that this took. The multiple is `_KEPT` if preempted calls lose most of their
+"""A call that had to compute tokens again is not preempted for a slot until it has been served for
+a multiple of the time that this took. The multiple is `_KEPT` if preempted calls lose most of their
 tokens, as on an engine without a prefix cache, and otherwise 1.
 """
 _MOST = 0.5

@@ -145,8 +145,8 @@ def family_of(owner: object) -> Family:
 
 
 class Pending:
-    """The ends of other tasks that a task's callbacks have observed, and that `Scope.settle` has not
-    joined into the task's scope yet: tasks whose results the callbacks have read, and waits with
+    """The ends of other tasks that a task's callbacks have observed, and that `Scope.settle` must
+    still join into the task's scope: tasks whose results the callbacks have read, and waits with
     ended tasks.
     """
 
