@@ -80,7 +80,10 @@ def _router_class(name: str) -> type[Router]:
         try:
             router = point.load()
         except Exception as error:
-            raise ConfigError(f"cannot load router {name!r} ({point.value}): {error}") from error
+            raise ConfigError(
+                f"cannot load router {name!r} ({point.value}): {error}; repair the package that "
+                "offers it, or use another router"
+            ) from error
         if not (isinstance(router, type) and issubclass(router, Router)) or isabstract(router):
             raise ConfigError(
                 f"router {name!r} ({point.value}) is not a complete subclass of "

@@ -41,7 +41,7 @@ def default_model(progress: Progress) -> str:
     progress(f"looking for {HUB_MODEL}")
     if _is_cached(HUB_MODEL) or _is_on_hub(HUB_MODEL):
         return HUB_MODEL
-    progress("the model hub cannot be reached; using the small built-in model")
+    progress(f"the hub does not offer {HUB_MODEL} now; using the small built-in model")
     return str(embedded_model(progress))
 
 

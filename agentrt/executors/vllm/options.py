@@ -47,8 +47,8 @@ _ON_CPU_CONTEXT = 4096
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
-# On a CPU, vLLM's default are blocks of 128 tokens. A preempted call computes its last, incomplete
-# block again: 64 tokens on average with that default, and 16 with blocks of 32.
+# On a CPU, vLLM's blocks have 128 tokens by default. A preempted call computes its last, incomplete
+# block again: 64 tokens on average with this default, and 16 with blocks of 32.
 _ON_CPU = {
     "block_size": 32,
     "max_model_len": _ON_CPU_CONTEXT,

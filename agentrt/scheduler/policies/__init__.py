@@ -101,7 +101,10 @@ def policy_class(name: str) -> type[Policy]:
         try:
             policy = point.load()
         except Exception as error:
-            raise ConfigError(f"cannot load policy {name!r} ({point.value}): {error}") from error
+            raise ConfigError(
+                f"cannot load policy {name!r} ({point.value}): {error}; repair the package that "
+                "offers it, or use another policy"
+            ) from error
         if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
             raise ConfigError(
                 f"policy {name!r} ({point.value}) is not a complete subclass of "
