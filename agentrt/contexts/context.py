@@ -117,7 +117,8 @@ class TokenContext:
 
     def drop(self) -> None:
         """Give up the context, so that blocks that are cached only for it are evicted first.
-        Idempotent.
+        Idempotent. Afterwards, forking, changing, saving, generating or scoring raises
+        `UsageError`.
         """
         if not self._dropped:
             self._dropped = True
@@ -176,6 +177,7 @@ class TokenContext:
 
         Raises:
             ConfigError: An argument is not valid.
+            UsageError: The context was dropped, or is generating.
             PromptTooLongError: The tokens leave no room for an output in the model's context.
             CallRejectedError: The engine does not support an argument.
         """

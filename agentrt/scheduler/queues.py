@@ -130,7 +130,9 @@ class CallQueue:
             self._promoter.waits(call)
 
     def take(self) -> QueuedCall:
-        """Remove the head of the queue and return it. The caller starts it or puts it back."""
+        """Remove the head of the queue and return it. The caller starts the call, loads its KV
+        cache, or puts it back. Raises `InvariantError` if no call waits for a slot.
+        """
         if (call := self.head()) is None:
             raise InvariantError("cannot take a call: no call waits for a slot")
         self.discard(call)

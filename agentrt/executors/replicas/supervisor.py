@@ -294,11 +294,11 @@ class Supervisor:
             await self.wait_for_change()
 
     async def restart(self, replica: Replica) -> None:
-        """Drain a replica, and replace its engine by a new one.
+        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
 
-        Raises `ConfigError` for a replica that has failed too often to be started again, and
-        `EngineStartError` if the new engine does not start. The start is then tried again as after
-        a death.
+        If the new engine does not start, the start is tried again as after a death. Raises
+        `ConfigError` for a replica that has failed too often to be started again, and
+        `EngineStartError` if no further start is tried.
         """
         if replica.state is ReplicaState.OUT:
             raise ConfigError(

@@ -122,7 +122,9 @@ def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
-    """Change the settings. Raises `ConfigError` if calls are unfinished."""
+    """Change the settings. Raises `ConfigError` if calls are unfinished or the settings are not
+    valid.
+    """
     if scheduler.requests:
         raise ConfigError(
             f"{len(scheduler.requests)} calls are unfinished; change the settings when these calls "
