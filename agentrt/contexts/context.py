@@ -245,7 +245,8 @@ class TokenContext:
         """Return the ``k`` likeliest next tokens with their log probabilities, the likeliest first.
 
         With ``allowed``, only these tokens (at most 128) are considered. The context is not
-        changed.
+        changed. Raises `ConfigError` if the context is empty, ``k`` is below 1, or ``allowed`` has
+        no or too many tokens.
         """
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
