@@ -218,6 +218,12 @@ class Supervisor:
         while delay is not None:
             await asyncio.sleep(delay)
             delay = await self._start_new_engine(replica)
+        self._end_start(replica)
+
+    def _end_start(self, replica: Replica) -> None:
+        """Wake the tasks that wait for a replica, and report whether it has started or was given
+        up.
+        """
         self.signal_change()
         if replica.state is ReplicaState.OUT:
             self._notice(
@@ -320,12 +326,11 @@ class Supervisor:
     async def _restart_now(self, replica: Replica) -> None:
         self._on_lost(replica)
         delay = await self._start_new_engine(replica)
-        if replica.state is ReplicaState.DOWN and delay is not None:
+        if delay is None:
+            self._end_start(replica)
+        else:
             self._notice(f"{replica.name} has not started yet: {replica.last_error}")
             self._spawn(self._restart_after(replica, delay))
-        else:
-            self.signal_change()
-            self._notice(f"{replica.name} is back")
 
 
 def _faults(replicas: Sequence[Replica]) -> str:
