@@ -210,7 +210,7 @@ class SchedulerConfig:
             settings["beta"] = math.inf
         try:
             return cls(**settings)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"invalid scheduler setting: {error}") from error
 
 
