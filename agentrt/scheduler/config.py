@@ -1,6 +1,6 @@
 """The settings of the scheduler: policy, queue levels, quanta, anti-starvation, preemption.
 
-Imports the standard library only, because the settings are sent to the engine core as plain JSON.
+The settings are sent to the engine core as plain JSON (`SchedulerConfig.to_dict`).
 """
 
 from __future__ import annotations

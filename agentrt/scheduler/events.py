@@ -1,4 +1,5 @@
-"""The events of an engine. Each event is passed once to `SchedulerCore.handle`.
+"""The events of an engine. Each event that the engine reports is passed once to
+`SchedulerCore.handle`, and each event of a call is passed on to the core's listeners.
 
 Times (``now``) are seconds on the engine's own clock.
 """

@@ -1,4 +1,5 @@
-"""Checks that a model that is not a folder exists on the Hugging Face hub, before vLLM is imported.
+"""Checks, before vLLM is imported, that a model that is not a folder is in the local cache or on
+the Hugging Face hub.
 
 vLLM finds this out only after its import, and after several attempts to reach the hub.
 """
