@@ -256,7 +256,7 @@ class Executor(ABC):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         """Load a LoRA adapter (vLLM's ``LoRARequest``) of ``model``.
 
-        Raises `CallRejectedError` if it cannot be loaded.
+        Raises `CallRejectedError` if it cannot be loaded, and `EngineDiedError` if the engine dies.
         """
 
     # -- weights -----------------------------------------------------------------------

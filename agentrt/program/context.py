@@ -208,7 +208,8 @@ class Context:
         """Run a tool with named ``arguments``, such as the arguments of a model's tool call:
         ``call_tool(tools[call.name], call.arguments)``.
 
-        The options, the result and the errors are the same as for `tool`.
+        The options, the result and the errors are the same as for `tool`. Raises `ConfigError` if
+        ``arguments`` is not a mapping.
         """
         if not isinstance(arguments, Mapping):
             raise ConfigError(
@@ -296,7 +297,9 @@ class Context:
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
-        """Sleep for a number of seconds. A resumed program sleeps only for the remaining time."""
+        """Sleep for a number of seconds. A resumed program sleeps only for the remaining time.
+        Raises `ConfigError` for a number that is negative or not finite.
+        """
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"sleep() takes a finite number of at least 0 seconds, got {seconds}")
         await self._emitter.sleep(seconds, after)

@@ -46,7 +46,8 @@ def router_names() -> list[str]:
 def make_router(name: str) -> Router:
     """Make the router with this name. A name of the form ``NAME:option=number:…`` sets options.
 
-    Raises `ConfigError` for an unknown router or option, and for an invalid value.
+    Raises `ConfigError` for an unknown router or option, for an invalid value, and for a router
+    that cannot be loaded.
     """
     name, _, options = name.partition(":")
     router = _router_class(name)

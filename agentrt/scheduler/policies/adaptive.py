@@ -77,8 +77,8 @@ class Adaptive(Policy):
         return Priority(level, quantum_s, (size, row.started_at))
 
     def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
-        """Return 2 if the type of at least one of the two programs is unknown, because no program of
-        this type has ended, and else 1.
+        """Return 2 if the type of one of the programs, or of both, is unknown, because no program
+        of this type has ended, and else 1.
 
         The levels of unknown types come only from limits and prompts, and programs of neighbouring
         levels may need the same service. If the levels differ by two or more, the visible service

@@ -78,7 +78,8 @@ def tool_form(
 ) -> ToolForm | None:
     """Return the form for a request's ``tools`` and ``tool_choice``; None if no form is needed.
 
-    Raises `ValueError` if ``choice`` names a tool that the request does not have.
+    Raises `ValueError` if ``choice`` names a tool that the request does not have, or is
+    ``required`` although the request has no function.
     """
     functions = tuple(_functions(tools))
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
