@@ -81,8 +81,8 @@ class Adaptive(Policy):
         of this type has ended, and else 1.
 
         The levels of unknown types come only from limits and prompts, and programs of neighbouring
-        levels may need the same service. If the levels differ by two or more, the visible service
-        of one program is at least 1.4 times that of the other.
+        levels may need the same service. If the levels differ by two or more, the expected
+        remaining service of one program is more than 1.4 times that of the other.
         """
         at = self.learned.service.at
         for program in (better.program, call.program):
