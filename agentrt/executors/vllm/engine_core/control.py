@@ -146,8 +146,9 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     A call's ``since`` is the time when its current run or wait began (seconds on the machine's
     monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``held`` says that its
     program is not admitted, and ``loading`` that its KV cache is being loaded. ``free_slots`` is
-    the number of free slots in the batch, and ``needs_blocks`` how many KV-cache blocks the first
-    waiting call needs. ``sizes`` are the engine's sizes on which the scheduler's decisions depend.
+    the number of free slots in the batch, and ``needs_blocks`` the number of KV-cache blocks that
+    the first waiting call needs (0 if no call waits). ``sizes`` are the engine's sizes on which the
+    scheduler's decisions depend.
     """
     calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]

@@ -101,8 +101,8 @@ def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str,
     """Return the chat with an explanation of the tools, unless ``form`` is None.
 
     If the chat begins with a system or developer message, the explanation is added to the end of
-    this message; otherwise it becomes a new system message before the chat. The returned messages
-    have only a role and content: tool calls and their results are rewritten as text.
+    this message; otherwise it becomes a new system message before the chat. In the returned
+    messages, tool calls and their results are rewritten as text.
     """
     plain = without_tools(messages)
     if form is None:
@@ -165,7 +165,7 @@ def _result(message: Json, names: Mapping[str, str]) -> Any:
 
 def _joined(contents: Sequence[Any], between: str) -> Any:
     """Join the contents of messages. The result is a text, or a list of parts if some parts are
-    images or audio.
+    not text.
     """
     parts = [part for content in contents for part in _parts(content)]
     if all(part.get("type", "text") == "text" for part in parts):
