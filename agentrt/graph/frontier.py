@@ -25,8 +25,8 @@ class Frontier:
     only threads that it has forked itself, its new frontier is computed by set operations on the
     bases of these threads. The cost is O(1) for each operation and each new node. If a thread joins
     a thread that another thread has forked, the frontier of the joining thread may get nodes that
-    are ancestors of its other nodes. Such a frontier is *mixed*; before the next node, `prune` removes the ancestors by
-    a search in the DAG.
+    are ancestors of its other nodes. Such a frontier is *mixed*; before the next node, `prune`
+    removes the ancestors by a search in the DAG.
     """
 
     __slots__ = (

@@ -71,19 +71,21 @@ class EngineProgram(ProgramStats):
 
 @dataclass(slots=True, eq=False)
 class CachedBlocks:
-    """The blocks of a program, of a session, or of all programs of a type in the prefix cache."""
+    """The blocks of a program, of a session, or of several programs in the prefix cache."""
 
     type: str
     tenant: str = "default"
     rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
     """The live programs that use the blocks. Only the blocks of a session can have several
-    programs. There are no programs if the program has ended, the session is idle, or the blocks
+    programs. The mapping is empty if the program has ended, the session is idle, or the blocks
     are ``shared``.
     """
     session: tuple[str, str] | None = None
     """Tenant and name of the session."""
     shared: bool = False
-    """Whether several programs of the type use the blocks."""
+    """Whether several programs use the blocks. ``type`` is then the type of the program with whose
+    use the blocks became shared.
+    """
     branches: bool = False
     """Whether a program that uses the blocks had several calls at the same time, so that some
     blocks may never be used again.

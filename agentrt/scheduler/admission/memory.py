@@ -295,7 +295,8 @@ class WorkingSet(Admission):
         residents claim for future calls costs the time to compute the same number of blocks.
 
         Residents are expelled, those with the oldest gaps first, only if the program then fits.
-        After `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
+        After `_CONSIDERED` residents whose contexts are worth more, no further residents are
+        considered.
         """
         calls = [call for call in program.queued.values() if call.state is NOT_ADMITTED]
         slots = min(self.capacity.slots - running, len(calls))
