@@ -273,7 +273,8 @@ class TokenLogprob:
 class Reply(ReadsAsText):
     """The reply to a call.
 
-    ``parsed`` is the JSON value if the call had a schema, else None. ``finish_reason`` is ``stop``,
+    ``parsed`` is the text's JSON value if the call had a schema; None without a schema, and for a
+    text that is not JSON. ``finish_reason`` is ``stop``,
     ``length``, ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's
     reasoning before its answer, "" if there is none. Tool calls that were cut off are in
     ``invalid_tool_calls``. If ``n`` was above 1, ``choices`` has all answers as replies, and this

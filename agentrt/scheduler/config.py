@@ -81,7 +81,7 @@ class SchedulerConfig:
     after its last call; ``cost`` evicts last the blocks whose loss is expected to cost most.
     ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
     ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
-    cache with their contexts. Under ``memory``, a program that has waited for admission for
+    cache with their contexts; ``package.module:Class`` is an admission of another package. Under ``memory``, a program that has waited for admission for
     ``ttft_target`` seconds is admitted even if it does not fit; None sets no such target. If the
     retention or the admission is not set (left out, or None), the policy decides: ``cost`` and
     ``memory`` with ``adaptive`` and ``longest-remaining``, ``lru`` and ``off`` with every other

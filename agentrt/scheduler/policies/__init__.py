@@ -70,7 +70,8 @@ _NEEDED = {
 
 
 def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first setting that has no effect with this configuration.
+    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only
+    ``quanta``, ``beta``, ``max_promoted``, ``lane`` and the settings in `_NEEDED` are checked.
 
     ``names`` are the names of the settings that the user has set, even if to their defaults.
     """
