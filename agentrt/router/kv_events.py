@@ -2,8 +2,8 @@
 batches in order.
 
 Batches are numbered. If a batch is missing, the reader's data is no longer correct, so a snapshot
-is needed: a batch that replaces all earlier data. The reader handles batches that arrive
-late, twice or in another order.
+is needed: a batch that replaces all earlier data. The reader handles batches that arrive late,
+twice or in another order.
 """
 
 from __future__ import annotations

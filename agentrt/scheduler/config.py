@@ -81,12 +81,12 @@ class SchedulerConfig:
     after its last call; ``cost`` evicts last the blocks whose loss is expected to cost most.
     ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
     ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
-    cache with their contexts; ``package.module:Class`` is an admission of another package. Under ``memory``, a program that has waited for admission for
-    ``ttft_target`` seconds is admitted even if it does not fit; None sets no such target. If the
-    retention or the admission is not set (left out, or None), the policy decides: ``cost`` and
-    ``memory`` with ``adaptive`` and ``longest-remaining``, ``lru`` and ``off`` with every other
-    policy, so that ``fcfs`` alone schedules like stock vLLM. `dataclasses.replace` with another
-    policy changes them, too.
+    cache with their contexts; ``package.module:Class`` is an admission of another package. Under
+    ``memory``, a program that has waited for admission for ``ttft_target`` seconds is admitted even
+    if it does not fit; None sets no such target. If the retention or the admission is not set (left
+    out, or None), the policy decides: ``cost`` and ``memory`` with ``adaptive`` and
+    ``longest-remaining``, ``lru`` and ``off`` with every other policy, so that ``fcfs`` alone
+    schedules like stock vLLM. `dataclasses.replace` with another policy changes them, too.
 
     ``stale_after_s`` is the number of seconds without any event after which a program that has no
     call in the engine has timed out and is dropped from the engine's table.

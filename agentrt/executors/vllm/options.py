@@ -76,7 +76,7 @@ class EngineOptions:
     """The options of one embedded engine.
 
     Attributes:
-        model: A hub name or a folder; None means the built-in default model.
+        model: A hub name or a folder; None means the default model (`default_model`).
         max_num_seqs: Maximum number of calls in a batch; None leaves the choice to vLLM, or on a
             CPU to agentrt.
         scheduler: The scheduler's settings, by default `SchedulerConfig()`, as in ``agentrt
@@ -350,9 +350,8 @@ def has_gpus() -> bool:
 def expected_context(model: str | None) -> int | None:
     """Return how many tokens a call may have on this machine, judged by files without an engine.
 
-    If ``model`` is None, the built-in default model is meant. On a machine without GPUs, the result
-    is at most agentrt's default for a CPU. Otherwise it is None if the files do not contain the
-    number.
+    If ``model`` is None, the default model is meant. On a machine without GPUs, the result is at
+    most agentrt's default for a CPU. Otherwise it is None if the files do not contain the number.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)
