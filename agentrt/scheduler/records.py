@@ -77,8 +77,8 @@ class CachedBlocks:
     tenant: str = "default"
     rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
     """The live programs that use the blocks. Only the blocks of a session can have several
-    programs. The mapping is empty if the program has ended, the session is idle, or the blocks
-    are ``shared``.
+    programs. The mapping is empty if the program has ended, the session is idle, or the blocks are
+    ``shared``.
     """
     session: tuple[str, str] | None = None
     """Tenant and name of the session."""
