@@ -66,7 +66,8 @@ def test_policies_of_other_packages() -> None:
         policy_class("absent")
     assert str(refused.value) == (
         "cannot load policy 'absent' (agentrt.no_such_module:Policy): "
-        "No module named 'agentrt.no_such_module'"
+        "No module named 'agentrt.no_such_module'; repair the package that offers it, or use "
+        "another policy"
     )
 
 

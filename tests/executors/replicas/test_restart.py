@@ -103,6 +103,17 @@ async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
     assert await text_of(replicas, 0) == TEXT
 
 
+async def test_a_replica_that_is_given_up_at_its_restart_is_not_back(opened: Open) -> None:
+    notices: list[str] = []
+    lame = Cast([Mortal(), Mortal(lame=True)], [])
+    replicas = await opened(lame, backoff=Backoff(tries=0), notice=notices.append)
+    with pytest.raises(EngineStartError, match="replica-0 could not be restarted: no memory"):
+        await replicas.restart("replica-0")
+    assert notices[-1] == (
+        "replica-0 could not be started, and no further start is tried: no memory"
+    )
+
+
 class Gated(Mortal):
     """An engine that starts when ``gate`` is set."""
 
