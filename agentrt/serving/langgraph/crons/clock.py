@@ -105,7 +105,7 @@ class CronClock:
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     """Return the update that sets a cron's next time, which is NULL if the schedule has no later
-    time. The update changes no row if another server has set the next time already.
+    time. The update changes no row if the cron was changed or deleted since ``row`` was read.
     """
     following = None
     with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time

@@ -39,8 +39,10 @@ def next_time(
 
     If the change to winter time repeats a time of day, the schedule is due only at the first
     occurrence. If the change to summer time skips a time of day, the schedule is due right after
-    the change. A schedule with every hour (``*``) is due in each hour that passes. Raises
-    `ValueError` for an invalid cron expression, and for an expression that is never due.
+    the change. A schedule with every hour (``*``) is due in each hour that passes.
+
+    Raises `ValueError` for an invalid cron expression, and for an expression that is never due.
+    Raises `ZoneInfoNotFoundError` for an unknown time zone.
     """
     zone = ZoneInfo(timezone or "UTC")
     times = croniter(schedule, datetime.fromtimestamp(after, zone))

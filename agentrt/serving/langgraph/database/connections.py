@@ -57,8 +57,8 @@ TIMEOUTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How long connections to PostgreSQL wait for a silent host: options of libpq, in seconds and, for
-``tcp_user_timeout``, in milliseconds.
+"""How long connections to PostgreSQL wait for a silent host: options of libpq. ``keepalives_count``
+is a number, ``tcp_user_timeout`` is in milliseconds, and the others are in seconds.
 """
 
 
@@ -71,7 +71,7 @@ class Address:
     file: Path | None
     url: str
     writer: CommitGroups | None = field(default=None, compare=False, repr=False)
-    """The only connection that writes to the SQLite file; None for PostgreSQL."""
+    """The connection for writes to our tables and to checkpoints in SQLite; None for PostgreSQL."""
 
     @classmethod
     def parse(cls, option: str) -> Address:

@@ -39,8 +39,8 @@ _ABSENT = {
 }
 _MOST_RUNS = 1000
 _Done = tuple[Object, int]
-"""The result of a command, and the number of the thread's last event before the command. The number
-is 0 for a command that starts no run.
+"""The result of a command, and the number in the thread after which the events of the command's run
+begin. The number is 0 for a command that starts no run.
 """
 
 

@@ -161,9 +161,9 @@ class ProtocolRoutes(Routes):
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of the runs that have begun, and add the runs' ids to ``done``.
 
-        If a run's stream has been deleted, yield only the events of its questions that are still
-        open. A client that ``watches`` for questions gets no answered questions. If it also reads
-        from the beginning (``since`` is 0), it does not get the ends of runs before the last run.
+        If a run's stream has been deleted, yield only the run's events in `_waiting`. A client that
+        ``watches`` for questions gets no answered questions. If it also reads from the beginning
+        (``since`` is 0), it does not get the ends of runs before the last run.
         """
         number, after = place_of(since)
         oldest = time.time() - REPLAY_S  # the events of runs that ended earlier are deleted

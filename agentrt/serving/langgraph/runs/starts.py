@@ -267,8 +267,8 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
-    """Raise 422 if the body names another thread than the path, or names a checkpoint of a run
-    without a thread.
+    """Raise 422 if the body's config or checkpoint names another thread than the run's ``thread``,
+    or if the body names a checkpoint and the run has no thread.
     """
     named = [body.config.configurable.get("thread_id")]
     if body.checkpoint is not None:
@@ -279,7 +279,10 @@ def _check_thread(body: RunBody, thread: UUID | None) -> None:
         )
     for thread_id in named:
         if thread_id is not None and str(thread_id) != str(thread):
-            raise invalid(f"thread_id {str(thread_id)!r} is not the thread of the path")
+            raise invalid(
+                f"thread_id {str(thread_id)!r} in the config or the checkpoint is not the run's "
+                "thread; leave it out"
+            )
 
 
 def _check_command(body: RunBody, thread: UUID | None) -> None:
