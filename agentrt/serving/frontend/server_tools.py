@@ -494,7 +494,7 @@ def served_tools(
     ``names`` has the kind of each name, ``tools`` the tool of each kind, and ``fields`` the body of
     the request, which may limit the uses of a tool.
     """
-    if not names:  # in this case, `tools` may be another value than a list, which vLLM refuses
+    if not names:  # in this case, the body's `tools` may not be a list, which vLLM refuses
         return {}
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
     limits = {tool.get("name"): tool.get("max_uses") for tool in listed}
