@@ -290,7 +290,8 @@ class FrontendApp:
         """
         name = request.scope["path"].removeprefix(_OF_RESPONSES)
         if kept is None:
-            raise ApiError(404, f"there is no response {name!r}", code="response_not_found")
+            text = f"there is no response {name!r}; it was not stored, or has expired"
+            raise ApiError(404, text, code="response_not_found")
         status = getattr(kept.objects.get("response"), "status", None)
         if kept.items is None and status in ("queued", "in_progress"):
             text = f"response {name!r} is still being generated; cancel it, or wait for its end"

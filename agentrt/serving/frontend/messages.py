@@ -24,7 +24,7 @@ from agentrt.serving.frontend.left_out import LeftOut
 Block = Mapping[str, Any]
 
 _CALLS = frozenset(["server_tool_use", "mcp_tool_use"])
-"""Types of calls that a server ran. Their results are in the same message."""
+"""Types of calls that a server ran. A result is in the same message as its call."""
 _RESULT = "tool_result"
 """The suffix of the type of each result, such as ``web_search_tool_result``."""
 _CHANGES = frozenset(["tool_addition", "tool_removal"])

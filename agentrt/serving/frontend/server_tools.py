@@ -23,8 +23,8 @@ from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
-"""Maximum number of model calls for one answer. After these calls, the answer ends with
-`pause_turn`, and the client may continue it.
+"""Maximum number of model calls for one answer. If the last of them still calls tools, the answer
+ends with `pause_turn`, and the client may continue it.
 """
 _MOST_HITS = 50
 _OK = 200

@@ -293,7 +293,9 @@ class KnownTasks:
                 raise
             raise TaskNotFoundError(f"task {key[:100]!r} not found") from error
         if row.assistant_id != assistant:
-            raise TaskNotFoundError(f"task {key[:100]!r} belongs to another assistant")
+            raise TaskNotFoundError(
+                f"task {key[:100]!r} belongs to another assistant; use that assistant's address"
+            )
         key, about = f"{thread}:{run}", {"a2a": {"task_id": f"{thread}:{run}"}}
         if (later := await self._state.runs.last_about(str(thread), about)) is not None:
             row = await self._state.runs.get(caller.tenant, thread, UUID(later))

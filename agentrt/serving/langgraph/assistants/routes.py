@@ -100,7 +100,10 @@ class Assistants(Routes):
         except IntegrityError:
             existing = await self._first(caller.tenant, str(key), only)
             if body.if_exists == "raise" or existing is None:
-                raise conflict(f"assistant {key} exists already") from None
+                raise conflict(
+                    f"assistant {key} exists already; use another assistant_id, or set if_exists "
+                    "to do_nothing"
+                ) from None
             return JSON(existing)
         return JSON(await self.find(caller.tenant, str(key)))
 
@@ -162,8 +165,8 @@ class Assistants(Routes):
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Delete an assistant with its versions and crons. With ``delete_threads``, also delete
-        those of its threads that the caller may delete.
+        """Delete an assistant with its versions and crons. With ``delete_threads``, also delete the
+        assistant's threads, except threads that the caller may not delete.
         """
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)

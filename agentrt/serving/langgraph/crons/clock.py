@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class CronClock:
-    """Starts the runs of crons that are due. It is a background task of the server."""
+    """Starts the runs of crons that are due. A background task of the server calls `look`."""
 
     def __init__(
         self, crons: Crons, database: Database, starts: StartRoutes, auth: Auth | None

@@ -1,8 +1,8 @@
 """Connections of aiosqlite that use a thread only for slow statements, and a writing connection
 whose transactions share commits.
 
-They override private methods of aiosqlite.
-``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when these methods disappear.
+This module uses private parts of aiosqlite.
+``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when these parts disappear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of threads. A thread outlives its runs; it stays without limit, or for a lifetime. The
+"""The rows of threads. A thread outlives its runs, and stays for its lifetime or without limit. The
 states of threads are LangGraph's checkpoints.
 """
 

@@ -153,7 +153,10 @@ class ProtocolCommands:
 
     async def _carry_out(self, caller: Requester, thread: UUID, method: str, params: Any) -> _Done:
         if method in _ABSENT:
-            raise _ProtocolError("not_supported", f"the command {method} is not supported here")
+            raise _ProtocolError(
+                "not_supported",
+                f"the command {method} is not supported here; use {', '.join(self._commands)}",
+            )
         if method not in self._commands:
             raise _ProtocolError(
                 "unknown_command", f"unknown command {method}; use {', '.join(self._commands)}"

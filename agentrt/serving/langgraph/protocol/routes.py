@@ -53,9 +53,10 @@ with only the channels `_WATCHED`.
 
 LangGraph's Python client ends its iterators of values when a question comes, even if values are
 still on their way. Because of the delay, these values arrive first. After a question, the client
-does not notice the next question before a run has completed. It also takes the first end of a run
-that it receives for the end of the run that it starts. So if the client starts a run while it
-connects, the end of the earlier run, and questions that have been answered by then, are not sent.
+does not notice the next question before a run has completed. The client also mistakes the first end
+of a run that it receives for the end of the run that it starts. So if the client starts a run while
+it connects, the end of the earlier run, and questions that have been answered by then, are not
+sent.
 """
 
 

@@ -98,7 +98,7 @@ class ProtocolAdapter:
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
         """Return the events of the questions that the graph asks, and of the end of the root graph.
-        If the run failed, return only the latter.
+        If the run failed, return only the event of the end.
 
         These events are sent after the run's end is stored, because a client may answer a question
         at once. ``status`` is the thread's status, and ``fault`` the run's error, if it failed.

@@ -134,7 +134,7 @@ class StartRoutes(Routes):
     ) -> Mapping[str, Any]:
         """Check the body of a run, and return the run's assistant. Raises as `start` does."""
         if self._state.server.draining:
-            raise later(503, "the server is shutting down and accepts no new runs")
+            raise later(503, "the server is shutting down and accepts no new runs; try again later")
         assistant = await self._state.assistants.runnable(caller, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
@@ -161,7 +161,8 @@ class StartRoutes(Routes):
                 unknown = [] if nodes is None or nodes == "*" else set(nodes) - set(graph.nodes)
                 if unknown:
                     names = ", ".join(map(repr, sorted(unknown)))
-                    raise invalid(f"{field}: the graph has no node {names}")
+                    known = ", ".join(node for node in graph.nodes if node != "__start__")
+                    raise invalid(f"{field}: the graph has no node {names}; its nodes are {known}")
 
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
         most = self._state.server.tenants.limits(tenant).programs
