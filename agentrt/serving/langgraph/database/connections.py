@@ -34,7 +34,9 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Number of connections for reads, and for writes to PostgreSQL. SQLite has a single writer."""
+"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all writes share one
+connection (`CommitGroups`).
+"""
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
 _CLOCK = "clock"
