@@ -301,7 +301,7 @@ class _Stream:
         await self._put(value)
 
     def _note(self, kind: str, value: Mapping[str, Any]) -> None:
-        """Collect the model's blocks, which the next model call repeats."""
+        """Collect the model's blocks, because the request of the next model call repeats them."""
         if kind == "content_block_start":
             self._blocks[value["index"]] = dict(value["content_block"])
             return

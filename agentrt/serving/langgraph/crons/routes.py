@@ -302,7 +302,7 @@ class Crons(Routes):
         value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
         value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
         only = await caller.authorize("crons", "search", value)
-        # Of the crons of threads, a user sees those whose threads the user sees.
+        # A user sees the crons of a thread only if the user sees the thread.
         of_thread = await caller.authorize("threads", "search", {"metadata": {}})
         if assistant is not None:
             row = await self._state.assistants.find(caller.tenant, assistant)

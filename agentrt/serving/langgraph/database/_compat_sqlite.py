@@ -310,7 +310,7 @@ class WritingConnection:
 
 class TransactionTurns:
     """A replacement for the lock of LangGraph's checkpointer. Each ``with`` block is a transaction
-    of ``connection``, which is stored at the block's end, or undone if the block raises.
+    of ``connection``. The transaction is stored at the block's end, or undone if the block raises.
     """
 
     def __init__(self, connection: WritingConnection) -> None:

@@ -34,7 +34,7 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all writes share one
+"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share one
 connection (`CommitGroups`).
 """
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
@@ -313,8 +313,8 @@ class Database:
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
         """Return a page of rows, and headers for the response.
 
-        ``page`` is the body of a search; rows that are equal in its order are ordered by the column
-        ``key``. The rows have these ``columns``; None means all columns. The header
+        ``page`` is the body of a search. Rows that are equal in the search's order are ordered by
+        the column ``key``. The rows have these ``columns``; None means all columns. The header
         ``X-Pagination-Next`` is the offset of the next page, if there is one.
         ``X-Pagination-Total`` is the number of rows up to the end of this page, plus 1 if there is
         a next page.

@@ -11,7 +11,7 @@ for other items.
 
 PostgreSQL has operators that compare JSON. SQLite has no such operators, so it would call a Python
 function for each row. The conditions at the end of this module use SQLite's own functions instead
-of Python, for values that these functions compare in the same way: texts, integers, true, false,
+of Python, for values that these functions compare as Python does: texts, integers, true, false,
 null, and objects of such values. Before SQLite parses a row's JSON, the conditions check whether
 the row's text can contain the value at all.
 """

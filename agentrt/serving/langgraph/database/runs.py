@@ -97,9 +97,9 @@ class NewRun:
 
     ``make_thread`` creates ``thread`` if it does not exist. ``inherited`` is the metadata of the
     assistant, and ``body_config`` the config of the request's body. ``answers`` is the id of an
-    interrupt that the run answers, and that must be open. ``claim`` is an update in the same
-    transaction: if it changes no row, the run is not created. ``user`` is the id of the user who
-    starts the run.
+    interrupt that the run answers, and that must be open. ``claim`` is an update in the transaction
+    that creates the run: if it changes no row, the run is not created. ``user`` is the id of the
+    user who starts the run.
     """
 
     thread: UUID | None
