@@ -108,7 +108,7 @@ def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     time. The update changes no row if the cron was changed or deleted since ``row`` was read.
     """
     following = None
-    with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time
+    with suppress(ValueError, ZoneInfoNotFoundError):  # no later time, or an unknown time zone
         following = next_time(row.schedule, row.timezone, now, row.end_time)
     c = crons.c
     this = (c.cron_id == row.cron_id, c.enabled, c.next_run_date == row.next_run_date)

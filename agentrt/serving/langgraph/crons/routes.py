@@ -67,7 +67,7 @@ def _zoned(time: datetime | None) -> datetime | None:
     if time is None:
         return None
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises for a time after the year 9999 in UTC
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises outside the years 1 to 9999 in UTC
     return zoned
 
 
