@@ -290,7 +290,7 @@ class FrontendApp:
         """
         name = request.scope["path"].removeprefix(_OF_RESPONSES)
         if kept is None:
-            text = f"there is no response {name!r}; it was not stored, or has expired"
+            text = f"there is no response {name!r}; it was not stored, was deleted, or has expired"
             raise ApiError(404, text, code="response_not_found")
         status = getattr(kept.objects.get("response"), "status", None)
         if kept.items is None and status in ("queued", "in_progress"):

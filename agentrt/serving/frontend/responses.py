@@ -21,7 +21,7 @@ from agentrt.serving.frontend.response_items import REFERENCE, item_type
 MOST = 1000
 """Maximum number of one tenant's responses, in memory and in the database."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Maximum size of one tenant's responses, in memory and in the database (about bytes of JSON)."""
+"""Maximum size of one tenant's responses in JSON (bytes), in memory and in the database."""
 KEPT_S = 24 * 3600.0
 """Seconds for which a response is stored, in memory and in the database."""
 

@@ -34,8 +34,8 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share one
-connection (`CommitGroups`).
+"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share
+one connection (`CommitGroups`).
 """
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
