@@ -178,7 +178,7 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     """Return a FastAPI dependency that calls the authenticate hook and sets
     ``request.state.caller``.
 
-    The dependency raises the hook's errors.
+    The dependency raises the errors of `caller_of`.
     """
 
     async def dependency(request: Request) -> None:
@@ -189,7 +189,9 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
-    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook."""
+    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook, and
+    `ConfigError` for a hook with unknown parameters or a user without identity.
+    """
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
         user = User(await _call(hook, **_arguments(hook, await _facts(request))))
