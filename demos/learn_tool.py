@@ -6,7 +6,7 @@ A question such as "how hot is the press" needs the right instrument (thermomete
 machine (press). The model calls a tool with both, reads a number, and answers with it. The readings
 are different for each question, so that only the right call leads to the right answer.
 
-The model has 85,000 weights and a vocabulary of 36 words. Its warm-up teaches the form: a call, and
+The model has 84,000 weights and a vocabulary of 34 words. Its warm-up teaches the form: a call, and
 an answer that repeats the reading. The instruments and machines of the warm-up are random, so that
 the model then knows how to call a tool, but not which. This is what GRPO teaches, by the reward
 alone: 1 for the right answer, else 0. Two of the 12 questions are held out, and are asked only in
