@@ -104,7 +104,7 @@ def bypass_proxies(url: str) -> None:
 
 def exemptions(url: str) -> dict[str, str]:
     """Return the variables with which programs that read the environment reach ``url`` without a
-    proxy if ``url`` is on this machine. The result is empty if no variable needs to change.
+    proxy. The result is empty if ``url`` is not on this machine, or if no proxy is set.
     """
     host = _host_of(url)
     # To Python, an empty http_proxy turns HTTP_PROXY off, and to most other programs it does not.

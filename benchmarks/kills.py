@@ -33,7 +33,7 @@ FOLDER = "KILLS_FOLDER"
 
 
 class Written(Counter[str]):
-    """A counter that also appends each count to a file, because the file survives a kill."""
+    """A counter that also appends each counted name to a file, which survives a kill."""
 
     def __setitem__(self, name: str, times: int) -> None:
         super().__setitem__(name, times)

@@ -173,8 +173,9 @@ def warm_up(model: Any, pairs: list[Pair], rng: random.Random, steps: int) -> No
 
 
 def learn(model: Any, optimizer: Any, taken: list[Group], epochs: int, version: int) -> float:
-    """Make the steps of GRPO on some groups. Return by how much the engine's log probabilities of
-    tokens that the weights ``version`` wrote differ at most from those of this model before.
+    """Make the steps of GRPO on some groups. Return the largest difference, before these steps,
+    between the engine's and this model's log probabilities of the tokens that the weights
+    ``version`` generated.
     """
     import torch
 
@@ -331,7 +332,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("reward.svg"), help="file of the plot")
     options = parser.parse_args()
     if not options.plot.parent.is_dir():
-        parser.error(f"--plot {options.plot}: there is no folder {options.plot.parent}")
+        parser.error(f"--plot {options.plot}: no such folder {options.plot.parent}; make it first")
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: use at least 1")
     curves = []

@@ -47,7 +47,7 @@ _KINDS = {
     "a valid float range": "a number",
     "a valid float": "a number",
 }
-"""click's words for kinds of numbers, each with agentrt's words for it."""
+"""For each of click's words for kinds of numbers, agentrt's words."""
 _NO_TEMPORARY = "No usable temporary directory"
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 

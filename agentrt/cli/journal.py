@@ -113,7 +113,7 @@ def history_at(file: str, program: str) -> History:
 def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool) -> None:
     """List the runs of a journal, newest first.
 
-    A run whose state is 'open' is still running, or was killed.
+    A run whose state is 'open' is running, is parked, or was stopped before its end.
     """
     with read_journal_at(file) as store:
         programs = list(histories(store, type=kind, state=state, limit=limit))

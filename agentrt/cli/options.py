@@ -274,8 +274,8 @@ scheduling_options = together(
     scheduling.text(
         "--beta",
         "X",
-        "Under atlas, plas or mlfq, promote a call once its program has waited X times as long as "
-        "the program was served; inf: never.  [default: 8]",
+        "Under atlas, atlas-scalar, plas or mlfq, promote a call once its program has waited X "
+        "times as long as the program was served; inf: never.  [default: 8]",
         type=float,
     ),
     scheduling.text(

@@ -101,9 +101,9 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     VALUE is text or JSON, as the question's schema requires: the name or number of a
     choice, yes or no, a number, or an object such as '{"cups": 2}'.
 
-    Exit codes: 0 the server accepted the answer; 1 the question was already answered or
-    had timed out, or the server cannot be reached; 2 the answer does not fit the
-    schema, the question does not exist, or the URL or the API key is invalid.
+    Exit codes: 0 the server accepted the answer; 1 the question is not open any more, or
+    the server cannot be reached; 2 the answer does not fit the schema, the question
+    does not exist, or the URL or the API key is invalid.
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.human import read_choice
@@ -139,8 +139,8 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     """Send a request to the server and return the JSON of its answer.
 
     ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for an invalid URL
-    or API key, and for a request that the server rejects as invalid. Raises `RefusedError` for a
-    server that cannot be reached or fails.
+    or API key, and for a request that the server rejects as invalid. Raises `RefusedError` if the
+    server cannot be reached, or rejects the request for another reason.
     """
     import httpx
 

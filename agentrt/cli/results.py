@@ -137,7 +137,9 @@ def diff(
 
 
 def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
-    """Draw the scores of files of results. Raises `UsageError` if no file has scores."""
+    """Draw the scores of files of results. Raises `UsageError` if no file has scores, or if
+    ``plot`` cannot be written.
+    """
     if plot is None:
         return
     if not any(scores.values()):

@@ -34,7 +34,7 @@ def trace(file: str, out: Path, run: str | None) -> None:
     """Write the runs of a journal to OUT, as a timeline for Perfetto.
 
     Each run is shown as a process, and its branches as tracks: calls with the reasons for
-    their waits, tools, questions to humans, and events. Each engine has counters: running calls,
+    their waits, tools, questions to humans, and events. Each engine has counters: running and
     waiting calls by level, and steps. FILE may be the postgresql:// URL of a server's database.
     """
     from agentrt.cli.journal import read_journal_at

@@ -136,7 +136,9 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         report = Report(folder)
         report.begin()
     except OSError as error:
-        raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"--out {str(folder)!r} cannot be written: {error.strerror}; name another folder"
+        ) from error
     known = {"blocks": options["kv_blocks"], "jobs": options["programs"]}
     size = replace(SIZES[shape], **{name: value for name, value in known.items() if value})
     size = size.whole() if options["whole"] else size
@@ -280,9 +282,8 @@ class GpuBench:
 
 
 def _contender(name: str) -> Contender:
-    """Return the contender of a name. In virtual time, an offload is a KV cache with room for
-    everything at no cost, because the size of a token in bytes is not known before the real engine
-    has started.
+    """Return the contender of a name. In virtual time, an offload is a much larger KV cache at no
+    cost, because the size of a token in bytes is not known before the real engine has started.
     """
     return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
 

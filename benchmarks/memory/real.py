@@ -22,7 +22,7 @@ from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
 
 ON_CPU = 32
-"""Tokens of a block. vLLM's attention on CPUs needs multiples of 32; virtual time uses the same."""
+"""Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""
 SLOTS = 4
 
 

@@ -63,10 +63,11 @@ class ReplicaSet(Executor):
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
-    models and sizes of the engines. Each engine starts with the statistics of the set, and learns
-    more from its own programs. The engines must not write a history file themselves, so the
-    `EngineOptions` of each engine must have ``history`` set to ``none``, or ``replicas`` greater
-    than 1. Raises `ConfigError` for a file that is not a history file.
+    models and sizes of the engines (`history_file`). If there is a file, each engine starts with
+    the statistics of the set, and learns more from its own programs. The engines must not write a
+    history file themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be
+    ``none``, or ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises
+    `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
@@ -161,10 +162,10 @@ class ReplicaSet(Executor):
         await self._supervisor.drain(replica)
 
     async def restart(self, name: str) -> None:
-        """Drain a replica, and replace its engine by a new one.
+        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
 
         Raises `ConfigError` for an unknown name or a replica that has failed too often to be
-        started again, and `EngineStartError` if the new engine does not start.
+        started again, and `EngineStartError` if the start of a new engine has failed too often.
         """
         await self._supervisor.restart(self._named(name))
 

@@ -199,8 +199,8 @@ def _replayed(
 class _History:
     """The learned history of earlier runs, to which this comparison adds.
 
-    ``named`` is the history's file; with None, it is the file for the engine's model and size.
-    ``values`` are the values in the file when it was opened.
+    ``named`` is the history's file; with None, it is the file for the engine's model and size, and
+    with `NONE` there is no file. ``values`` are the values in the file when it was opened.
     """
 
     def __init__(self, named: str | None) -> None:
@@ -309,6 +309,8 @@ class _Recorder(ForwardingExecutor):
         await super().end_program(program_id, totals)
 
     async def begin_anew(self, order: SchedulerConfig) -> None:
-        """Set the scheduling ``order``, and empty the prefix cache. No call may be running."""
+        """Set the scheduler's settings ``order``, and empty the prefix cache. No call may be
+        running.
+        """
         await self._engine.configure(order)
         await self._engine.forget_prefixes()

@@ -1,4 +1,4 @@
-"""How much host memory an engine takes, and the options of vLLM that result."""
+"""How much host memory an engine takes, and which options of vLLM result from it."""
 
 from __future__ import annotations
 
