@@ -118,8 +118,8 @@ class SupersededError(AgentrtError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the call was cancelled because its client sent the request again, with the same "
-            "Idempotency-Key or as a counted retry; the later request is answered"
+            "the call was cancelled because its client sent the request again; the later request "
+            "is answered"
         )
 
 

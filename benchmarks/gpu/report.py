@@ -176,6 +176,4 @@ def _predicted(done: Sequence[Done]) -> str:
 
 def _verdict(done: Sequence[Done]) -> str:
     off = sorted(abs(run.off("mean_jct_s")) for run in done)
-    return (
-        f"{median(off):.0%} of the mean JCT (median of {len(off)} cells), {off[-1]:.0%} at most"
-    )
+    return f"{median(off):.0%} of the mean JCT (median of {len(off)} cells), {off[-1]:.0%} at most"

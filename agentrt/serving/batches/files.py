@@ -123,7 +123,7 @@ class Files:
             order: Literal["asc", "desc"] = "desc",
             purpose: str | None = None,
         ) -> Response:
-            """List the files of the tenant, the newest file first."""
+            """List the files of the tenant, by default the newest file first."""
             page = self.records.page(
                 tenant_of(request),
                 after=after,
@@ -161,7 +161,8 @@ class Files:
             text = "file: send the file as the field 'file' of a form (multipart/form-data)"
             raise ApiError(400, text, param="file", code="invalid_value")
         if purpose != PURPOSE_INPUT:
-            text = f"purpose: this server keeps files for batches only; pass {PURPOSE_INPUT!r}"
+            text = f"purpose must be {PURPOSE_INPUT!r}, because files are for batches only"
+            text += f", got {purpose!r}"
             raise ApiError(400, text, param="purpose", code="invalid_value")
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
         is_default = anchor is seconds is None

@@ -57,7 +57,7 @@ class Offer:
 async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
     """Return the tools of ``server``, by name; without ``graphs``, only the programs.
 
-    Raises `ProgramLoadError` for a served value that is not a graph.
+    Raises `ProgramLoadError` for a graph that cannot be made, and for a value that is not a graph.
     """
     offers: dict[str, Offer] = {}
     for name, served in server.served.items():

@@ -188,7 +188,7 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     """Return a FastAPI dependency that calls the authenticate hook and sets
     ``request.state.caller``.
 
-    The dependency raises the hook's errors.
+    The dependency raises the errors of `caller_of`.
     """
 
     async def dependency(request: Request) -> None:
