@@ -144,5 +144,5 @@ async def programs(server: Server) -> dict[str, int]:
         listed = (await client.get("/v1/runs", params={"limit": 1000})).json()["runs"]
         for program in listed:
             if program["session"]:
-                await client.delete(f"/v1/sessions/{program['session']}")
+                await client.delete(f"/v1/client-runs/{program['session']}")
         return {program["id"]: program["calls"] for program in listed}
