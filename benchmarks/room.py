@@ -263,7 +263,7 @@ def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
 
 
 def _columns(names: Mapping[str, str]) -> list[Column]:
-    """Return a column with the spread of each figure. ``names`` maps figures to heads."""
+    """Return a column for each figure, with its spread. ``names`` maps figures to heads."""
 
     def column(figure: str) -> Callable[[Row], str]:
         return lambda row: spread(row[1], figure)

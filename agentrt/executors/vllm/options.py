@@ -240,10 +240,10 @@ def _host_memory(
         size = float(room.useful_gib(options.replicas, least))
         if not size:
             _LOG.warning(
-                "no KV cache is offloaded to host memory, because the available host memory "
-                "is less than the GPU's %.0f GiB (%s): %s; --host-memory 0 turns this message off",
-                least,
+                "no KV cache is offloaded to host memory (%s), because each engine would get less "
+                "than the %.0f GiB of its GPUs: %s; --host-memory 0 turns this message off",
                 room,
+                least,
                 room.advice,
             )
             return {}

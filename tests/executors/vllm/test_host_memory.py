@@ -121,7 +121,7 @@ def test_auto_is_no_smaller_than_the_gpus_of_the_engine(
     assert args("auto", "--tensor-parallel-size", "2").kv_offloading_size is None
     assert args(8.0).kv_offloading_size == 8, "a size that the user names is not questioned"
     (line,) = warnings(caplog)
-    assert "the available host memory is less than the GPU's 120 GiB" in line
+    assert "each engine would get less than the 120 GiB of its GPUs" in line
 
 
 def test_too_little_room_is_one_line_with_the_way_out(
