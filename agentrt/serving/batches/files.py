@@ -162,7 +162,7 @@ class Files:
             raise ApiError(400, text, param="file", code="invalid_value")
         if purpose != PURPOSE_INPUT:
             text = f"purpose must be {PURPOSE_INPUT!r}, because files are for batches only"
-            text += f", got {purpose!r}"
+            text += f", {_got(purpose)}"
             raise ApiError(400, text, param="purpose", code="invalid_value")
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
         is_default = anchor is seconds is None
