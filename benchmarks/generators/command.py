@@ -51,7 +51,11 @@ the Hugging Face hub.
 
 
 @click.command()
-@many("--only", metavar="NAME,…", help=f"{', '.join(GENERATORS)}.  [default: all installed]")
+@many(
+    "--only",
+    metavar="NAME,…",
+    help=f"Generators to run: {', '.join(GENERATORS)}.  [default: all installed]",
+)
 @click.option(
     "--clients",
     type=click.Path(path_type=Path),

@@ -208,7 +208,8 @@ def _host_memory(
 ) -> dict[str, Any]:
     """Return the setting for the size of host memory; empty without host memory.
 
-    Warns if the engine starts without the host memory that was requested. Raises `ConfigError` if
+    Warns if ``options`` has a number of GiB, but the engine runs on the CPU, and if ``options`` has
+    `AUTO`, but less host memory is available than a GPU has memory. Raises `ConfigError` if
     ``options`` has a number of GiB, and ``flags`` set host memory, too.
     """
     # Imported here, because these modules import this module.
