@@ -165,7 +165,7 @@ class WorkingSet(Admission):
 
     def cache_emptied(self, programs: Iterable[EngineProgram]) -> None:
         for program in programs:
-            if not program.queued:  # no context is left to hold, and the next call computes it all
+            if not program.queued:  # no context is left, and the next call computes it all
                 self.expel(program)
                 program.context_tokens, program.last_turn_at = 0, None
                 self._update_claim(program)
@@ -351,7 +351,7 @@ class WorkingSet(Admission):
         forecast = self._forecasts.get(resident)
         if forecast is None:
             assert resident.cached is not None
-            if resident.queued:  # a call is blocked: for as long again as it has been, we assume
+            if resident.queued:  # assume that a grammar takes as long again as it has taken
                 blocked_s = now - min(call.since or now for call in resident.queued.values())
                 forecast = Forecast(1.0, max(blocked_s, RESOLUTION_S))
             else:
