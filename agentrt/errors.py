@@ -172,8 +172,8 @@ class ToolArgumentsError(ToolError):
 
 
 class ToolFailedError(ToolError):
-    """A tool whose own error the program cannot get, usually because the tool ran in another
-    process. ``type`` is the name of that error's class.
+    """A tool that raised its own error, which the program cannot get, usually because the tool
+    ran in another process. ``type`` is the name of that error's class.
     """
 
     def __init__(self, message: str, *, name: str = "", type: str = "") -> None:

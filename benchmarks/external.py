@@ -177,7 +177,9 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 
 
 @click.command(cls=ManyCommand, epilog=EPILOG)
-@many("--gpu", metavar="NAME,…", help=f"GPUs to predict.  [default: {', '.join(GPUS)}]")
+@many(
+    "--gpu", metavar="NAME,…", help=f"GPUs whose runs are predicted.  [default: {', '.join(GPUS)}]"
+)
 @many("--rate", metavar="N,…", help="Arrival rates, in jobs a second.  [default: 1, 3, 6, 10]")
 @policy_option(f"Run only these contenders.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
 @seeds_option(suffix="  [default: 3; 1 with --quick]")

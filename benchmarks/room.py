@@ -263,7 +263,7 @@ def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:
 
 
 def _columns(names: Mapping[str, str]) -> list[Column]:
-    """Return a column with the spread of each figure. ``names`` maps figures to heads."""
+    """Return a column for each figure, with its spread. ``names`` maps figures to heads."""
 
     def column(figure: str) -> Callable[[Row], str]:
         return lambda row: spread(row[1], figure)
@@ -323,7 +323,9 @@ def summary(title: str, results: Results, policy: str, wanted: float) -> str:
 
 
 def mixes_as_json(results: Results) -> list[dict[str, Any]]:
-    """Return all ratios of each seed of ``first-runs`` as JSON values."""
+    """Return the results of ``first-runs`` as JSON values: for each mix and policy, the ratios of
+    each seed.
+    """
     return [
         {"mix": mix, "alike": MIXES[mix].alike, "policy": policy, "by_seed": list(seeds)}
         for (mix, policy), seeds in results.items()

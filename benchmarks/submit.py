@@ -22,7 +22,7 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.lab.commands.options import (
     count_option,
     json_option,

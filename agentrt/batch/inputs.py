@@ -266,8 +266,8 @@ class InputFile:
         called with each item that can be used.
 
         Raises `InputsError` with up to ``shown`` problems if records cannot be used. Also raises
-        `InputsError` if there are no items, or if no record has the field of a condition, and
-        `UsageError` for a file that cannot be read.
+        `InputsError` if there are no items, or if one of the ``conditions`` names a field that no
+        record has, and `UsageError` for a file that cannot be read.
         """
         problems: list[str] = []
         count = wrong = 0

@@ -819,8 +819,7 @@ async def _journal_beside(
 
 
 def _engine(model: str | None, scheduler: SchedulerConfig | None) -> Executor:
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions, VLLMEngine
 
     return VLLMEngine(EngineOptions(model=model, scheduler=scheduler or SchedulerConfig()))
 

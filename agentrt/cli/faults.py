@@ -153,6 +153,9 @@ def _unwritten(error: BaseException) -> int:
                 f"be written, or unset {_KEY_LOG}"
             )
             return USAGE
+        if isinstance(leaf, OSError) and leaf.errno == errno.ENAMETOOLONG and leaf.filename:
+            _say(f"{str(leaf.filename)[:60]}…: the name of this file is too long; shorten it")
+            return USAGE
         if isinstance(leaf, OSError) and leaf.errno in _CLOSED and leaf.filename:
             _say(
                 f"cannot open or write {leaf.filename}: {str(leaf.strerror).lower()}; "

@@ -79,8 +79,10 @@ def read_journal_at(name: str) -> Iterator[Store]:
             from agentrt.cli.journals import postgres_journal
             from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
+            # The URL is not shown, because it may have a password.
             raise JournalError(
-                f"journal {name}: {error}; run: {install_command('postgres')}"
+                f"a journal in PostgreSQL needs further packages: {error}; run: "
+                f"{install_command('postgres')}"
             ) from error
         store: Store = postgres_journal(Address.parse(name), makes=False)
     else:

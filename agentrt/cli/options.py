@@ -371,6 +371,11 @@ graph_options = together(
 )
 
 
+def run_option(about: str) -> Decorator:
+    """Make the option ``--run``, which takes the id of a run."""
+    return Options("Other").text("--run", "ID", about, former=["--program"])
+
+
 _journal = Options("Journal")
 journal_options = together(
     _journal.text(

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.options import RunOption
+from agentrt.cli.options import run_option
 from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
@@ -64,14 +64,7 @@ def questions() -> None:
 
 @click.command()
 @server_options
-@click.option(
-    "--run",
-    cls=RunOption,
-    group="Other",
-    former=["--program"],
-    metavar="ID",
-    help="List only the questions of this run.",
-)
+@run_option("List only the questions of this run.")
 @click.option("--thread", metavar="ID", help="List only the questions of this graph thread.")
 @click.option("--json", "as_json", is_flag=True, help="Print the questions as one JSON list.")
 def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
@@ -175,7 +168,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
-    is_usage = response.status_code in (400, 404, 413, 422)
+    is_usage = response.status_code in (400, 403, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
 
 

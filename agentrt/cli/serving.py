@@ -96,8 +96,8 @@ class Serving:
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
 
-        Raises the errors of the start of the engine and of the server's APIs, and `EngineDiedError`
-        if all engines have died.
+        Raises the error of the engine if it does not start, the error of an API of the server, and
+        `EngineDiedError` if all engines have died.
         """
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits

@@ -258,9 +258,14 @@ def elastic_name(program_id: str) -> Elastic:
 
 
 def fit_name(program_id: str, cells: int) -> Text:
-    """Shorten an id to ``cells`` characters, but always keep its number and one letter."""
+    """Shorten an id to ``cells`` characters. A number at its end is always kept, and so is the
+    first letter. Another end after a dash is kept if there is room.
+    """
     if cell_len(program_id) <= cells:
         return Text(program_id)
-    _, dash, number = program_id.rpartition("-")
-    head = set_cell_size(program_id, max(1, cells - 1 - len(dash + number)))
-    return Text(f"{head}…{dash}{number}")
+    _, dash, end = program_id.rpartition("-")
+    tail = f"{dash}{end}"
+    if cell_len(tail) > cells - 2 and not (dash and end.isdecimal()):
+        tail = ""
+    head = set_cell_size(program_id, max(1, cells - 1 - cell_len(tail)))
+    return Text(f"{head}…{tail}")

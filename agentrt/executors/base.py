@@ -337,7 +337,9 @@ NO_ROOM_YET = "waiting for a node with room"
 
 
 class ForwardingExecutor(Executor):
-    """An executor that forwards everything to ``inner``; subclasses change parts of it."""
+    """An executor that forwards all calls of its methods to ``inner``. Subclasses override some of
+    the methods.
+    """
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner

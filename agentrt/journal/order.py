@@ -53,8 +53,8 @@ _SIZE = 1 << 20
 
 
 def place_of(group: int, index: int) -> int:
-    """Return the place of a node's end in the order of all ends of the program. ``index`` is the
-    number of the end.
+    """Return the place of a node's end in the order of all ends of the program. Ends are ordered by
+    their ``group``, and the ends of a group by their ``index``.
     """
     return group * _SIZE + index % _SIZE
 

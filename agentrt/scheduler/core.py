@@ -133,8 +133,8 @@ class SchedulerCore:
 
     ``slots`` is the size of the engine's batch. If the ``capacity`` of the KV cache is known,
     ``owners`` tracks which programs own its blocks, and ``admission`` decides which programs may
-    use the cache, unless the settings turn admission control off. The core keeps the engine's
-    process ``table``, all ``calls``, and the ``queue`` of waiting calls. A call arrives
+    use the cache, unless the settings turn admission control off. The core keeps a ``table`` with a
+    row for each live program, all ``calls``, and the ``queue`` of waiting calls. A call arrives
     (`CallArrived`) and is put into the queue. When the engine has a free slot, the engine takes the
     call at the head of the queue. The engine reports what happens to a call, such as its start and
     its end, as events.

@@ -21,6 +21,7 @@ from agentrt.errors import (
     CallRejectedError,
     CallTimeoutError,
     EngineDiedError,
+    JournalError,
     NotServedError,
     PromptTooLongError,
     UsageError,
@@ -125,6 +126,7 @@ class SupersededError(AgentrtError):
 _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (NotServedError, 404, "model_not_found"),
     (PromptTooLongError, 400, "context_length_exceeded"),
+    (JournalError, _INTERNAL, "internal_error"),  # it is the server's own journal
     (UsageError, 400, "invalid_request"),
     (CallRejectedError, 400, "invalid_request"),
     (CallTimeoutError, 408, "deadline_exceeded"),

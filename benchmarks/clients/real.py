@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import httpx
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.base import Progress
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.runs.grid import turns
 from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
 from benchmarks.servers import Server, started

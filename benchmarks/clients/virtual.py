@@ -1,4 +1,7 @@
-"""The closed loop in virtual time: vLLM's scheduler and KV cache, with an H100's step times."""
+"""Clients that hold one conversation after the other, in virtual time.
+
+vLLM's scheduler and KV cache decide, and each step takes the time of an H100.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,11 @@ the Hugging Face hub.
 
 
 @click.command()
-@many("--only", metavar="NAME,…", help=f"{', '.join(GENERATORS)}.  [default: all installed]")
+@many(
+    "--only",
+    metavar="NAME,…",
+    help=f"Generators to run: {', '.join(GENERATORS)}.  [default: all installed]",
+)
 @click.option(
     "--clients",
     type=click.Path(path_type=Path),
@@ -144,5 +148,5 @@ async def programs(server: Server) -> dict[str, int]:
         listed = (await client.get("/v1/runs", params={"limit": 1000})).json()["runs"]
         for program in listed:
             if program["session"]:
-                await client.delete(f"/v1/sessions/{program['session']}")
+                await client.delete(f"/v1/client-runs/{program['session']}")
         return {program["id"]: program["calls"] for program in listed}

@@ -27,8 +27,9 @@ import click
 from agentrt import __version__
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
+from agentrt.engines import EngineOptions
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
-from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
+from agentrt.executors.vllm.options import has_gpus, prepare_environment
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import (

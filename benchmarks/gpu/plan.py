@@ -1,5 +1,5 @@
-"""The plan of ``benchmarks gpu``: the jobs, the sizes of the engine, and the cells that fit in
-time.
+"""The plan of ``benchmarks gpu``: the jobs, the sizes of the engine, and the cells that can run in
+the time that is left.
 """
 
 from __future__ import annotations

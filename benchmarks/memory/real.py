@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from agentrt.cli.options import together
+from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration

@@ -73,8 +73,8 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
 @many(
     "--rate",
     metavar="R,…",
-    help="Rates of Poisson arrivals: programs per second, or with an x shares of the engine's "
-    "capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
+    help="Rates of Poisson arrivals: programs per second, or, with an x after the number, shares "
+    "of the engine's capacity.  [default: 0.7x,0.9x,1.1x,1.3x with --virtual]",
 )
 @count_option("--burst", "Let N programs arrive at once.  [default in real time: 9]")
 @programs_option("Number of programs.  [default: 150; real time 9]")

@@ -69,8 +69,10 @@ def _check_kind(options: Mapping[str, Any]) -> None:
     """
     for name in _REAL if options["virtual"] else _VIRTUAL:
         if options[name] is not None:
-            how = "has no model" if options["virtual"] else "is not set, but this option needs it"
-            raise ConfigError(f"--{name.replace('_', '-')}: --virtual {how}; leave this option out")
+            option = f"--{name.replace('_', '-')}"
+            if options["virtual"]:
+                raise ConfigError(f"{option}: --virtual has no model; leave {option} out")
+            raise ConfigError(f"{option} needs --virtual; add --virtual, or leave {option} out")
     for pair in (("rate", "burst"), ("burst", "programs"), ("model", "model_shape")):
         if all(options[name] for name in pair):
             names = " and ".join(f"--{name.replace('_', '-')}" for name in pair)

@@ -521,7 +521,7 @@ class Clients:
 
 
 def _words(name: str, length: int) -> list[int]:
-    """Return ``length`` tokens that differ from the tokens of every other name."""
+    """Return ``length`` tokens that depend on ``name``. Other names seldom have the same tokens."""
     seed = crc32(name.encode())
     return [200 + (seed + 7919 * position) % 9973 for position in range(length)]
 

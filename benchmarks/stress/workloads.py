@@ -119,7 +119,7 @@ class _Draw:
 
 
 def _room(programs: tuple[ProgramPlan, ...]) -> int:
-    """Return the blocks for all contexts of all calls at once."""
+    """Return the number of blocks that can hold the contexts of all calls at the same time."""
     blocks = 1
     for program in programs:
         context = _HEAD

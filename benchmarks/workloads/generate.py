@@ -182,7 +182,9 @@ def debate(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def map_reduce(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """Make a map over 4 to 96 chunks of a document, then reductions of up to eight at a time."""
+    """Make a program with a call for each of 4 to 96 chunks of a document. Further calls combine up
+    to eight answers each, until one answer is left.
+    """
     builder = ProgramBuilder(rng, system_tokens=80)
     chunks = Sizes(28, 0.7, low=4, high=96).draw(rng)
     level = [

@@ -129,7 +129,11 @@ class Cluster:
             raise
 
     async def leave(self) -> None:
-        """Disconnect if this was the last engine."""
+        """End the use of the connection that a `join` began.
+
+        The last `leave` disconnects, unless the process was connected to Ray before the first
+        `join`.
+        """
         await in_new_thread(self._leave)
 
     def place(self, actor: type, *args: Any) -> ActorHandle[Any]:

@@ -95,7 +95,7 @@ class Supervisor:
         *,
         ready: Callable[[Replica], None],
         lost: Callable[[Replica], None],
-        restarted: Callable[[Replica], Awaitable[None]],
+        restarted: Callable[[Replica], Awaitable[object]],
         prepare: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.open = False

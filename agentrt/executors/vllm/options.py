@@ -208,7 +208,8 @@ def _host_memory(
 ) -> dict[str, Any]:
     """Return the setting for the size of host memory; empty without host memory.
 
-    Warns if the engine starts without the host memory that was requested. Raises `ConfigError` if
+    Warns if ``options`` has a number of GiB, but the engine runs on the CPU, and if ``options`` has
+    `AUTO`, but less host memory is available than a GPU has memory. Raises `ConfigError` if
     ``options`` has a number of GiB, and ``flags`` set host memory, too.
     """
     # Imported here, because these modules import this module.
@@ -240,10 +241,10 @@ def _host_memory(
         size = float(room.useful_gib(options.replicas, least))
         if not size:
             _LOG.warning(
-                "no KV cache is offloaded to host memory, because the available host memory "
-                "is less than the GPU's %.0f GiB (%s): %s; --host-memory 0 turns this message off",
-                least,
+                "no KV cache is offloaded to host memory (%s), because each engine would get less "
+                "than the %.0f GiB of its GPUs: %s; --host-memory 0 turns this message off",
                 room,
+                least,
                 room.advice,
             )
             return {}

@@ -63,8 +63,9 @@ class Follower(BaseCallbackHandler):
     def scope(self, parent_run_id: UUID | None = None) -> Scope | None:
         """Return the position of the calling code in its program; None outside any open program.
 
-        ``parent_run_id`` is the id of the LangChain run that the code belongs to, for threads whose
-        context variables do not have this id.
+        ``parent_run_id`` is the id of the LangChain run to which the code belongs. If the
+        context variables have no position in the program of this run, as can happen in a thread,
+        the position of the run is returned.
         """
         frame = self._frames.get(parent_run_id) if parent_run_id is not None else None
         return _around(tracking.current_scope(), frame)

@@ -203,7 +203,7 @@ class Worker:
 
     def _refusal(self, request: CallMessage) -> UnknownToolError | ToolUnavailableError | None:
         if request.tool not in self._tools:
-            offered = ", ".join(self._tools)
+            offered = ", ".join(self._tools) or "none"
             return UnknownToolError(
                 f"worker {self.id} has no tool {request.tool!r}; available: {offered}"
             )

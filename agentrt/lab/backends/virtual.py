@@ -35,7 +35,8 @@ from agentrt.scheduler.table import ProgramTotals
 class _Lane:
     """An engine and its current step. ``stepping`` is True while a step runs or is about to begin.
 
-    If an engine has calls but none of them may begin yet, the engine tries again at every moment.
+    If an engine has calls but none of them may begin yet, the engine tries again each time
+    the simulation advances (`Virtual.serve`).
     """
 
     engine: VirtualEngine

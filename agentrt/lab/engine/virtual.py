@@ -59,7 +59,7 @@ class PrioritizedCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class VirtualOptions:
-    """The sizes of an engine, named as in vLLM.
+    """The sizes of an engine. Sizes that are not explained here are options of vLLM.
 
     The KV cache has ``kv_blocks`` blocks of ``block_size`` tokens. vLLM reserves one of the blocks.
     ``in_flight`` is the number of steps that are scheduled at a time; 2 means async scheduling.

@@ -93,7 +93,7 @@ class BatchRunner:
                 await self._step()
             except Exception as error:
                 _log.warning(
-                    "batch %s had an error and is retried in %g s: %s",
+                    "batch %s: an error occurred, and the batch continues in %g s: %s",
                     *(self._record.id, backoff_s, error),
                     exc_info=None if isinstance(error, OSError) else error,
                 )

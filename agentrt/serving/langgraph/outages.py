@@ -58,7 +58,7 @@ def refusal(error: Exception) -> HTTPException | None:
         return HTTPException(
             _FULL_STATUS, "the database's disk is full; free some space, and try again"
         )
-    return _busy(f"the database does not answer: {first_line(error)}")
+    return _busy(f"the database cannot be used now: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -162,7 +162,7 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
             fault = (
                 f"missing arguments: {', '.join(missing)}"
                 if missing
-                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known or ())}"
+                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known) or 'none'}"
             )
             raise ToolArgumentsError(f"tool {name}: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]

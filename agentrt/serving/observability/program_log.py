@@ -89,7 +89,9 @@ class Track:
 
 
 class Tracks:
-    """The tracks of calls, by call id: calls in an engine, and the last ``kept`` ended calls."""
+    """The tracks (timelines) of calls, by call id: of the calls that are in an engine, and of the
+    calls that ended last. At most ``kept`` ended calls are kept.
+    """
 
     def __init__(self, kept: int = 2000) -> None:
         self._open: dict[str, Track] = {}

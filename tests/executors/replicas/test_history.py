@@ -71,7 +71,18 @@ def kept_in(path: Path, policy: str = "adaptive") -> SchedulerConfig:
 
 def known(path: Path) -> float:
     """Return the number of programs in the file."""
-    return sum(float(row[4]) for row in read(path)["service"] if row[0] and row[2:4] == ["", 0])
+    return count_of(read(path))
+
+
+def count_of(learned: Mapping[str, Any]) -> float:
+    """Return the number of programs in these statistics."""
+    return sum(float(row[4]) for row in learned["service"] if row[0] and row[2:4] == ["", 0])
+
+
+def taught(cast: Cast) -> list[list[float]]:
+    """Return, for each engine, the number of programs each time that it was taught."""
+    engines = [engine for _, engine in cast.made if isinstance(engine, Sized)]
+    return [[count_of(learned) for learned in engine.told] for engine in engines]
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:
@@ -157,6 +168,26 @@ def put_a_file_in_the_place_of(folder: Path) -> None:
     folder.write_text("")
 
 
+async def test_a_set_that_is_taught_teaches_its_engines_also_after_a_restart(
+    opened: Open, tmp_path: Path
+) -> None:
+    """As an engine on its own is taught; without a file, too."""
+    path = tmp_path / "history.json"
+    first = await opened(Cast([]), scheduling=kept_in(path))
+    await live(first, "p")
+    await first.close()
+
+    cast = Cast([Sized(), Sized()], [Sized()])
+    second = await opened(cast, scheduling=SchedulerConfig(history="none"))
+    assert await second.know(read(path))
+    await live(second, "q")
+    await second.restart("replica-0")
+    assert taught(cast) == [[1.0], [1.0], [2.0]]
+    assert not await (await opened(Cast([Mortal()]))).know(read(path))
+    with pytest.raises(ConfigError, match="not a history of programs"):
+        await second.know({"service": 1})
+
+
 async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(
     opened: Open, folder: Path
 ) -> None:
@@ -175,13 +206,8 @@ async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(
     assert second.info.history == str(path)
     await live(second, "q")
     await second.restart("replica-0")
-    engines = [engine for _, engine in cast.made if isinstance(engine, Sized)]
     await second.close()
-    counts = [
-        [sum(row[4] for row in told["service"] if row[0] and row[2:4] == ["", 0]) for told in one]
-        for one in (engine.told for engine in engines)
-    ]
-    assert counts == [[1.0], [1.0], [2.0]]
+    assert taught(cast) == [[1.0], [1.0], [2.0]]
     assert known(path) == 2.0
 
     mixed = await opened(Cast([Sized()], [Sized("model-b")]))

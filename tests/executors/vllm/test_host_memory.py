@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.vllm import host_memory
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.host_memory import HostRoom
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.executors.vllm.options import engine_args
 from agentrt.lab.engine.shapes import shape_folder
 
 GIB = 1 << 30
@@ -121,7 +121,7 @@ def test_auto_is_no_smaller_than_the_gpus_of_the_engine(
     assert args("auto", "--tensor-parallel-size", "2").kv_offloading_size is None
     assert args(8.0).kv_offloading_size == 8, "a size that the user names is not questioned"
     (line,) = warnings(caplog)
-    assert "the available host memory is less than the GPU's 120 GiB" in line
+    assert "each engine would get less than the 120 GiB of its GPUs" in line
 
 
 def test_too_little_room_is_one_line_with_the_way_out(
