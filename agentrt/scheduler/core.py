@@ -281,6 +281,13 @@ class SchedulerCore:
             self.table.end_program(program.program_id)
             self._forget(program, now)
 
+    def cache_emptied(self) -> None:
+        """Note that the prefix cache was emptied, so that it has no context of a program without
+        running calls any more.
+        """
+        if self.admission is not None:
+            self.admission.cache_emptied(self.table)
+
     # -- a step ----------------------------------------------------------------------------
 
     def plan_step(self, now: float, running: Sequence[QueuedCall], engine: Engine) -> StepPlan:

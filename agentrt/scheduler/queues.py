@@ -114,6 +114,8 @@ class CallQueue:
         if deferred:
             call.change_state(DEFERRED)
             self._deferred[call] = None
+            if self._admission is not None and call.blocked:
+                self._admission.blocked(call, call.since or 0.0)
         elif self._admission is None or self._admission.keep_or_expel(call):
             self.offer(call)
         else:
@@ -159,6 +161,9 @@ class CallQueue:
         """
         released = [call for call in self._deferred if ready(call)]
         for call in released:
+            blocked = call.blocked
             self.discard(call)
+            if blocked and self._admission is not None:
+                self._admission.unblocked(call)
             self.put(call)
         return released

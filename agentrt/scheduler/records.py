@@ -289,6 +289,13 @@ class QueuedCall:
         return self.state in QUEUED
 
     @property
+    def blocked(self) -> bool:
+        """Whether the call has not started because its grammar is being compiled. A call that is
+        deferred after a preemption can start after a step or two, and does not count as blocked.
+        """
+        return self.state is DEFERRED and not self.preemptions
+
+    @property
     def residency_steps(self) -> int:
         """The number of engine steps since the call last started."""
         return self.steps - self.began_at_step

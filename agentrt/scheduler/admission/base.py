@@ -112,6 +112,19 @@ class Admission(Part):
         """
         self._not_admitted.put(call, self.rank(call))
 
+    def blocked(self, call: QueuedCall, now: float) -> None:
+        """Handle that a call was queued and cannot start yet (`QueuedCall.blocked`). The default
+        does nothing.
+        """
+
+    def unblocked(self, call: QueuedCall) -> None:
+        """Handle that a blocked call can start now. The default does nothing."""
+
+    def cache_emptied(self, programs: Iterable[EngineProgram]) -> None:
+        """Handle that the prefix cache was emptied. ``programs`` are all live programs. The default
+        does nothing.
+        """
+
     def first(self) -> QueuedCall | None:
         """Return the call whose program is admitted next, or None."""
         return self._not_admitted.first()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
-from agentrt.scheduler.learned import SCANNED, Forecast, Learned
+from agentrt.scheduler.learned import RESOLUTION_S, SCANNED, Forecast, Learned
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
@@ -49,8 +49,8 @@ class WorkingSet(Admission):
     the policy when their claim fits into the cache in addition to the claims of the residents. All
     other decisions compare the cost of *holding* a context with the cost of *recomputing* it: the
     number of its tokens times ``token_s``, the cost of a prompt token as measured in this engine. A
-    resident without calls is *absent*: for example, it is in a tool, waits for a human, or has
-    ended without a report of its end.
+    resident without a call that could start is *absent*: for example, it is in a tool, waits for a
+    human, or has ended without a report of its end, or the grammar of its call is being compiled.
     """
 
     name: ClassVar[str] = "memory"
@@ -64,7 +64,7 @@ class WorkingSet(Admission):
         self._shared = 0
         """The part of ``claimed`` that is for the shared prefixes, in blocks."""
         self._needed = 0
-        """Blocks that residents with calls claim, without their growth."""
+        """Blocks that residents with calls that could start claim, without their growth."""
         self._growth = 0
         """Blocks that residents claim for future calls."""
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
@@ -143,6 +143,14 @@ class WorkingSet(Admission):
         self._update_claim(program)
         self._note_absent(program, now)
 
+    def blocked(self, call: QueuedCall, now: float) -> None:
+        self._count(call.program)
+        self._note_absent(call.program, now)
+
+    def unblocked(self, call: QueuedCall) -> None:
+        self._no_longer_absent(call.program)
+        self._count(call.program)
+
     def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
         self._note_absent(program, now)
 
@@ -155,15 +163,22 @@ class WorkingSet(Admission):
             self.learned.usual(program.kind).calls.add(program.finished_calls)
         self.expel(program)
 
+    def cache_emptied(self, programs: Iterable[EngineProgram]) -> None:
+        for program in programs:
+            if not program.queued:  # no context is left, and the next call computes it all
+                self.expel(program)
+                program.context_tokens, program.last_turn_at = 0, None
+                self._update_claim(program)
+
     def _note_absent(self, program: EngineProgram, now: float) -> None:
-        """Decide how long to hold the context of a resident that has no call any more.
+        """Decide how long to hold the context of a resident that has no call that could start.
 
         The context is held for the time that computing the whole cache takes. After that time,
         holding the context's share of the cache has cost more than recomputing the context would
         (the ski rental rule). The context is not held at all if the program is expected to make its
         next call only after that time, multiplied by the probability of such a call.
         """
-        if program.queued or not program.resident or program.cached is None:
+        if _can_run(program) or not program.resident or program.cached is None:
             return
         chance, seconds = returns(self.learned, program.cached, now)
         held_s = self._compute_s(self.capacity.blocks)
@@ -336,7 +351,12 @@ class WorkingSet(Admission):
         forecast = self._forecasts.get(resident)
         if forecast is None:
             assert resident.cached is not None
-            forecast = self._forecasts[resident] = returns(self.learned, resident.cached, now)
+            if resident.queued:  # assume that a grammar takes as long again as it has taken
+                blocked_s = now - min(call.since or now for call in resident.queued.values())
+                forecast = Forecast(1.0, max(blocked_s, RESOLUTION_S))
+            else:
+                forecast = returns(self.learned, resident.cached, now)
+            self._forecasts[resident] = forecast
         return forecast
 
     def _wait_for_tool(self, program: EngineProgram, now: float) -> Keep | None:
@@ -415,7 +435,9 @@ class WorkingSet(Admission):
 
     @property
     def _busy(self) -> int:
-        """Blocks that residents with calls claim, including the shared prefixes of types."""
+        """Blocks that residents with calls that could start claim, including the shared prefixes of
+        types.
+        """
         return self._needed + self._shared
 
     def _fits(self, program: EngineProgram) -> bool:
@@ -462,12 +484,13 @@ class WorkingSet(Admission):
     def _count(self, program: EngineProgram) -> None:
         """Update the sums of the residents' claims after a change of one program.
 
-        A resident with a call adds the blocks that it needs now. Each resident adds its growth.
+        A resident with a call that could start adds the blocks that it needs now. Each resident
+        adds its growth.
         """
         self._full_at = None
         counted = (0, 0)
         if program.resident:
-            needed = program.claim - program.growth if program.queued else 0
+            needed = program.claim - program.growth if _can_run(program) else 0
             counted = (needed, program.growth)
         self._needed += counted[0] - program.counted[0]
         self._growth += counted[1] - program.counted[1]
@@ -514,3 +537,8 @@ class WorkingSet(Admission):
     def _count_prefix(self, blocks: int) -> None:
         self.claimed += blocks
         self._shared += blocks
+
+
+def _can_run(program: EngineProgram) -> bool:
+    """Return whether a program has a call that runs or could start."""
+    return any(not call.blocked for call in program.queued.values())

@@ -421,6 +421,49 @@ def test_programs_whose_grammars_are_compiled_keep_nobody_out(settings: dict[str
     assert "plain" in [name for _ in range(10) for name in made.step().finished]
 
 
+def test_members_whose_grammars_are_compiled_leave_room_for_others() -> None:
+    """The contexts of four members fill the cache. A call runs, and seven slots are free."""
+    made = engine(DEFAULTS, slots=8, blocks=150)
+    made.add("long", prompt(9, 30), 3000, program("long"))
+    for number in range(4):
+        made.add(f"first{number}", prompt(number, 500), 4, program(f"g{number}"))
+    while len(made.requests) > 1:
+        made.step()
+    for number in range(4):
+        request = make_request(
+            f"second{number}",
+            prompt(number, 500) + prompt(10 + number, 40),
+            BLOCK_SIZE,
+            max_tokens=4,
+            ignore_eos=True,
+            extra_args=program(f"g{number}"),
+            structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+        )
+        request.structured_output_request.grammar = Future()
+        made.submit(request)
+    made.add("plain", prompt(99, 500), 4, program("plain", "u"))
+    assert "plain" in [name for _ in range(200) for name in made.step().finished]
+    for number in range(4):
+        grammar = made.requests[f"second{number}"].structured_output_request._grammar
+        grammar.set_result(Grammar(False))
+    ended = [name for _ in range(100) for name in made.step().finished]
+    assert sorted(ended) == [f"second{number}" for number in range(4)]
+
+
+def test_contexts_that_were_in_an_emptied_cache_take_no_room() -> None:
+    """Four programs fit with their contexts. Their next calls compute these again, once."""
+    made = engine(DEFAULTS, slots=8, blocks=150)
+    for number in range(4):
+        made.add(f"first{number}", prompt(number, 500), 4, program(f"p{number}"))
+    made.run(200)
+    made.scheduler.reset_prefix_cache()
+    for number in range(4):
+        made.add(f"second{number}", prompt(number, 500), 100, program(f"p{number}"))
+    for _ in range(12):
+        made.step()
+    assert len(made.scheduler.running) == 4
+
+
 def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> None:
     """Its adapter does not fit. The lane has only one place, which the next oldest call gets."""
     made = engine({"policy": "adaptive", "lane": 0.3}, slots=2)

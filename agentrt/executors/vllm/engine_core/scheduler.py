@@ -395,6 +395,7 @@ class ProgramScheduler(AsyncScheduler):
 
     def _cache_emptied(self) -> None:
         self.retention.cache_emptied(self.table)
+        self.core.cache_emptied()
         self.notes.emptied(self.clock())
 
     def use_weights(self, version: int) -> None:
