@@ -43,7 +43,7 @@ async def call(engine: VLLMEngine, name: str, tokens: range, outputs: int, type:
 async def running(engine: VLLMEngine, count: int) -> None:
     """Wait until so many calls run."""
     while len((await engine.snapshot())["running"]) < count:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
 
 
 async def two_long_and_two_short(engine: VLLMEngine, config: SchedulerConfig) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
@@ -279,9 +280,8 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     assert cron["on_run_completed"] is None
     changed: Any = await client.crons.update(cron["cron_id"], metadata={"n": 1})
     assert changed["on_run_completed"] is None
-    found: list[Any] = []
-    while not found:
-        found = await client.runs.list(thread, status="success")
+    while not (found := await client.runs.list(thread, status="success")):
+        await asyncio.sleep(0.02)
     await client.crons.delete(cron["cron_id"])
     assert found[-1]["metadata"]["of"] == "cron"
     assert found[-1]["kwargs"]["config"]["configurable"]["cron_id"] == cron["cron_id"]
